@@ -105,7 +105,7 @@ async def test_a_port_of_another_program_is_named_and_taken_when_it_is_free(bare
     with other:
         await bare.start(RELAYED)
         await bare.until(
-            lambda: bare.logged("does not answer on 127.0.0.1 port .* is another program listening"), "a word"
+            lambda: bare.logged("cannot listen on 127.0.0.1 port .* does another program use it"), "a word"
         )
         failures = 'kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"}'
         assert await bare.metric(failures) == 1

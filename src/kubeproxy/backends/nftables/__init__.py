@@ -1,4 +1,4 @@
-"""nftables mode: a fixed ruleset; Services and endpoints are elements of its sets and maps, written over netlink."""
+"""nftables mode: static rules; Services and endpoints are elements of sets and maps, written over netlink."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from kubeproxy.backends.mode import Metric, Mode
 from kubeproxy.config.modes import MODES
 
 TABLE: Final = "kube-proxy"
-"""As the Go kube-proxy's, so that either takes over from the other."""
+"""The name that the Go kube-proxy uses too, so that either program takes over from the other."""
 
 MODE = Mode(
     MODES["nftables"],

@@ -1,6 +1,7 @@
-"""Plans that the kernel has just as they should be: after a restart nearly all. Pure.
+"""Fast path of adoption: Services whose elements in the kernel are as planned, nearly all after a restart. Pure.
 
-Each element is compared once, and nothing is made to find a difference in: that is left to who has one.
+Each element is compared once, without building the desired elements. Services that differ take the slow path in
+`backend`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from kubeproxy.backends.state import Elements
 from kubeproxy.model.plan import Policy, Pool, ServicePlan
 
 _PAD = b"\0\0"
-_NONE = repeat(None)  # without end
+_NONE = repeat(None)
 _LOCAL = Policy.LOCAL  # looked up once, see model.compile
 
 
 def adopted(plans: Iterable[ServicePlan], actual: Elements, users: Users) -> tuple[Placed, ...] | None:
-    """Return a Service's plans as the kernel has them, and take their elements out of `actual`.
+    """Return a Service's plans in the slots of the kernel, and remove their elements from `actual`.
 
-    None when the kernel does not have all of them just so, or when there is more to look at (weights, affinity, source
-    ranges); then nothing has changed. `users` counts who asks for what is shared.
+    Returns None, and changes nothing, if an element is missing or different, or if a plan has weights, affinity or
+    source ranges. `users` counts the Services that use each shared element.
     """
     taking = _Taking(actual)
     found: list[Placed] = []
@@ -39,24 +40,24 @@ def adopted(plans: Iterable[ServicePlan], actual: Elements, users: Users) -> tup
 
 
 class _Taking:
-    """A recipient that takes what it is given out of what the kernel has. `right` as long as all of it is there."""
+    """A recipient that removes each planned element from the elements of the kernel, and notes if one differs."""
 
     def __init__(self, actual: Elements) -> None:
-        self.shared: set[tuple[str, bytes]] = set()  # of a Service: each counts once
+        self.shared: set[tuple[str, bytes]] = set()  # each counts once for a Service
         self._right = True
         self._actual = actual
         self._taken: list[tuple[dict[bytes, bytes], list[bytes], list[bytes | None]]] = []
         self._pools: set[tuple[str, bytes]] = set()
 
     def placed(self, plan: ServicePlan) -> Placed | None:
-        """Return a plan with its endpoints in the slots that they have, None if not all of it is as it should be."""
+        """Return a plan with its endpoints in the slots of the kernel; None if any element differs."""
         if plan.affinity or plan.balance is not None or plan.source_ranges is not None:
             return None
         cluster: Pool | None = None
         local: Pool | None = None
         for frontend in plan.frontends:
             for endpoint_map, _, _, policy in way_of(frontend.kind, plan.traffic(frontend)).picked:
-                # The other frontends have the same endpoints in the same slots, or they are not as they should be.
+                # `pool` below compares the other frontends with these slots.
                 if policy is _LOCAL and local is None:
                     local = self._order(endpoint_map, service_key(frontend.key), plan.local)
                 elif policy is not _LOCAL and cluster is None:
@@ -67,7 +68,7 @@ class _Taking:
         return found if self._right else None
 
     def _order(self, set_id: str, key: bytes, pool: Pool) -> Pool:
-        """Take the destinations of a pool; return them in their slots."""
+        """Remove the endpoints of a pool from `actual`; return them in slot order."""
         present = self._take(set_id, key, len(pool))
         self._pools.add((set_id, key))
         wanted = [destination + _PAD for destination in pool]
@@ -87,7 +88,7 @@ class _Taking:
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
         entries = self._actual[set_id]
-        if set_id in SHARED:  # others may ask for it as well
+        if set_id in SHARED:  # other Services may use it too
             self._right &= key in entries
             self.shared.add((set_id, key))
             return
@@ -100,6 +101,6 @@ class _Taking:
             self._right &= self._take(set_id, key, len(pool)) == [destination + _PAD for destination in pool]
 
     def put_back(self) -> None:
-        """Undo what was taken."""
+        """Add the removed elements to `actual` again."""
         for entries, keys, present in self._taken:
             entries.update({key: data for key, data in zip(keys, present, strict=True) if data is not None})

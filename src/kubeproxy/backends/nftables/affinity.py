@@ -1,7 +1,7 @@
 """ClientIP affinity across changes: when an endpoint moves to another slot, its clients move with it.
 
-The kernel keeps a set of clients for each slot; only it knows who they are, so a move reads those sets. Slots move only
-when a Service with affinity loses more endpoints than it gains.
+The kernel has a set of clients for each slot, so a move reads those sets. An endpoint changes its slot only when a
+Service with affinity loses more endpoints than it gains.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
 
 _FULLEST: Final = client_set(0)
-"""Every pool has clients in it, so but for chance it is the fullest of all sets of clients."""
+"""Slot 0 exists in every pool, so its set of clients is very likely the fullest."""
 
 
 class Move(NamedTuple):
-    """The clients of a pool go from one slot to another; `pool` is its number, packed."""
+    """Clients of a pool move from one slot to another; `pool` is its packed number."""
 
     source: int
     target: int
@@ -33,7 +33,7 @@ class Move(NamedTuple):
 
 
 def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
-    """Yield the moves that new places ask for."""
+    """Yield the moves between two placements of a Service."""
     earlier = {item.number: item for item in before if item.number}
     for item in after:
         old = earlier.get(item.number)
@@ -46,7 +46,7 @@ def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
 
 
 def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
-    """Return from which slots clients go to which: those of a slot that its endpoint lost, to the first that it has."""
+    """Return pairs of source and target slot: clients of a slot that an endpoint lost go to its first slot."""
     if was == now[: len(was)]:
         return []
     first: dict[bytes, int] = {}
@@ -57,10 +57,10 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
 
 
 def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
-    """Return the messages that copy the clients, with the time that each has left.
+    """Return the messages that copy the clients, with the time left of each.
 
-    A client may be in the sets of several slots, as it stays in that of a slot that its endpoint left: it is served by
-    the first of them, and moves with that one alone.
+    A client stays in the set of a slot that its endpoint left, so it may be in several sets. The first slot serves it,
+    and only with that slot it moves.
     """
     if not wanted:
         return []
@@ -86,7 +86,7 @@ def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
 
 
 class _Clients:
-    """The clients of each set by the pool that they use. A set is read when it is asked for, and once."""
+    """The clients of each set, by pool. A set is read once, on first use."""
 
     def __init__(self, table: KernelTable) -> None:
         self.sets = table.sets()
@@ -94,7 +94,7 @@ class _Clients:
         self._read: dict[str, dict[bytes, dict[bytes, nfnetlink.Element]]] = {}
 
     def of(self, name: str, pool: bytes) -> dict[bytes, nfnetlink.Element]:
-        """Return a pool's clients in a set, by the element's key; none where there is no such set."""
+        """Return a pool's clients in a set by element key; {} if the set does not exist."""
         if name not in self._read:
             by_pool = self._read[name] = {}
             for client in self._table.elements(name) if name in self.sets else ():
@@ -104,7 +104,7 @@ class _Clients:
 
 
 class ClientGauges:
-    """How full the sets of clients are, as metrics: from Linux 6.16 on, as older ones do not say it."""
+    """Metrics of the number of clients in the fullest set. They need Linux 6.16 or newer."""
 
     def __init__(self, registry: Registry) -> None:
         self._clients = registry.gauge(
@@ -119,10 +119,10 @@ class ClientGauges:
         )
 
     def look(self, table: KernelTable) -> None:
-        """Ask the kernel for one number, which it need not count for."""
+        """Update the metrics: one short request to the kernel."""
         try:
             clients = table.count(_FULLEST)
-        except ApplyError:  # the table is gone: an inspection says so
+        except ApplyError:  # the table is missing: an inspection reports it
             return
         if clients is not None:
             self._clients.labels(table.family.label).set(clients)
@@ -130,7 +130,7 @@ class ClientGauges:
 
 
 def rooms(families: Sequence[Family]) -> Sequence[Room]:
-    """Return how full the sets of clients are, beside the proxy. Raises NetlinkError."""
+    """Return the use of the sets of clients, read with a socket of its own. Raises NetlinkError."""
     with Fetcher.open() as fetcher:
         counts = [(family, fetcher.count(family, TABLE, _FULLEST)) for family in families]
     return [
@@ -138,9 +138,9 @@ def rooms(families: Sequence[Family]) -> Sequence[Room]:
             f"session affinity ({family.label})",
             used=clients,
             limit=AFFINITY_CLIENTS,
-            why="when it is full new clients are served without affinity, of all Services",
-            fix="lower sessionAffinityConfig.clientIP.timeoutSeconds of Services with many clients; see whether "
-            "somebody floods them from addresses that are made up",
+            why="when it is full, new clients of all Services are served without affinity",
+            fix="lower sessionAffinityConfig.clientIP.timeoutSeconds of Services with many clients; check for a flood "
+            "from forged addresses",
         )
         for family, clients in counts
         if clients is not None

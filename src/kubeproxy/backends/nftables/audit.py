@@ -1,6 +1,6 @@
-"""Reads our table back from the kernel: at the start, after a failure, and when another program may have changed it.
+"""Found state of our table: chains, rules, small sets, and the placement of plans. Reads only.
 
-Reads only, apart from a dormant scratch table that shows how nft lists what we would load.
+Used at the start, after a failure, and when another program may have changed the table.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
-"""Refusals of a repair that say that something in the table is in its way; others, as ENOBUFS, pass by themselves."""
+"""Errors of a repair that mean that an object in the table blocks it. Others, such as ENOBUFS, are temporary."""
 
 
 class Signature(NamedTuple):
-    """What changes when anybody touches a table, its chains or rules: their handles are never used again."""
+    """Handles of a table, its chains and rules. The kernel never reuses one, so each change makes another signature."""
 
     header: nfnetlink.TableHeader | None = None
     rules: tuple[int, ...] = ()
@@ -56,13 +56,13 @@ def signature(table: KernelTable) -> Signature:
 
 
 Edges = frozenset[tuple[bytes, bool]]
-"""Where ranges of addresses begin, and, with True, where they are over: the address behind the last one."""
+"""Ranges of addresses: (first address, False), and (address after the last one, True)."""
 
 
 def service_cidrs(table: KernelTable) -> Edges:
-    """Return the edges of the ranges of service CIDRs."""
+    """Return the edges of the service CIDRs in the kernel."""
     found = frozenset([(element.key, element.ends) for element in table.elements(SERVICE_CIDRS)])
-    return found - {(bytes(table.family.address_size), True)}  # nft says so that nothing is before the first one
+    return found - {(bytes(table.family.address_size), True)}  # nft writes this element if no range begins at 0
 
 
 def edges(ranges: Iterable[Range]) -> Edges:
@@ -77,13 +77,13 @@ def edges(ranges: Iterable[Range]) -> Edges:
 
 
 def affinity_chains(table: KernelTable) -> set[ChainName]:
-    """Return the chains of session affinity that the table has."""
+    """Return the table's chains of session affinity."""
     names = map(parse_chain_name, table.chains())
     return {name for name in names if name is not None}
 
 
 def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:
-    """Return the allowed source ranges (whole keys) of each list, by its number as it is packed."""
+    """Return the element keys of the allowed source ranges, by the packed number of their list."""
     ranges: dict[bytes, list[bytes]] = {}
     for key in actual[SetId.FIREWALL_ALLOW]:
         ranges.setdefault(key[: family.address_size], []).append(key)
@@ -91,16 +91,17 @@ def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return what a table should be. Chains of session affinity depend on what Services there once were, and so do the
-    sets of clients, which stay when their chains go: it has those that are there.
+    """Return the desired table. Its chains of session affinity and sets of clients are those found: they depend on
+    earlier Services, and sets of clients stay when their chains are removed.
     """
     chains = (name for name in map(parse_chain_name, found.chains) if name is not None)
     return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
-    """Return the messages that make chains, rules and sets what they should be, [] where they are, None where sets that
-    have the elements of Services are others: then rules and elements have to change at once.
+    """Return the messages that make chains, rules and sets as desired; [] if they are.
+
+    Returns None if a set with elements of Services has another form: then rules and elements must change together.
     """
     definition = wanted(ruleset, found)
     of_services = (spec for spec in definition.sets if spec.name in ruleset.layout.shapes)
@@ -111,33 +112,33 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
 
 
 def transports(table: KernelTable) -> bool:
-    """Return whether the set of transports is as it should be: rules only act on what is in it."""
+    """Return whether the set of transport protocols is complete: rules match only protocols in it."""
     return {element.key[0] for element in table.elements(TRANSPORTS)} == PROTOCOL_NAMES.keys()
 
 
 def catch_alls(table: KernelTable) -> list[str]:
-    """Return the sets with an element that matches what no other one does. None of ours has one."""
+    """Return the sets with a catch-all element, which this program never writes."""
     return sorted(name for name in table.sets() if not name.startswith("__") and table.has_catch_all(name))
 
 
 def catch_all_removals(table: KernelTable) -> list[bytes]:
-    """Return the messages that remove such elements, which no reading by key shows."""
+    """Return the messages that remove catch-all elements. Lookups by key do not show them."""
     place, element = (table.family, TABLE), [catch_all_element()]
     found = (nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
     return [message for messages in found for message in messages]
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers that service ports and lists of source ranges have in the kernel."""
+    """Yield the numbers of service ports and of lists of source ranges in the kernel."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
-    # Ranges that another program left or made would open a list that got their number.
+    # Ranges of another program would belong to a list that got the same number.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan with what the kernel has for it, endpoints in their slots: what a change of it starts from."""
+    """Return a plan as placed in the kernel: the state before a change."""
     cluster: Pool = ()
     local: Pool = ()
     number = ranges = 0
@@ -148,8 +149,7 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
             ranges = ranges or _list_of(actual, key)
             first = _in_slots(actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS], key)
             second = _in_slots(actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS], key)
-            # A cluster IP under internalTrafficPolicy Local picks from the local pool, in the map of the others; it did
-            # so as well where nothing of that pool is left now.
+            # With internalTrafficPolicy Local a cluster IP picks from the local pool, which is in the map `endpoints`.
             if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
                 local = local or first
             else:

@@ -1,7 +1,7 @@
-"""nftables mode, one family: keeps what the kernel holds, and turns changed plans into transactions.
+"""nftables mode, one family: keeps the committed state in memory, and turns changed plans into transactions.
 
-The committed state is in memory; the kernel is read at the start, after a failure and when another program changed
-the ruleset. Blocking calls, all short: the engine yields between the batches.
+It reads the kernel at the start, after a failure and when another program changed the table. All calls block for a
+short time; the engine yields between batches.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.nftables")
 
 BATCH = 20_000
-"""Elements a transaction: about 0.05 s in the kernel, so that neither its commit lock nor our loop is held long."""
+"""Elements of a transaction: about 0.05 s in the kernel, which holds its commit lock and our loop for so long."""
 
 ELEMENT = 160
-"""Bytes that elements have in a transaction, on average and at most."""
+"""Upper bound of the mean size of an element in a transaction, in bytes."""
 
 PRUNE_FROM = 5000
-"""Rules of session affinity that there may be before unused chains are looked for: some hundred counts and timeouts.
-Then there are twice as many as are used, at most."""
+"""Rules of session affinity from which on unused chains are removed: those of some hundred counts and timeouts. After
+that, the limit is twice the number of used rules."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class NftablesBackend:
-    """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
+    """Programs one family: `sync` is incremental, `resync` compares everything with the kernel."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class NftablesBackend:
             disturbed=lambda: self._differs or table.disturbed(),
         )
         self._table = table
-        self._most = table.room // ELEMENT  # elements of a transaction
+        self._most = table.room // ELEMENT  # elements that fit into a transaction
         self._counting = counting
         self._devices = devices
         self._clients = clients
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
-        self._is_whole = False  # what is placed is all that the table has
+        self._is_whole = False  # whether `_placed` describes the whole table
         self._differs = False  # the last inspection found a difference, which is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -86,13 +86,13 @@ class NftablesBackend:
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
         self._nodeport_ips: frozenset[bytes] = frozenset()
-        self._service_cidrs: tuple[Range, ...] | None = None  # None: not known
+        self._service_cidrs: tuple[Range, ...] | None = None  # None: unknown
         self._service_cidr_edges: audit.Edges = frozenset()
         self._packers = Packers(self._ruleset.layout)
         self._signature = audit.Signature()
 
     def close(self) -> None:
-        """Let go of the kernel; the rules stay."""
+        """Close the sockets; the rules stay."""
         self._table.close()
         if self._counting is not None:
             self._counting.close()
@@ -100,7 +100,7 @@ class NftablesBackend:
             self._devices.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether the table itself is another one now, so that a resync is due."""
+        """Set the globals; return whether they change sets or rules, so that a resync is due."""
         self._ours = world.of(self.family) or FamilyGlobals()
         ruleset = Ruleset(self.family, world)
         changed = ruleset.texts() != self._ruleset.texts()
@@ -117,7 +117,7 @@ class NftablesBackend:
     def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
-        Raises ApplyError; what was yielded for is in the kernel, the rest is as it was.
+        Raises ApplyError; then the transactions already yielded are in the kernel, and the others are not.
         """
         self._spare_taken()
         batch = self._batch()
@@ -141,15 +141,15 @@ class NftablesBackend:
             self._prune()
 
     def _is_full(self, transaction: Transaction) -> bool:
-        """Return whether a transaction is to be committed: it has many elements, or fills the send buffer."""
+        """Return whether a transaction must be committed: it has BATCH elements, or fills the send buffer."""
         return transaction.elements >= min(BATCH, self._most)
 
     def _by_ports(
         self, name: ServiceName, placed: tuple[Placed, ...], batch: _Batch, ahead: Ahead[_Batch]
     ) -> Generator[int, None, _Batch]:
-        """Take a new Service up port by port, each of which stands alone; return the batch that is not committed yet.
+        """Add a new Service port by port, as ports are independent; return the batch that is not committed yet.
 
-        The kernel's hash tables do not grow within a transaction: a million elements in one would hold it for long.
+        The kernel's hash tables do not grow within a transaction, so a million elements in one would take long.
         """
         batch.transaction.next_service()
         for count, item in enumerate(placed, 1):
@@ -162,13 +162,13 @@ class NftablesBackend:
         return batch
 
     def _spare_taken(self) -> None:
-        """Let connections to addresses that are taken again be."""
+        """Stop resetting connections to addresses that endpoints use again."""
         if self._gone is not None and (messages := self._gone.removal()):
             self._transact(messages)
             self._gone.removed()
 
     def _reset_gone(self) -> None:
-        """Reset connections to endpoints that nothing leads to any more."""
+        """Reset connections to endpoints that no Service leads to any more."""
         if self._gone is not None and (messages := self._gone.additions(time.monotonic())):
             self._transact(messages)
             self._gone.added()
@@ -226,16 +226,17 @@ class NftablesBackend:
         missing = self._ruleset.needed(names) - self._chains
         if not missing:
             return
-        if self._is_altered():  # the new signature must not cover it
+        if self._is_altered():
+            # A resync repairs it; a new signature would hide it.
             raise ChangedByOthersError(altered(self._ruleset.name))
         self._transact(self._ruleset.messages(missing))
         self._chains |= missing
         self._sign()
 
     def _prune(self) -> None:
-        """Remove the chains of counts and timeouts that no Service has any more."""
+        """Remove the chains of counts and timeouts that no Service uses any more."""
         if self._is_altered():
-            return  # a resync repairs it; the new signature must not cover it
+            return  # a resync repairs it; a new signature would hide it
         sticky = (
             item for placed in self._placed.values() for item in placed if item.plan.affinity or item.plan.balance
         )
@@ -245,7 +246,7 @@ class NftablesBackend:
         try:
             self._transact(nfnetlink.chain_removals(self.family, TABLE, map(str, sorted(gone))))
         except ApplyError as error:
-            # Another program's rule goes to one of them, or the kernel is older than 6.4.
+            # A rule of another program goes to one of them, or the kernel is older than 6.4.
             self._prune_at = 2 * _weight(self._chains)
             log.debug("Unused chains of session affinity stay error=%r", str(error))
             return
@@ -256,10 +257,10 @@ class NftablesBackend:
     # -- the whole table --------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Wanted) -> Iterator[int]:
-        """Make the kernel hold exactly this, whatever is there: adopt our table, or replace another one.
+        """Make the kernel hold exactly these Services: adopt our table, or replace another one.
 
-        Yields the number of elements after each transaction. Raises ApplyError. What others do meanwhile is drift: what
-        they did before is forgotten, and the signature taken, before anything is compared.
+        Yields the number of elements after each transaction. Raises ApplyError. Recorded changes of other programs are
+        discarded, and the signature is taken, before anything is compared: later changes count as drift.
         """
         self._table.afresh()
         with self._table.not_listening():
@@ -301,7 +302,7 @@ class NftablesBackend:
         self._is_whole, self._differs = True, False
 
     def _repaired(self) -> bool:
-        """Make chains and rules ours, as of the signature, and return True; False where only another table is that."""
+        """Repair chains and rules, and take the signature; return False if the table must be replaced instead."""
         self._signature = audit.signature(self._table)
         changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
         if not changes:
@@ -311,30 +312,30 @@ class NftablesBackend:
             self._transact(changes)
         except NetlinkError as error:
             if error.code not in audit.CONTRADICTIONS:
-                raise  # the same is tried again: another table would lose the clients
+                raise  # the engine tries again: a new table would lose the clients of session affinity
             log.debug("Rules that differ cannot be written one by one error=%r", str(error))
             return False
         self._sign()
         return True
 
     def _intact(self) -> bool:
-        """Return whether chains and rules are ours, as of the signature."""
+        """Return whether chains and rules are as desired; takes the signature."""
         self._signature = audit.signature(self._table)
         return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
     def _sign(self) -> None:
-        """Take the signature of what we just made. Raises ChangedByOthersError when that is not what is there."""
+        """Take the signature after our own change. Raises ChangedByOthersError if another program changed rules too."""
         self._signature = audit.signature(self._table)
         if not self._table.heard().nothing and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
-        """Take in that the table is another one now, without any endpoint that is gone."""
+        """Note that a new table is about to replace the old one, so the set of deleted endpoints is empty."""
         if self._gone is not None:
             self._gone.found((), self._in_use, time.monotonic())
 
     def _load(self) -> None:
-        """Make the table, empty of Services."""
+        """Create the table without Services."""
         self._chains = set()
         self._transact(self._ruleset.creation())
         self._sign()
@@ -342,7 +343,7 @@ class NftablesBackend:
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
 
     def _adopt(self, wanted: Wanted, actual: Elements) -> Iterator[int]:
-        """Write what is missing of each Service, then remove what belongs to none; `actual` is used up."""
+        """Write the differences of each Service, then remove elements of no Service. Consumes `actual`."""
         batch = self._batch()
         ranges = audit.ranges_by_list(actual, self.family)
         self._numbers.read(audit.numbers(actual))
@@ -358,13 +359,13 @@ class NftablesBackend:
             desired = render(placed)
             reader.read_desired(desired)
             present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
-            # The kernel refuses a range that overlaps a stray one, so a list's strays go in the same transaction.
+            # The kernel refuses a range that overlaps an unplanned one of its list: the same transaction removes that.
             lists = set(desired.get(SetId.FIREWALL_LISTS, {}).values())
             for span in (span for number in lists for span in ranges.get(number, ())):
                 present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
                 actual[SetId.FIREWALL_ALLOW].pop(span, None)
             for shared in SHARED:
-                # What several ask for is counted for each, and only added when the kernel lacks it.
+                # Shared elements count once for each Service, and are added only if the kernel lacks them.
                 self._users[shared].update(desired.get(shared, {}).keys() & present.get(shared, {}).keys())
             delta = diff(present, desired)
             for set_id, keys in delta.removed.items():
@@ -398,7 +399,7 @@ class NftablesBackend:
         yield transaction.elements
 
     def _replace(self, wanted: Wanted) -> int:
-        """Load the table with all elements in place of the one that is there, in one transaction."""
+        """Replace the table by ours with all elements, in one transaction."""
         ours, place = self._ours, (self.family, TABLE)
         total = Transaction(self._packers, self._users)
         for address in ours.nodeport_ips or ():
@@ -425,7 +426,7 @@ class NftablesBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Go on reading counters of connections, and follow interfaces; clients of affinity end by themselves."""
+        """Continue to read connection counters, add new interfaces to the flowtable, and update the client metrics."""
         if self._counting is not None and self._is_whole:
             self._counting.step(self._placed)
         if self._devices is not None and self._is_whole:
@@ -434,7 +435,10 @@ class NftablesBackend:
             self._clients.look(self._table)
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. One short request, unless changes by other programs were announced, or missed."""
+        """See backends.mode.Backend. One short request, unless another program touched the table.
+
+        If an announcement of the kernel may have been lost, it compares the table to this depth.
+        """
         heard = self._table.heard()
         if heard.nothing:
             return None
@@ -447,15 +451,15 @@ class NftablesBackend:
         self._differs = seen is not None
         if seen is None:
             return None
-        self._table.miss()  # until a resync has repaired it, or a second look shows nothing
+        self._table.miss()  # until a resync repairs it, or a second inspection finds no difference
         return ForeignChange(f"{seen.what}: {', '.join(sorted(heard.by))}") if told else seen
 
     def _is_altered(self) -> bool:
-        """Return whether another program changed our table's chains or rules. Cheap at any size."""
+        """Return whether another program changed our table's chains or rules. Cost: independent of Services."""
         return audit.signature(self._table) != self._signature
 
     def _changed_elements(self) -> str:
-        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
+        """Return the first set or map whose elements differ from the committed ones, '' for none. Reads everything."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
         if strays := audit.catch_alls(self._table):
@@ -488,12 +492,12 @@ def _chains_of(elements: Elements) -> set[ChainName]:
 
 
 def _weight(chains: Iterable[ChainName]) -> int:
-    """Return about how many rules chains have: one for each endpoint that they pick from, and one."""
+    """Return roughly how many rules these chains have: one, and one for each endpoint to pick from."""
     return sum([1 + (name.endpoints if name.affinity and name.treatment.endswith("pick") else 0) for name in chains])
 
 
 def _taken(actual: dict[bytes, bytes], desired: dict[bytes, bytes], set_id: str) -> dict[bytes, bytes]:
-    """Return the desired keys that the kernel has, taken out of `actual` (shared ones stay: others want them too)."""
+    """Return those desired elements that the kernel has; remove them from `actual`, unless the set is shared."""
     if set_id in SHARED:
         return {key: actual[key] for key in desired if key in actual}
     return {key: actual.pop(key) for key in desired if key in actual}

@@ -1,4 +1,4 @@
-"""Removes what nftables mode, ours or the Go kube-proxy's, left on a node: their tables have the same names."""
+"""Removal of the tables of nftables mode, ours or those of the Go kube-proxy: both have the same names."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
-    """Return the tables that are there."""
+    """Return the tables found."""
     return table_traces(sight, TABLE)

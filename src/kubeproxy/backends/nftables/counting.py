@@ -1,7 +1,7 @@
-"""New connections by service port and endpoint, as the kernel counts them in the elements of the endpoint maps.
+"""New connections by service port and endpoint: counters of the elements of the endpoint maps.
 
-nat sees the first packet of a connection alone, so what an element has counted is what was sent to its endpoint. One
-that is written anew begins at 0, as when an endpoint is replaced: what it counted since it was read last is lost.
+Only the first packet of a connection passes the nat chains, so an element counts the connections to its endpoint. A
+rewritten element begins at 0, so connections since the last read are lost, for example when an endpoint is replaced.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
 log = logging.getLogger("kubeproxy.nftables")
 
 PERIOD: Final = 30.0
-"""Seconds from the beginning of one pass over the counters to that of the next, at least."""
+"""Minimum seconds between the beginnings of two passes over the counters."""
 
 TURN: Final = 0.005
-"""Seconds of a pass at a time, once a second: what it takes of a processor, at any number of endpoints."""
+"""Seconds of work on a pass in each second: its share of a processor, at any number of endpoints."""
 
 TOP: Final = 100
-"""Service ports of a family with a series of their own; all others are summed."""
+"""Number of service ports of a family with a series of their own; the others are summed up."""
 
 
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
@@ -45,21 +45,21 @@ def _elements(item: Placed) -> list[tuple[str, bytes]]:
 
 
 class Total(NamedTuple):
-    """New connections, and the bytes of their first packets."""
+    """Number of new connections, and bytes of their first packets."""
 
     connections: int
     bytes: int
 
 
 def connections(counters: KernelCounters, plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
-    """Return the new connections of each endpoint (address and port, packed) of service ports, over all frontends.
+    """Return the new connections of each endpoint (packed address and port) of service ports, over all frontends.
 
-    Asks the kernel for the elements of these service ports and no others, 7 us each. Endpoints without any connection
-    are left out, and so is everything where nothing is counted. Raises ApplyError.
+    Looks up the elements of these service ports, 7 us each. Endpoints without a connection are left out; the result is
+    empty if the table has no counters. Raises ApplyError.
     """
     found: dict[tuple[ServicePortKey, bytes], Total] = {}
     for plan in plans:
-        # In which slot an endpoint is makes no difference: which slots there are follows from the number of endpoints.
+        # The keys depend on the number of endpoints only, not on the slot of each.
         asked: defaultdict[str, list[bytes]] = defaultdict(list)
         for endpoint_map, key in _elements(Placed.fresh(plan, Numbers())):
             asked[endpoint_map].append(key)
@@ -71,16 +71,16 @@ def connections(counters: KernelCounters, plans: Iterable[ServicePlan]) -> Mappi
 
 
 class Totals:
-    """Connections of the busiest service ports, and of all others together. No sum of them ever goes down."""
+    """Connections of the busiest service ports, and of all others together. No sum ever decreases."""
 
     def __init__(self) -> None:
         self.busiest: dict[ServicePortKey, int] = {}
         self.others = 0
 
     def add(self, new: Mapping[ServicePortKey, int], known: Collection[ServicePortKey]) -> None:
-        """Add what came in one pass; `known` are the service ports that there are.
+        """Add the new connections of one pass; `known` are the service ports that still exist.
 
-        Who has no series gets one while there are any left, or takes that of one which had not half as many this time.
+        A service port without a series gets a free one, or that of a port with less than half as many new connections.
         """
         for key in self.busiest.keys() - known:
             self.others += self.busiest.pop(key)
@@ -91,7 +91,7 @@ class Totals:
             elif len(self.busiest) < TOP:
                 self.busiest[key] = count
             elif quietest and 2 * new.get(quietest[-1], 0) < count:
-                # What it had this time comes later in this order, and is among the others' then.
+                # Its own new connections come later in this order, and are added to `others` then.
                 self.others += self.busiest.pop(quietest.pop())
                 self.busiest[key] = count
             else:
@@ -99,7 +99,7 @@ class Totals:
 
 
 class ConnectionMetrics:
-    """The series of all families: those of one appear together."""
+    """The metrics of all families. The series of one family change together."""
 
     def __init__(self, registry: Registry) -> None:
         self._series: Labelled[Counter] = registry.counter(
@@ -116,7 +116,7 @@ class ConnectionMetrics:
         self._totals: dict[Family, Totals] = {}
 
     def publish(self, family: Family, totals: Totals) -> None:
-        """Show the totals of a family."""
+        """Publish the totals of a family."""
         self._totals[family] = totals
         self._series.clear()
         for each, found in self._totals.items():
@@ -128,7 +128,7 @@ class ConnectionMetrics:
 
 
 class _Pass:
-    """One pass: what the elements have counted now, and what is new of it, beside the pass before."""
+    """One pass: the counters of all elements, and the increase since the pass before."""
 
     def __init__(self, before: Mapping[tuple[str, bytes], Count]) -> None:
         self.seen: dict[tuple[str, bytes], Count] = {}
@@ -136,7 +136,7 @@ class _Pass:
         self._before = before
 
     def take(self, name: str, count: Count, owner: ServicePortKey) -> None:
-        """Take what an element of a service port has counted; with less, or for another endpoint, it is a new one."""
+        """Add the counter of an element. With a lower count or another endpoint the element is a new one."""
         self.seen[name, count.key] = count
         last = self._before.get((name, count.key))
         known = last.packets if last is not None and last.data == count.data else 0
@@ -144,10 +144,7 @@ class _Pass:
 
 
 class Counting:
-    """Passes over the counters of one family, a little at a time.
-
-    Each element that is placed is asked for, so a pass costs what there is in the table: 7 us an element.
-    """
+    """Passes over the counters of one family, in short turns. A pass looks up each element, 7 us each."""
 
     def __init__(self, family: Family, counters: KernelCounters, metrics: ConnectionMetrics) -> None:
         self._family = family
@@ -160,12 +157,12 @@ class Counting:
         self._next = 0.0
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the socket."""
         self._pass = iter(())
         self._counters.close()
 
     def step(self, placed: Mapping[ServiceName, Sequence[Placed]]) -> None:
-        """Go on with a pass, or begin one when it is time; `placed` is all that the table has."""
+        """Continue a pass, or begin one when it is due; `placed` is the content of the whole table."""
         self._placed = placed
         began = now = time.monotonic()
         while now < began + TURN:
@@ -177,7 +174,7 @@ class Counting:
                 self._next = now + PERIOD
                 self._pass = self._over_all()
             except ApplyError as error:
-                # As when the table was deleted; it is repaired elsewhere.
+                # For example, the table was deleted; a resync repairs it.
                 log.debug("Cannot read the counters of connections error=%r", str(error))
                 self._pass = iter(())
                 return

@@ -1,4 +1,4 @@
-"""What our chains decide, in words: for who reads a trace of the kernel's."""
+"""Descriptions of our chains for readers of a packet trace."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ _WORDS: Final = {
     "policy-local": "its policy is Local",
     "nodeport-external": "it is a NodePort, masqueraded",
     "nodeport-policy-local": "it is a NodePort whose policy is Local",
-    "put-port-back": "the packet has its port again, and its endpoint is picked",
-    "masquerading": "whether the source becomes this node's",
+    "put-port-back": "the packet gets its port back, and its endpoint is picked",
+    "masquerading": "whether the source address becomes this node's",
     "firewall-check": "whether the source ranges let the client in",
     "source-ranges": "whether the source ranges let the client in",
     "source-allowed": "the source ranges let the client in",
-    "service-endpoints-check": "whether somebody serves this address",
-    "nodeport-endpoints-check": "whether somebody serves this NodePort",
+    "service-endpoints-check": "whether this address has endpoints",
+    "nodeport-endpoints-check": "whether this NodePort has endpoints",
     "cluster-ips-check": "whether a cluster IP has this port",
     "localhost-nodeports-check": "NodePorts do not answer on loopback",
     "refuse-localhost": "NodePorts do not answer on loopback",
-    "fast-forward": "it has lasted: what follows passes no rule",
-    "gone-endpoints-check": "whether the connection's endpoint is gone",
-    "reset-gone": "its endpoint is gone: reset",
-    "refuse": "nobody serves it: refused",
-    "nat-prerouting": "of what comes in",
-    "nat-output": "of what this node sends",
-    "nat-postrouting": "of what leaves",
-    "filter-input": "of what is for this node",
-    "filter-forward": "of what is passed on",
-    "filter-output": "of what this node sends",
-    "filter-prerouting-pre-dnat": "of what comes in",
-    "filter-output-pre-dnat": "of what this node sends",
+    "fast-forward": "long connection: its next packets skip all rules",
+    "gone-endpoints-check": "whether the connection's endpoint is deleted",
+    "reset-gone": "its endpoint is deleted: reset",
+    "refuse": "no endpoint: refused",
+    "nat-prerouting": "for incoming packets",
+    "nat-output": "for packets from this node",
+    "nat-postrouting": "for outgoing packets",
+    "filter-input": "for packets to this node",
+    "filter-forward": "for forwarded packets",
+    "filter-output": "for packets from this node",
+    "filter-prerouting-pre-dnat": "for incoming packets",
+    "filter-output-pre-dnat": "for packets from this node",
 }
 _PICKED: Final = "an endpoint is picked"
-_STICKY: Final = "the endpoint that had the client before, or another one"
+_STICKY: Final = "the client's former endpoint, or another one"
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return what a chain decides, None for one that is not ours."""
+    """Return the description of a chain; None if it is not ours."""
     if table != TABLE:
         return None
     if (words := _WORDS.get(chain)) is not None:

@@ -1,8 +1,7 @@
-"""nftables mode beside the proxy: in what the table differs from plans, element by element.
+"""Examination of nftables mode: compares the table with plans, element by element, beside the running proxy.
 
-What counts is what a resync would write, but for what is free: the slots of endpoints and the numbers of pools, as long
-as it is one for each pool. While others write a pass over a set may lack elements, so those are asked for by key before
-they are called missing.
+A difference is what a resync would write, except for free choices: the slots of endpoints, and the numbers of pools if
+each pool has its own. A dump may lack elements while the proxy writes, so missing ones are looked up by key.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from kubeproxy.backends.nftables.layout import (
     service_key,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.localhost import LOOPBACK, wishes
+from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Parts, Table, place_all
+from kubeproxy.backends.nftables.render import MaglevTable, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.nftables.view import NftablesView
-from kubeproxy.backends.nftables.words import Words
+from kubeproxy.backends.nftables.words import ElementWords
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.nftables.lookup import Entries
@@ -46,7 +45,7 @@ Actual = Mapping[str, Entries]
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""Slots after those of a frontend's endpoints that are asked for by key: as many again, at least and at most these."""
+"""Minimum and maximum number of slots after those of a frontend's endpoints that are looked up, else as many again."""
 
 
 class _Wanted(Parts):
@@ -78,7 +77,7 @@ class _Wanted(Parts):
 
 
 def _numbered(key: bytes, numbers: Mapping[bytes, bytes]) -> bytes:
-    """Return the element of a range under another number: it stands before the first address and before the last."""
+    """Return the key of a range with its list's number in the kernel, which precedes the first and the last address."""
     size = len(key) // 4
     number = numbers.get(key[:size], key[:size])
     return number + key[size : 2 * size] + number + key[3 * size :]
@@ -94,21 +93,20 @@ class NftablesExaminer:
         self._ours = world.of(self.family) or FamilyGlobals()
         self._ruleset = Ruleset(self.family, world)
         self._layout: Layout = self._ruleset.layout
-        self._words = Words(self._layout)
-        self._caveats: list[str] = []
+        self._words = ElementWords(self._layout)
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the socket."""
         self._view.close()
 
     def caveats(self) -> Iterable[str]:
-        """Return what could not be compared, and why."""
-        return self._caveats
+        """Return (): this mode compares everything."""
+        return ()
 
     # -- a few Services ---------------------------------------------------------------------------------------------
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. Every element that these Services have, or could have, is asked for by its key."""
+        """See Examiner. Looks up each planned element of these Services, and each one that they could have."""
         if (harm := self._harm()) is not None:
             yield harm
             return
@@ -130,7 +128,7 @@ class NftablesExaminer:
         actual = {set_id: self._view.lookup(set_id, asked) for set_id, asked in keys.items()}
         lists = actual.get(SetId.FIREWALL_LISTS, {})
         if restricted or lists:
-            # What another program added to a list is found by no key.
+            # Ranges that another program added to a list are not in the planned keys.
             size, numbers = self.family.address_size, set(lists.values())
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             actual[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[:size] in numbers}
@@ -139,7 +137,7 @@ class NftablesExaminer:
         return actual
 
     def _numbers_of_others(self, wanted: Iterable[_Wanted]) -> Iterator[bytes]:
-        """Yield the numbers that frontends of other Services have, if there is any number to compare."""
+        """Yield the numbers of frontends of other Services, if the plans have numbers to compare."""
         asked = {(set_id, key) for part in wanted for set_id in NUMBER_MAPS for key in part.elements.get(set_id, ())}
         for set_id in NUMBER_MAPS if asked else ():
             for key, number in self._view.elements(set_id).items():
@@ -147,7 +145,7 @@ class NftablesExaminer:
                     yield number
 
     def _possible(self, part: _Wanted) -> Iterator[tuple[str, bytes]]:
-        """Yield what there might be of a Service's frontends besides what there should be."""
+        """Yield set and key of elements that a Service's frontends could have without a plan."""
         for key in part.fronts:
             for name, shape in self._layout.shapes.items():
                 if name not in ENDPOINT_MAPS and shape.fields[-1] == "port" and shape.key_size(self.family) == len(key):
@@ -160,7 +158,7 @@ class NftablesExaminer:
                 yield set_id, key + slot
 
     def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
-        """See Examiner. Of the sets of a pool the first one that has the client is it."""
+        """See Examiner. The first slot whose set has the client decides."""
         sets, asked = self._view.sets(), set()
         remembered = client_number(client)
         for (set_id, key), pool in _Wanted(self.family, [plan], Numbers()).pools.items():
@@ -199,7 +197,7 @@ class NftablesExaminer:
     # -- the table itself -------------------------------------------------------------------------------------------
 
     def _harm(self) -> Finding | None:
-        """Return what is wrong with the table as a whole, so that nothing in it counts."""
+        """Return the finding that makes the whole table useless, if any."""
         header, where = self._view.header(), f"table {self._ruleset.name}"
         if header is None:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
@@ -213,7 +211,7 @@ class NftablesExaminer:
         return None
 
     def _skeleton(self) -> Iterator[Finding]:
-        """Compare chains, rules and service CIDRs."""
+        """Yield differences of chains, rules, service CIDRs and transport protocols."""
         present = self._view.contents()
         where = f"table {self._ruleset.name}"
         yield from rule_findings(audit.wanted(self._ruleset, present).chains, present.chains, where)
@@ -226,24 +224,24 @@ class NftablesExaminer:
             yield Finding(None, Kind.DIFFERENT, "the protocols that are served", what, "TCP, UDP, SCTP", "others")
 
     def _gone(self, wanted: Plans) -> Iterator[Finding]:
-        """Look for endpoints that are known as gone though a Service has them."""
+        """Yield endpoints of Services that are in the set of deleted endpoints."""
         if not RESETS.value(self._world) or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
             return
         for name, plans in wanted.items():
             for plan in plans:
                 for destination in plan.serving if plan.key.family is self.family else ():
                     if destination[:-2] + bytes((plan.key.protocol,)) + destination[-2:] in gone:
-                        what = f"{destination_text(destination)}, whose connections are reset as if it were gone"
+                        what = f"{destination_text(destination)}, whose connections are reset as if it were deleted"
                         yield Finding(name, Kind.EXTRA, what, f"set {GONE} of table {self._ruleset.name}")
 
     def _relayed(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
-        """Look for the NodePorts that the proxy itself relays from loopback."""
+        """Yield NodePorts that the proxy should relay from loopback and does not listen on."""
         if self._ours.loopback is not Loopback.RELAYED:
             return
         address = LOOPBACK[self.family]
         there = listening(self.family, socket.IPPROTO_TCP)
         for name, part in parts.items():
-            for port, _ in wishes(part.plans):
+            for port, _ in relay_targets(part.plans):
                 if Listening(pack(address) or b"", port) not in there:
                     yield Finding(name, Kind.MISSING, f"NodePort {port}/tcp on {address}", "the proxy's own sockets")
 
@@ -253,23 +251,22 @@ def _times(count: int) -> str:
 
 
 class _Comparison:
-    """Elements that there are beside those that there should be. What is right is passed over at C speed."""
+    """Compares found with planned elements. Whole sets and pools are compared in C where possible."""
 
-    def __init__(self, words: Words, actual: Actual) -> None:
+    def __init__(self, words: ElementWords, actual: Actual) -> None:
         self._words = words
         self._actual = actual
         self._used: dict[str, set[bytes]] = {set_id: set() for set_id in actual}
-        self._endpoints: dict[bytes, ServiceName] = {}  # of addresses that a Service's map has and should not have
-        # Of pools and lists: those of the plans, as we count them, to the kernel's.
-        self._numbers: dict[bytes, bytes] = {}
-        self._pools: dict[bytes, bytes] = {}  # and back
+        self._endpoints: dict[bytes, ServiceName] = {}  # address of an unplanned endpoint : its Service
+        self._numbers: dict[bytes, bytes] = {}  # planned number of a pool or list : number in the kernel
+        self._pools: dict[bytes, bytes] = {}  # the inverse
 
     def reserve(self, numbers: Iterable[bytes]) -> None:
-        """Take note of numbers that other pools have."""
+        """Note the numbers of other pools, which no pool compared here may have."""
         self._pools.update(dict.fromkeys(numbers, b""))
 
     def all_of(self, parts: Mapping[ServiceName, _Wanted]) -> Iterator[Finding]:
-        """Yield all findings, those without a Service last."""
+        """Yield all findings; those without a Service come last."""
         for name, part in parts.items():
             for set_id, entries in part.elements.items():
                 there = self._actual[set_id]
@@ -287,7 +284,7 @@ class _Comparison:
         yield from self._strays(owners)
 
     def _is_number_of(self, pool: bytes, number: bytes | None) -> bool:
-        """Return whether the kernel has one number for a pool, and for no other one: the last bit says which it is."""
+        """Return whether the kernel uses one number for a pool, and for this pool only. Its last bit is the policy."""
         if number is None or (number[-1] ^ pool[-1]) & 1:
             return False
         return self._numbers.setdefault(pool, number) == number and self._pools.setdefault(number, pool) == pool
@@ -309,11 +306,11 @@ class _Comparison:
         self._used[set_id].update(keys)
         present = [entries.get(slot_key) for slot_key in keys]
         wanted = {destination + _PAD for destination in pool}
-        # With weights an endpoint has several slots, and how many is what counts.
+        # With weights an endpoint has several slots; their number must match, not their places.
         if wanted != set(present) or (len(wanted) < len(pool) and sorted(pool) != sorted(d[:-2] for d in present if d)):
             counts = Counter([destination + _PAD for destination in pool])
             yield from self._otherwise_picked(name, set_id, key, counts, [d for d in present if d is not None])
-        elif isinstance(pool, Table):
+        elif isinstance(pool, MaglevTable):
             wrong = sum(destination + _PAD != there for destination, there in zip(pool, present, strict=True))
             if wrong:
                 yield self._otherwise_led(name, set_id, key, wrong, len(pool))
@@ -339,7 +336,7 @@ class _Comparison:
                 yield Finding(name, Kind.DIFFERENT, what, where, _times(wanted[destination]), _times(count))
 
     def _strays(self, owners: Mapping[bytes, ServiceName]) -> Iterator[Finding]:
-        """Yield what is there and no plan asks for; what is of a Service's frontend or list is the Service's."""
+        """Yield unplanned elements. One with a frontend or list of a Service is attributed to the Service."""
         last = []
         for set_id, entries in self._actual.items():
             extra = sorted(entries.keys() - self._used[set_id])
@@ -349,7 +346,7 @@ class _Comparison:
             for key in extra:
                 yield self._stray(set_id, key, entries[key], owners)
         for set_id, key in last:
-            # The address of an endpoint that a Service should not have explains why it is known as one of this node.
+            # A hairpin element whose address is that of an unplanned endpoint is attributed to the same Service.
             what, meaning = self._words.front(set_id, key), self._words.meaning(set_id, key, b"")
             name = self._endpoints.get(key[: len(key) // 2])
             yield Finding(name, Kind.EXTRA, what, self._words.where(set_id), present=meaning)

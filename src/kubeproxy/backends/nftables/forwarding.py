@@ -1,7 +1,7 @@
-"""Fast forwarding: connections of Services that last go past all rules, from interface to interface.
+"""Fast forwarding: the kernel forwards long connections of Services from interface to interface, past all rules.
 
-A flowtable of the kernel (nf_flowtable) has them once they have had so many packets; the interfaces whose packets it
-looks at are found here, and followed. See docs/beyond.md "Fast forwarding".
+A rule adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's
+list of interfaces up to date. See docs/beyond.md "Fast forwarding".
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ FLOWTABLE: Final = "fast"
 CHAIN: Final = "fast-forward"
 
 FORGETS_FORWARDED: Final = (6, 4)
-"""The kernel from which on entries of connection tracking can be removed while their packets go past the rules (commit
-9b7c68b3911a): before, the UDP flows of an endpoint that is gone could not, and would go there for ever."""
+"""The first kernel that can remove connection tracking entries which are in a flowtable (commit 9b7c68b3911a). On older
+ones UDP flows to a deleted endpoint could not be removed."""
 
 _PROBE: Final = f"{TABLE}-probe"
 
 
 def rules(forwarding: Forwarding) -> dict[str, tuple[str, ...]]:
-    """Return the chain that hands a connection over."""
+    """Return the chain that adds a connection to the flowtable."""
     names = [PROTOCOL_NAMES[protocol].lower() for protocol in forwarding.protocols]
     return {CHAIN: tuple(f"meta l4proto {name} flow add @{FLOWTABLE}" for name in names)}
 
 
 def jump(forwarding: Forwarding) -> str:
-    """Return the rule of what is passed on: connections of Services that had their packets."""
+    """Return the rule for forwarded packets: connections of Services that have had enough packets."""
     return f"ct status dnat ct original packets >= {forwarding.after} jump {CHAIN}"
 
 
 def within(settings: Settings) -> Settings:
-    """Return the settings without what this kernel cannot do; each is said once, in the log."""
+    """Return the settings reduced to the abilities of this kernel; log each reduction."""
     wanted = FAST_FORWARDING.value(settings)
     if not wanted.protocols:
         return settings
@@ -60,7 +60,7 @@ def within(settings: Settings) -> Settings:
         return FAST_FORWARDING.on(settings, Forwarding())
     if modules.kernel_version(modules.release()) < FORGETS_FORWARDED and IPPROTO_UDP in wanted.protocols:
         log.warning(
-            "Only TCP is fast forwarded: before Linux %d.%d flows that are cannot be forgotten when an endpoint goes",
+            "Only TCP is fast forwarded: before Linux %d.%d the kernel cannot remove UDP flows of a deleted endpoint",
             *FORGETS_FORWARDED,
         )
         return FAST_FORWARDING.on(settings, Forwarding(wanted.after, (IPPROTO_TCP,)))
@@ -68,7 +68,7 @@ def within(settings: Settings) -> Settings:
 
 
 def _probe() -> None:
-    """Hand connections over to a flowtable, in a table of its own that is removed at once. Raises NetlinkError."""
+    """Create a table with a flowtable, and remove it at once. Raises NetlinkError if the kernel refuses."""
     place = Family.IPV4, _PROBE
     rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
     probe = Definition((), {"probe": Chain(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
@@ -79,17 +79,17 @@ def _probe() -> None:
 
 
 class Monitor(Protocol):
-    """Tells that interfaces may be others now."""
+    """Notices changes of the node's interfaces."""
 
     def changed(self) -> bool:
-        """Return whether to list them again."""
+        """Return whether interfaces may have changed since the last call."""
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the socket."""
 
 
 class Devices:
-    """The interfaces that one family's flowtable takes packets from."""
+    """The interfaces of one family's flowtable."""
 
     def __init__(self, family: Family, monitor: Monitor, listed: Callable[[], Mapping[int, str]]) -> None:
         self._family = family
@@ -103,14 +103,14 @@ class Devices:
         self._monitor.close()
 
     def forget(self) -> None:
-        """Take in that the table may be another one: all interfaces are added again, which changes nothing else."""
+        """Mark the table as possibly new, so that all interfaces are added again. Adding twice is harmless."""
         self._known = {}
         self._look = True
 
     def upkeep(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Add the interfaces that came. Those that go are taken out by the kernel, with the connections over them.
+        """Add new interfaces. The kernel itself takes deleted ones out, with their connections.
 
-        Raises ApplyError when interfaces cannot be listed; one that goes while it is added is left out.
+        Raises ApplyError if interfaces cannot be listed; an interface that is deleted meanwhile is skipped.
         """
         if self._monitor.changed():
             self._look = True
@@ -127,10 +127,10 @@ class Devices:
         try:
             commit([flowtable_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
         except ApplyError as error:
-            if len(fresh) > 1:  # one of them may be gone by now
+            if len(fresh) > 1:  # one of them may be deleted by now
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]
                 return {index: name for part in each for index, name in part.items()}
-            self._look = True  # it is gone, or will be tried again
+            self._look = True  # deleted, or added by the next attempt
             log.debug("Cannot fast forward from an interface name=%s error=%r", *fresh.values(), str(error))
             return {}
         return fresh

@@ -1,7 +1,7 @@
-"""The set of endpoints that are gone: whoever still sends to one through a Service gets a reset at once.
+"""The set of deleted endpoints: a client that still sends to one through a Service gets a reset at once.
 
-The kernel forgets them by itself, so the set is no part of what elements of Services are compared with. What is in it
-is known here, so that an address leaves it before anybody else's connections go there. See docs/beyond.md "Resets".
+Elements time out in the kernel, so the set is not part of the comparison of elements. This module tracks its content to
+remove an address before a new endpoint uses it. See docs/beyond.md "Resets".
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ _NAMED: Final = 3
 
 
 def declaration(layout: Layout) -> SetSpec:
-    """Return the set."""
+    """Return the declaration of the set."""
     key = (f"{layout.ip} daddr", "meta l4proto", "th dport")
     return SetSpec(GONE, key, flags=TIMEOUT, timeout=SECONDS * 1000)
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Return the chains that look a connection's endpoint up, and reset it.
+    """Return the chains that look up the endpoint of a connection, and reset the connection.
 
-    They are met before addresses are translated, so that the answer comes from the Service's address by itself,
-    whatever route led to the endpoint, and from a bridge too (there the kernel sends it past the translation). What
-    connection tracking has for a port is one to nft only after its protocol.
+    They run before address translation, so the reset comes from the Service's address on any route, and on a bridge,
+    where the kernel sends it past the translation. nft reads a port of connection tracking only after the protocol.
     """
     endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
     return {
@@ -47,21 +46,21 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
-"""The rule of the base chains that every packet meets: nothing but what a client of a Service sends goes on."""
+"""Rule of the base chains. Only packets from clients of Services go on to the lookup."""
 
 
 class GoneEndpoints:
-    """What one family's set has, and is to have. Times are seconds of one clock; keys as in model.gone.Departed."""
+    """Actual and desired content of a family's set. Times are seconds of one clock, keys as in model.gone.Departed."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._known: dict[bytes, float] = {}  # key to when the kernel forgets it, the first first
+        self._known: dict[bytes, float] = {}  # key : time when its element ends, in this order
         self._new: dict[bytes, float] = {}
         self._taken: set[bytes] = set()
-        self._ports: dict[bytes, set[bytes]] = {}  # address to its keys, of those that are known or new
+        self._ports: dict[bytes, set[bytes]] = {}  # address : its keys in _known and _new
 
     def note(self, departed: Departed, now: float) -> bool:
-        """Take in what happened; return whether there is something to write."""
+        """Note endpoints that are deleted or used again; return whether the set must change."""
         self._forget(now)
         for key in departed.gone:
             if len(key) - 3 == self._family.address_size:
@@ -76,7 +75,7 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Take in what the kernel has, as after a restart; nothing that was to be written is forgotten."""
+        """Replace the known content by that of the kernel, as after a restart; keep what is still to be written."""
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):
@@ -96,7 +95,7 @@ class GoneEndpoints:
             self._new.pop(key, None)
 
     def _forget(self, now: float) -> None:
-        """Forget what the kernel has forgotten."""
+        """Drop elements that have timed out in the kernel."""
         while self._known:
             key, until = next(iter(self._known.items()))
             if until > now:
@@ -108,10 +107,10 @@ class GoneEndpoints:
                 del self._ports[key[:-3]]
 
     def removal(self) -> list[bytes]:
-        """Return the messages by which addresses that are taken leave the set: before anything leads there.
+        """Return the messages that remove addresses in use again. Commit them before a Service leads there.
 
-        The kernel may have forgotten an element just now, and refuses to remove what it does not have (there is a way
-        to ask from 6.3 on), so each is added first, which changes nothing where it is there.
+        An element may time out at this moment, and before Linux 6.3 the kernel refuses to remove a missing element. So
+        each is added first, which changes nothing if it exists.
         """
         keys = [service_key(key) for key in self._taken]
         if not keys:
@@ -120,16 +119,16 @@ class GoneEndpoints:
         return [*self._messages(NEW_ELEMENT, added), *self._messages(DELETE_ELEMENT, map(plain_element, keys))]
 
     def removed(self) -> None:
-        """Take in that the kernel did so."""
+        """Note that the kernel has committed `removal`."""
         self._taken.clear()
 
     def additions(self, now: float) -> list[bytes]:
-        """Return the messages by which endpoints come into the set."""
+        """Return the messages that add deleted endpoints."""
         left = [(service_key(key), int((until - now) * 1000)) for key, until in self._new.items()]
         return self._messages(NEW_ELEMENT, [timed_element(key, 0, ms) for key, ms in left if ms > 0])
 
     def added(self) -> None:
-        """Take in that the kernel did so."""
+        """Note that the kernel has committed `additions`, and log the endpoints."""
         named = ", ".join(destination_text(key[:-3] + key[-2:]) for key in list(self._new)[:_NAMED])
         more = f" and {len(self._new) - _NAMED} more" if len(self._new) > _NAMED else ""
         log.info("Gone: connections to them are reset family=%s endpoints=%s%s", self._family.label, named, more)
@@ -142,5 +141,5 @@ class GoneEndpoints:
 
 
 def endpoint_key(element: bytes) -> bytes:
-    """Return address, protocol and port of an element's key: see layout.service_key."""
+    """Return packed address, protocol and port from an element's key: the inverse of layout.service_key."""
     return element[:-8] + element[-8:-7] + element[-4:-2]

@@ -1,7 +1,7 @@
-"""Which changed Services must change together: those that hand an address and port to each other. Pure.
+"""Groups of changed Services that must change in one transaction: an address and port moves between them. Pure.
 
-A transaction removes before it adds, so within one a key goes from hand to hand, and there is no moment without it. In
-two, the later one might remove what the earlier one had added, or the kernel refuse what is still another Service's.
+A transaction removes before it adds, so within one the key moves without a gap. With two transactions the later one
+could remove the key that the earlier one added, or the kernel could refuse a key that still exists.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ WantedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
 def groups(
     changes: Iterable[WantedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
 ) -> Iterable[Sequence[WantedPlans]]:
-    """Return the changes in their order, but those that belong into one transaction together, at the first one's turn.
+    """Return the changes in their order, grouped by transaction; a group stands at the place of its first member.
 
-    `placed` is what each Service has in the kernel. What Services share is counted, and binds none of them together.
+    `placed` has the placement of each Service in the kernel. Shared elements are counted, so they need no group.
     """
     ordered = list(changes)
     lost: dict[bytes, ServiceName] = {}
@@ -51,7 +51,7 @@ def groups(
 
 
 def _join(together: dict[ServiceName, set[ServiceName]], one: ServiceName, other: ServiceName) -> None:
-    """Make one group of those of two Services; all its members point to the same set."""
+    """Merge the groups of two Services; all members refer to the same set."""
     larger, smaller = (together.setdefault(name, {name}) for name in (one, other))
     if larger is smaller:
         return

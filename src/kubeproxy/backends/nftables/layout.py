@@ -1,6 +1,6 @@
-"""The shape of our table: which sets and maps there are, how their keys are packed, how chains are named.
+"""Layout of our table: its sets and maps, the packing of their keys, and the names of chains.
 
-Pure data, shared by the text of the ruleset and by the elements. Source: docs/nftables.md "Sets and maps by name".
+Pure data for rules and elements. Source: docs/nftables.md "Sets and maps by name".
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from kubeproxy.model.plan import LONGEST_AFFINITY, Policy
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
-"""A table that earlier versions made for a moment, and that one which is killed then leaves."""
+"""A temporary table of earlier versions, which remains if they are killed."""
 
 SLOTS: Final = 1 << 16
-"""No frontend has so many slots."""
+"""Exclusive upper bound of the number of slots of a frontend."""
 
 EXACT: Final = 8
-"""Up to so many endpoints each number is a class of its own."""
+"""Up to this number of endpoints each number is its own class."""
 
 CLASSES: Final[tuple[int, ...]] = (
     *range(1, EXACT + 1),
     *(10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 256),
     *(1024, 4096, 16384, 65535),
 )
-"""Frontends are sorted by how many endpoints they have, rounded up to one of these; slots are picked from a class.
+"""Classes: numbers of endpoints, to which that of a frontend is rounded up. A rule picks a random slot of a class.
 
-Each one is a rule that the kernel checks every new element against: twice as many make a full sync a sixth longer.
-The largest one fits into a port.
+The kernel checks each new element against the rule of each class: twice as many make a full sync a sixth longer. The
+largest class fits into a port.
 """
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each but the first."""
 
 _MISSED: Final = 0.005
-"""How many picks may miss until the class below settles it: the share of an endpoint is that even, or more."""
+"""Share of picks that may miss in every try and fall to the class below: the largest error of an endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Our sets and maps, by their names in the kernel.
+    """Names of our sets and maps in the kernel.
 
-    The Go kube-proxy takes our table over when a node goes back to it. So no set has the name of a map of its own, and
-    none begins with `affinity-`: it deletes all sets that do, which the kernel refuses while our chains refer to them.
+    After a rollback the Go kube-proxy takes over our table. So no set has the name of one of its maps, and none begins
+    with `affinity-`: it deletes such sets, which the kernel refuses while our chains use them.
     """
 
     # address . protocol . port . slot : destination
@@ -59,22 +59,22 @@ class SetId(StrEnum):
     LOCAL_ENDPOINTS = "local-endpoints"
     NODEPORT_ENDPOINTS = "nodeport-endpoints"
     LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
-    # frontends by what happens to their connections, to the class of what they pick from
+    # frontend : class of its pool, one map for each treatment
     CLUSTER_SERVICES = "cluster-services"
     EXTERNAL_SERVICES = "external-services"
     POLICY_LOCAL_SERVICES = "policy-local-services"
     EXTERNAL_NODEPORTS = "external-nodeports"
     POLICY_LOCAL_NODEPORTS = "policy-local-nodeports"
-    # those of policy-local-* to the class of their local endpoints
+    # frontend of policy-local-* : class of its local pool
     LOCAL_SERVICES = "local-services"
     LOCAL_NODEPORTS = "local-nodeports"
-    # frontends with session affinity, to the chains of their own
+    # frontend with session affinity : goto its chain
     AFFINITY_SERVICES = "session-services"
     LOCAL_AFFINITY_SERVICES = "local-session-services"
     AFFINITY_NODEPORTS = "session-nodeports"
     LOCAL_AFFINITY_NODEPORTS = "local-session-nodeports"
-    STICKY_NODEPORTS = "sticky-nodeports"  # those of session-nodeports, where no verdict is asked for
-    # the same frontends to the numbers of the pools that they pick from
+    STICKY_NODEPORTS = "sticky-nodeports"  # the keys of session-nodeports as a set
+    # frontend with session affinity : number of its pool
     AFFINITY_POOLS = "session-pools"
     LOCAL_AFFINITY_POOLS = "local-session-pools"
     NODEPORT_AFFINITY_POOLS = "nodeport-session-pools"
@@ -86,7 +86,7 @@ class SetId(StrEnum):
     NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
     FIREWALL_IPS = "firewalled-services"
-    FIREWALL_LISTS = "firewall-lists"  # the same frontends to the number of their Service's list of ranges
+    FIREWALL_LISTS = "firewall-lists"  # the same frontends : number of their Service's list of source ranges
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
 
@@ -118,47 +118,47 @@ POOL_MAPS: Final = (
     SetId.NODEPORT_AFFINITY_POOLS,
     SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
 )
-"""By endpoint map, as VERDICT_MAPS."""
+"""In the order of ENDPOINT_MAPS, as VERDICT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps to numbers that are written as addresses."""
+"""Maps to numbers, which have the type of addresses."""
 
 LARGEST_NUMBER: Final = 1 << 30
-"""What the number of a service port, or of a list, may be: with a bit for the pool it goes into an IPv4 address."""
+"""Largest number of a service port or of a list: with one more bit for the pool it fits into an IPv4 address."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
-"""Sets whose elements several service ports ask for: they stay until the last one lets go."""
+"""Sets whose elements several service ports share: an element stays until no service port uses it."""
 
 
 SERVICE_CIDRS: Final = "service-cidrs"
-"""The set of the ranges that cluster IPs are from."""
+"""Name of the set with the ranges of cluster IPs."""
 
 TRANSPORTS: Final = "transports"
-"""The set of the protocols that are served: nft wants to see one before a port is read."""
+"""Name of the set with the supported transport protocols: a rule must match one before it reads a port."""
 
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
-"""The table's named counters, and the protocol that each counts the refused packets of."""
+"""Names of the table's counters of refused packets, with the protocol of each."""
 
 
 def class_of(count: int) -> int:
-    """Return the class of a number of endpoints; of more than the largest class, only as many are ever picked."""
+    """Return the class of a number of endpoints. Endpoints beyond the largest class are never picked."""
     return CLASSES[min(bisect_left(CLASSES, count), len(CLASSES) - 1)]
 
 
 def tries(size: int) -> int:
-    """Return how often a slot is picked from a class before the class below settles it, of which all are taken."""
+    """Return the number of picks from a class before the class below, all of whose slots are used, decides."""
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
 
 
 @lru_cache(maxsize=4096)
 def packed_class(count: int) -> bytes:
-    """Return the class of a number of endpoints as it is in the kernel: a port."""
+    """Return the class of a number of endpoints packed as in the kernel: a port."""
     return class_of(count).to_bytes(2, "big")
 
 
-class Kind(IntEnum):
+class Packing(IntEnum):
     """How the elements of a set are packed."""
 
     PLAIN = 0
@@ -170,19 +170,19 @@ class Kind(IntEnum):
 
 
 class SetShape(NamedTuple):
-    """A set as it is declared, the fields of its key, and what it maps to."""
+    """A set's declaration, the fields of its key, and the packing of its elements."""
 
     spec: SetSpec
     fields: tuple[str, ...]  # address, protocol, port, slot
-    kind: Kind
+    kind: Packing
 
     def key_size(self, family: Family) -> int:
-        """Return the bytes of a key; every field fills whole 4-byte registers."""
+        """Return the size of a key in bytes; each field fills whole 4-byte registers."""
         return sum(family.address_size if f == "address" else 4 for f in self.fields)
 
     def data_size(self, family: Family) -> int:
-        """Return the bytes of what a key leads to, 0 where that is nothing, or a verdict."""
-        sizes = {Kind.DESTINATION: family.address_size + 4, Kind.NUMBER: family.address_size, Kind.CLASS: 2}
+        """Return the size of an element's data in bytes; 0 for plain sets and verdicts."""
+        sizes = {Packing.DESTINATION: family.address_size + 4, Packing.NUMBER: family.address_size, Packing.CLASS: 2}
         return sizes.get(self.kind, 0)
 
 
@@ -202,7 +202,7 @@ def _key_fields(name: str) -> tuple[str, ...]:
 
 
 class Layout:
-    """The sets of one family, in the order of their making."""
+    """The sets of one family, in the order of their creation."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -218,18 +218,18 @@ class Layout:
             "port": "th dport",
             "slot": "numgen random mod 2",
         }
-        kind, flags = Kind.PLAIN, 0
+        kind, flags = Packing.PLAIN, 0
         data: tuple[str, ...] = ()
         if name in ENDPOINT_MAPS:
-            kind, data = Kind.DESTINATION, (f"{self.ip} daddr", "th dport")
+            kind, data = Packing.DESTINATION, (f"{self.ip} daddr", "th dport")
         elif name in VERDICT_MAPS:
-            kind, data = Kind.VERDICT, VERDICT
+            kind, data = Packing.VERDICT, VERDICT
         elif name in NUMBER_MAPS:
-            kind, data = Kind.NUMBER, (f"{self.ip} daddr",)
+            kind, data = Packing.NUMBER, (f"{self.ip} daddr",)
         elif name in CLASS_MAPS:
-            kind, data = Kind.CLASS, ("th dport",)
+            kind, data = Packing.CLASS, ("th dport",)
         elif name == SetId.FIREWALL_ALLOW:
-            kind, flags = Kind.INTERVAL, INTERVAL
+            kind, flags = Packing.INTERVAL, INTERVAL
         spec = SetSpec(name, tuple([words[f] for f in fields]), data, flags)
         return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
 
@@ -238,33 +238,33 @@ CLIENTS: Final = "clients-"
 
 
 def client_set(slot: int) -> str:
-    """Return the name of the set of clients that stay with a slot, over all pools."""
+    """Return the name of the set of clients of a slot, over all pools."""
     return f"{CLIENTS}{slot}"
 
 
 def slot_of_clients(name: str) -> int | None:
-    """Return whose clients a set has; None when it is no set of clients."""
+    """Return the slot whose clients a set has; None if it is no set of clients."""
     slot = name.removeprefix(CLIENTS)
     return int(slot) if slot != name and slot.isdecimal() else None
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
-    """Return what stands for a service port's pool in the sets of clients; by the pool's policy."""
+    """Return the packed number of a service port's pool in the sets of clients. Its last bit is the policy."""
     return (2 * number + policy).to_bytes(family.address_size, "big")
 
 
 def list_number(number: int, family: Family) -> bytes:
-    """Return what stands for a Service's list of source ranges in the set of all ranges: an address that is none."""
+    """Return the packed number of a list of source ranges in the set of all ranges, in the size of an address."""
     return pool_number(number, Policy.CLUSTER, family)
 
 
 def service_port_number(packed: bytes) -> int:
-    """Return the number of the service port whose pool, or of the Service whose list, a number stands for."""
+    """Return the number of the service port or list in a packed number of a pool or list."""
     return int.from_bytes(packed, "big") >> 1
 
 
 def slot_bytes(count: int) -> list[bytes]:
-    """Return the packed slot numbers 0 to count - 1, and possibly more: host byte order, as numgen leaves them."""
+    """Return the packed slot numbers 0 to count - 1, and possibly more, in host byte order as numgen writes them."""
     if count > len(_SLOTS):
         _SLOTS.extend(slot.to_bytes(4, "little") for slot in range(len(_SLOTS), count * 2))
     return _SLOTS
@@ -282,11 +282,11 @@ def _registers(tail: bytes) -> bytes:
 
 
 class ChainName(NamedTuple):
-    """A chain of session affinity, shared by all Services with as many endpoints and the same timeout.
+    """A chain of session affinity, shared by all Services with the same number of endpoints and the same timeout.
 
-    `treatment` is one of TREATMENTS, `affinity` the timeout in seconds. `endpoints` is how many there are to pick from;
-    in slot and affinity chains it is the slot that is meant, and slot chains have no timeout. Chains of Maglev
-    have none either: for them it is the size of the table.
+    `treatment` is one of TREATMENTS, `affinity` the timeout in seconds. `endpoints` is the number of endpoints; for
+    slot and affinity chains the slot; for chains of Maglev the size of the table. Slot chains and chains of Maglev have
+    no timeout.
     """
 
     nodeport: bool
@@ -301,40 +301,40 @@ class ChainName(NamedTuple):
 
     @property
     def local(self) -> str:
-        """Return the 'local-' of chains that pick from a local pool beside a cluster pool, else ''."""
+        """Return 'local-' for chains that pick from a local pool beside a cluster pool, else ''."""
         return "local-" if self.treatment.startswith("local-") else ""
 
     @property
     def endpoint_map(self) -> SetId:
-        """Return the map that the chain picks from, or leads to picking from."""
+        """Return the endpoint map that the chain, or a chain it leads to, picks from."""
         if self.local:
             return SetId.LOCAL_NODEPORT_ENDPOINTS if self.nodeport else SetId.LOCAL_ENDPOINTS
         return SetId.NODEPORT_ENDPOINTS if self.nodeport else SetId.ENDPOINTS
 
     @property
     def is_slot(self) -> bool:
-        """Return whether the chain is one rule that always goes to the same endpoint."""
+        """Return whether the chain always leads to the endpoint in one slot."""
         return self.treatment.endswith("slot")
 
     @property
     def is_possible(self) -> bool:
-        """Return whether one of our chains may be called so: another program may give a name with any numbers."""
+        """Return whether the numbers are in the range of our chains; another program's chain may have any."""
         counts_slots = self.is_slot or self.treatment.endswith("affinity")
         return (0 if counts_slots else 1) <= self.endpoints < SLOTS and self.affinity <= LONGEST_AFFINITY
 
     @property
     def hashed(self) -> str:
-        """Return which of HASHED a chain of Maglev is for, else ''."""
+        """Return the element of HASHED for a chain of Maglev, else ''."""
         return next((word for word in HASHED[::-1] if self.treatment.endswith(word)), "")
 
     @property
     def picks(self) -> bool:
-        """Return whether the chain is one rule that picks from a map."""
+        """Return whether the chain is a single rule that picks from a map."""
         return self.is_slot or (self.treatment in _PICKING)
 
 
 HASHED: Final = ("maglev", "client-maglev")
-"""What treatments are called that pick by a hash, by what that is over: plan.HashKey."""
+"""Names of the treatments that pick by a hash, in the order of plan.HashKey."""
 
 _PICKING: Final = frozenset(f"{local}{word}" for word in HASHED for local in ("", "local-"))
 
@@ -354,7 +354,7 @@ TREATMENTS: Final = (
 
 
 def parse_chain_name(text: str) -> ChainName | None:
-    """Return the affinity chain that a name stands for, None when it is none."""
+    """Parse the name of an affinity chain; return None for any other name."""
     nodeport = text.startswith("nodeport-")
     rest = text.removeprefix("nodeport-")
     for treatment in TREATMENTS:
@@ -364,7 +364,7 @@ def parse_chain_name(text: str) -> ChainName | None:
             if not number.isdecimal() or (affinity and not (affinity.endswith("s") and seconds.isdecimal())):
                 continue
             name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
-            # A name reads back only as it is written, and only slots have no timeout: pick-4 is a static chain.
+            # Only canonical names count, and only slots and hashed chains lack a timeout: pick-4 is a static chain.
             untimed = name.is_slot or bool(name.hashed)
             return name if str(name) == text and bool(name.affinity) != untimed and name.is_possible else None
     return None

@@ -1,8 +1,8 @@
-"""NodePorts on loopback: connections to 127.0.0.1 and ::1 are taken here and carried to an endpoint.
+"""NodePorts on loopback: this process accepts connections to 127.0.0.1 and ::1 and relays them to an endpoint.
 
-Rules cannot lead a packet away from loopback without opening it to neighbours (route_localnet, kubernetes issue 90259),
-and with IPv6 not at all. So TCP is relayed; what else comes to a NodePort there is refused by the rules, and counted.
-Opted into by a loopback network in nodePortAddresses. Source: KEP-6032 of Kubernetes 1.37.
+Rules can translate packets from loopback only if neighbours may reach loopback too (route_localnet, kubernetes issue
+90259), and IPv6 packets not at all. So TCP is relayed; the rules refuse and count other packets to NodePorts there. A
+loopback network in nodePortAddresses turns it on. Source: KEP-6032 of Kubernetes 1.37.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from kubeproxy.model.plan import (
 log = logging.getLogger("kubeproxy.nftables")
 
 AGAIN: Final = 10.0
-"""Seconds after which a port that was taken by another program is tried again."""
+"""Seconds between attempts to bind a port that another program uses."""
 
 LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
-class Wish(NamedTuple):
-    """What a listener is to do: whose port it is, its endpoints, affinity in seconds (0 for none).
+class RelayTarget(NamedTuple):
+    """Desired state of a listener: service port, endpoints, and session affinity in seconds (0 for none).
 
-    With weights an endpoint is in the pool as often as its share asks for.
+    With weights the pool has an endpoint several times.
     """
 
     key: ServicePortKey
@@ -56,64 +56,64 @@ class Wish(NamedTuple):
 
 
 class RelayMetrics(NamedTuple):
-    """What one family's relay reports."""
+    """Metrics of one family's relay."""
 
     listeners: Gauge
     failures: Counter
 
 
 class LocalhostRelay:
-    """The listeners of one family, by NodePort. Used by one thread at a time; what they carry runs on the path's."""
+    """The listeners of one family by NodePort. Not thread-safe; the data path's own thread carries the bytes."""
 
     def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
         self._family = family
         self._path = path
         self._metrics = metrics
-        self._wishes: dict[ServiceName, dict[int, Wish]] = {}
+        self._wanted: dict[ServiceName, dict[int, RelayTarget]] = {}
         self._open: dict[int, tcp.TcpListener] = {}
-        self._missing: dict[int, Wish] = {}
+        self._missing: dict[int, RelayTarget] = {}
         self._again = 0.0
 
-    def take(self, services: Iterable[tuple[ServiceName, Iterable[ServicePlan]]]) -> None:
-        """Serve what these Services want from now on. A port that cannot be had is logged, and tried again later."""
-        before: dict[int, Wish] = {}
-        after: dict[int, Wish] = {}
+    def update(self, services: Iterable[tuple[ServiceName, Iterable[ServicePlan]]]) -> None:
+        """Open, change and close listeners as these Services need. Logs ports in use, and retries them later."""
+        before: dict[int, RelayTarget] = {}
+        after: dict[int, RelayTarget] = {}
         for name, plans in services:
-            before |= self._wishes.pop(name, {})
-            if wanted := dict(wishes(plans)):
-                self._wishes[name] = wanted
+            before |= self._wanted.pop(name, {})
+            if wanted := dict(relay_targets(plans)):
+                self._wanted[name] = wanted
                 after |= wanted
         for port in before.keys() - after.keys():
             self._close(port)
-        for port, wish in after.items():
-            if before.get(port) != wish or port not in self._open:
-                self._serve(port, wish)
+        for port, target in after.items():
+            if before.get(port) != target or port not in self._open:
+                self._serve(port, target)
         self._metrics.listeners.set(len(self._open))
 
     def retain(self, names: Collection[ServiceName]) -> None:
-        """Close what belongs to no Service of these."""
-        self.take([(name, ()) for name in self._wishes if name not in names])
+        """Close the listeners of all other Services."""
+        self.update([(name, ()) for name in self._wanted if name not in names])
 
     def upkeep(self) -> None:
-        """Try once more what could not be had, now and then."""
+        """Retry ports that could not be bound, every AGAIN seconds."""
         if self._missing and time.monotonic() >= self._again:
-            for port, wish in list(self._missing.items()):
-                self._serve(port, wish)
+            for port, target in list(self._missing.items()):
+                self._serve(port, target)
             self._metrics.listeners.set(len(self._open))
 
     def close(self) -> None:
         """End all connections."""
         self._path.stop()
 
-    def _serve(self, port: int, wish: Wish) -> None:
+    def _serve(self, port: int, target: RelayTarget) -> None:
         listener = self._open.get(port)
         try:
-            if listener is None or listener.key != wish.key:
+            if listener is None or listener.key != target.key:
                 self._close(port)
-                listener = self._opened(port, wish.key)
-            self._path.call(lambda: listener.retarget(wish.pool, wish.affinity, wish.pool))
+                listener = self._opened(port, target.key)
+            self._path.call(lambda: listener.retarget(target.pool, target.affinity, target.pool))
         except (OSError, ApplyError) as error:
-            self._note_failure(port, wish, error)
+            self._note_failure(port, target, error)
             return
         self._missing.pop(port, None)
 
@@ -137,18 +137,18 @@ class LocalhostRelay:
         if listener is not None:
             self._path.call(listener.close)
 
-    def _note_failure(self, port: int, wish: Wish, error: Exception) -> None:
+    def _note_failure(self, port: int, target: RelayTarget, error: Exception) -> None:
         if port not in self._missing:
             why = error.strerror if isinstance(error, OSError) else str(error)
             where = f"{LOOPBACK[self._family]} port {port}"
-            log.error("%s: its NodePort does not answer on %s: %s; is another program listening?", wish.key, where, why)
+            log.error("%s: its NodePort cannot listen on %s: %s; does another program use it?", target.key, where, why)
             self._metrics.failures.inc()
-        self._missing[port] = wish
+        self._missing[port] = target
         self._again = time.monotonic() + AGAIN
 
 
-def wishes(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, Wish]]:
-    """Yield the NodePorts that are relayed: TCP with endpoints; under policy Local, with those of this node."""
+def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
+    """Yield the NodePorts to relay: TCP with endpoints; with externalTrafficPolicy Local those of this node."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue
@@ -156,7 +156,10 @@ def wishes(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, Wish]]:
         for frontend in plan.frontends if pool else ():
             if frontend.kind is FrontendKind.NODEPORT:
                 weights = plan.weights(plan.policies.external)
-                yield frontend.port, Wish(plan.key, _repeated(pool, weights) if weights else pool, plan.remembers)
+                yield (
+                    frontend.port,
+                    RelayTarget(plan.key, _repeated(pool, weights) if weights else pool, plan.remembers),
+                )
 
 
 def _repeated(pool: Pool, weights: Weights) -> Pool:
@@ -165,7 +168,7 @@ def _repeated(pool: Pool, weights: Weights) -> Pool:
 
 
 def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) -> list[Backend]:
-    """Return backends with a relay beside each. All have one thread that carries bytes."""
+    """Return backends with a relay beside each. All relays share one thread for the data path."""
     listeners = registry.gauge(
         "kubeproxy_nftables_localhost_nodeport_listeners",
         "[ALPHA] Number of NodePorts that are relayed from loopback",
@@ -187,7 +190,7 @@ def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) ->
 
 
 def count_refusals(registry: Registry, families: Iterable[Family]) -> None:
-    """Have the packets reported that the rules refuse on loopback NodePorts."""
+    """Register the metrics of packets that the rules refuse on loopback NodePorts."""
     refusals = registry.counter(
         "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
         "[ALPHA] Number of packets rejected on localhost NodePorts: UDP and SCTP always, TCP where it is not relayed",
@@ -201,20 +204,20 @@ def count_refusals(registry: Registry, families: Iterable[Family]) -> None:
 
 
 class TableCounters:
-    """One family's counters, read once for all that a scrape asks for.
+    """One family's counters, read once for all series of a scrape.
 
-    The socket stays open: whenever one is closed, the kernel settles pending work, and the next transaction of anybody
-    waits for 10 to 30 ms (nft_rcv_nl_event).
+    The socket stays open: when one is closed, the kernel delays the next transaction of any program by 10 to 30 ms
+    (nft_rcv_nl_event).
     """
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._link: Netlink | None = None
         self._packets: Mapping[str, int] = {}
-        self._asked = set(COUNTERS)  # since they were read
+        self._asked = set(COUNTERS)  # counters returned since the last read
 
     def packets(self, counter: str) -> float:
-        """Return what a counter has counted, 0 whenever the table is not there."""
+        """Return the packets of a counter; 0 if the table is missing."""
         if counter in self._asked:
             self._packets = self._read()
             self._asked.clear()
@@ -233,7 +236,7 @@ class TableCounters:
 
 
 class RelayingBackend:
-    """See backends.mode.Backend: one that programs the kernel, with a relay for what its rules cannot do."""
+    """A backend that programs the kernel, with a relay for NodePorts on loopback. See backends.mode.Backend."""
 
     def __init__(self, backend: Backend, relay: LocalhostRelay, world: Globals) -> None:
         self.family = backend.family
@@ -243,7 +246,7 @@ class RelayingBackend:
         self._relays = _relays(world, self.family)
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether a resync is due."""
+        """Set the globals; return whether a resync is due."""
         before, self._relays = self._relays, _relays(world, self.family)
         return self._backend.set_world(world) or before != self._relays
 
@@ -251,26 +254,26 @@ class RelayingBackend:
         """Program changed Services."""
         yield from self._backend.sync(changes)
         if self._relays:
-            self._relay.take(changes)
+            self._relay.update(changes)
 
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
         """Make the kernel hold exactly this."""
         yield from self._backend.resync(wanted)
         served = wanted if self._relays else {}
         self._relay.retain(served)
-        self._relay.take(served.items())
+        self._relay.update(served.items())
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """Return how the kernel differs from what was committed."""
+        """See backends.mode.Backend."""
         return self._backend.inspect(depth)
 
     def upkeep(self) -> None:
-        """Do what is due without any change."""
+        """See backends.mode.Backend."""
         self._backend.upkeep()
         self._relay.upkeep()
 
     def close(self) -> None:
-        """Let go of the kernel; the rules stay, relayed connections end."""
+        """Close sockets; the rules stay, relayed connections end."""
         self._backend.close()
         self._relay.close()
 

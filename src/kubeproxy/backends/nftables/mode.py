@@ -1,4 +1,4 @@
-"""nftables mode when it runs: can this node run it, opening it."""
+"""Operations of nftables mode: checks, and construction of backends and examiners."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _examine(
     world: Globals,
     families: Sequence[Family],
 ) -> list[NftablesExaminer]:
-    # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (see table.KernelTable).
+    # One socket for all: closing one delays the next transaction of the proxy (see table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 

@@ -1,6 +1,6 @@
-"""The numbers by which the kernel knows service ports with session affinity, and lists of source ranges. Pure.
+"""Numbers of service ports with session affinity and of lists of source ranges in the kernel. Pure.
 
-A number that had been another's would bring its clients along, so none is given twice, and who has one keeps it.
+A reused number would inherit the clients of its former service port, so numbers are unique, and each owner keeps its.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kubeproxy.model.plan import ServicePortKey
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return what stands for a Service's list of source ranges, given any of its service ports: one of no protocol."""
+    """Return the key of a Service's list of source ranges, from the key of any of its service ports."""
     return key._replace(port_name="", protocol=0)
 
 
 class Numbers:
-    """Gives each service port a number, from 1 on: a new one, unless it had one before the table was compared."""
+    """Assigns a number to each service port, from 1 on, and keeps those in the kernel during a comparison."""
 
     def __init__(self) -> None:
         self._unused = count(1)
@@ -26,26 +26,26 @@ class Numbers:
         self._taken: set[int] = set()
 
     def of(self, key: ServicePortKey) -> int:
-        """Return the number of a service port that has none in the kernel."""
+        """Return the number of a service port without one in the kernel: its former one, or a new one."""
         return self._had.pop(key, 0) or next(self._unused)
 
     def compare(self, had: Iterable[tuple[ServicePortKey, int]]) -> None:
-        """Begin to compare the table with what is wanted: service ports had these numbers.
+        """Begin a comparison with the kernel, with the numbers of service ports before it.
 
-        Those of a comparison that failed count too.
+        Numbers from a comparison that failed stay valid.
         """
         self._had.update(had)
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Take note of all numbers that the kernel has: whoever is new gets larger ones."""
+        """Note all numbers in the kernel: new ones will be larger."""
         usable = (number for number in numbers if number <= LARGEST_NUMBER)
         self._unused = count(max(next(self._unused), max(usable, default=0) + 1))
 
     def recall(self, key: ServicePortKey, number: int) -> int:
-        """Return the number that a service port had, or else the one that the kernel has for it.
+        """Return the number of a service port before the comparison, or else `number`, which the kernel has for it.
 
-        That is 0 if it has none there, or what another one has, as after another program wrote it.
+        Returns 0 if the kernel has none, or one that belongs to another service port, written by another program.
         """
         if key in self._had:
             return self._had.pop(key)
@@ -55,6 +55,6 @@ class Numbers:
         return number
 
     def compared(self) -> None:
-        """End the comparison: what is not wanted any more had its number."""
+        """End the comparison, and drop the numbers of service ports that no longer exist."""
         self._had.clear()
         self._taken.clear()

@@ -1,7 +1,7 @@
-"""Tables of earlier versions: sets that have another name now, and clients of session affinity by another key.
+"""Upgrade from tables of versions before 2026-11-24: renamed sets, and another key for clients of session affinity.
 
-Their elements are copied in the transaction that writes today's rules, so endpoints keep their slots, and clients their
-endpoints. Needed for tables of versions before that of 2026-11-24.
+Their elements are copied in the transaction that writes the current rules, so endpoints keep their slots, and clients
+their endpoints.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _AFFINITY: Final = "affinity-"
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of the set that an earlier version had in place of one, None where there is none."""
+    """Return the form of the set that an earlier version had in place of this one; None if there is none."""
     return found.sets.get(_OLDER.get(name, ""))
 
 
 def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that fill today's sets with the elements of those that they replace. Raises ApplyError."""
+    """Return the messages that copy the elements of former sets into their successors. Raises ApplyError."""
     transaction = Transaction(Packers(ruleset.layout), {})
     for name, older in _OLDER.items():
         if older in found.sets and name not in found.sets:
@@ -44,7 +44,7 @@ def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: Ke
 
 
 def _clients(name: str, form: SetForm, table: KernelTable) -> Iterator[bytes]:
-    """Yield the clients of a slot as today's sets have them: by a hash of the address, not by all of it."""
+    """Yield the clients of a slot under the current key, which has a hash of the address instead of the address."""
     size = table.family.address_size
     for client in table.elements(name) if form.key_length == 2 * size else ():
         if client.expires > 0:

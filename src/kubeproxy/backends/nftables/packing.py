@@ -1,7 +1,7 @@
-"""Elements to netlink messages: the contents of one transaction, packed as they are added. Pure.
+"""Packs elements into the netlink messages of a transaction. Pure.
 
-The hot path of a full sync, so a pool of endpoints is packed at C speed, as one piece; the pieces of a set are cut
-into messages only at the end.
+This is the hot path of a full sync: a pool of endpoints is packed as one piece by C code, and the pieces of a set are
+cut into messages at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     TABLE,
     ChainName,
-    Kind,
     Layout,
+    Packing,
     parse_chain_name,
     slot_bytes,
 )
@@ -24,18 +24,18 @@ from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, ele
 from kubeproxy.model.plan import Pool
 
 Users = dict[str, Counter[bytes]]
-"""How many Services ask for each element of a shared set."""
+"""Number of Services that use each element, by shared set."""
 
 _VERDICTS = 4096
-"""Chains whose verdicts are kept packed: chains of ever new timeouts come and go."""
+"""Size of the cache of packed verdicts. It is bounded as chains with new timeouts come and go."""
 
-_VERDICT, _INTERVAL = Kind.VERDICT, Kind.INTERVAL
+_VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
 _PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
 class Packers:
-    """How the elements of each set of a family are packed."""
+    """Packers of the elements of each set of a family."""
 
     def __init__(self, layout: Layout) -> None:
         self.family = layout.family
@@ -44,14 +44,14 @@ class Packers:
         self.new = {
             set_id: Packer.of(sizes[set_id], shape.data_size(layout.family)) for set_id, shape in layout.shapes.items()
         }
-        plain = [set_id for set_id, kind in self.kinds.items() if kind is Kind.PLAIN]
+        plain = [set_id for set_id, kind in self.kinds.items() if kind is Packing.PLAIN]
         self.before_plain = {set_id: self.new[set_id].before_key for set_id in plain}
         self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}
         self._verdicts: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}
         self._slots: dict[str, list[bytes]] = {set_id: [] for set_id in ENDPOINT_MAPS}
 
     def verdict(self, set_id: str, chain: bytes) -> tuple[bytes, bytes]:
-        """Return what comes before and after the key in an element whose verdict is to go to a chain."""
+        """Return the bytes before and after the key of an element with the verdict `goto chain`."""
         found = self._verdicts.get((set_id, chain))
         if found is None:
             if len(self._verdicts) >= _VERDICTS:
@@ -60,7 +60,7 @@ class Packers:
         return found
 
     def slots(self, set_id: str, count: int) -> list[bytes]:
-        """Return slot numbers with the bytes that follow a key, for at least `count` slots."""
+        """Return for at least `count` slots the packed slot number and the bytes between key and data."""
         slots = self._slots[set_id]
         if len(slots) < count:
             between = self.new[set_id].before_data
@@ -69,9 +69,9 @@ class Packers:
 
 
 class Transaction:
-    """What one transaction removes and adds. `elements` counts both.
+    """The removed and added elements of one transaction; `elements` is the number of both.
 
-    As the recipient of render.translate it takes what is new; what is shared is added for its first user only.
+    It is a recipient of render.translate for new elements. A shared element is added for its first user only.
     """
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
@@ -83,14 +83,14 @@ class Transaction:
         self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
         self.asked = set(asked)
-        """What is shared and the Service at hand has asked for, maybe in the transaction before."""
+        """Shared elements that the current Service uses, possibly added in the transaction before."""
 
     def next_service(self) -> None:
-        """Say that what follows is another Service's: each counts once, however many of its ports share an element."""
+        """Begin another Service: all ports of a Service together count as one user of a shared element."""
         self.asked.clear()
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Add an element that a Service asks for, unless another one has it there already."""
+        """Add an element of a Service, unless it is shared and another Service has added it."""
         users = self._users.get(set_id)
         if users is not None:
             if (set_id, key) in self.asked:
@@ -103,7 +103,7 @@ class Transaction:
         if before is None:
             self.add(set_id, key, data)
             return
-        self._added[set_id].append(before + key)  # nearly all that are no pools
+        self._added[set_id].append(before + key)  # the common case
         self.elements += 1
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
@@ -135,7 +135,7 @@ class Transaction:
         self.elements += 1
 
     def release(self, set_id: str, key: bytes) -> None:
-        """Remove an element that a Service asked for, unless another one still does."""
+        """Remove an element of a Service, unless it is shared and another Service still uses it."""
         users = self._users.get(set_id)
         if users is not None:
             users[key] -= 1
@@ -145,29 +145,28 @@ class Transaction:
         self.remove(set_id, key)
 
     def chains(self) -> set[ChainName]:
-        """Return the chains that added verdicts go to."""
+        """Return the target chains of the added verdicts."""
         return chain_names(self._verdicts)
 
     def messages(self) -> list[bytes]:
-        """Return the messages: removals first, as an element that changes its data is both."""
+        """Return the messages, removals first: an element with new data is removed and added."""
         return [*self._messages(DELETE_ELEMENT, self._removed), *self._messages(NEW_ELEMENT, self._added)]
 
     def _messages(self, kind: int, sets: dict[str, list[bytes]]) -> Iterator[bytes]:
         for set_id, pieces in sets.items():
-            fixed = (
-                0 if self._packers.kinds[set_id] is Kind.VERDICT and kind == NEW_ELEMENT else self._size(set_id, kind)
+            yield from element_messages(
+                kind, self._packers.family, TABLE, set_id, pieces, self._size(set_id, is_new=kind == NEW_ELEMENT)
             )
-            yield from element_messages(kind, self._packers.family, TABLE, set_id, pieces, fixed)
 
-    def _size(self, set_id: str, kind: int) -> int:
-        """Return the bytes of an element; those of a set are all alike, but for verdicts."""
-        if self._packers.kinds[set_id] is Kind.INTERVAL:
+    def _size(self, set_id: str, *, is_new: bool) -> int:
+        """Return the size of each element of a set in bytes; 0 if they differ."""
+        packing = self._packers.kinds[set_id]
+        if packing is Packing.INTERVAL or (packing is Packing.VERDICT and is_new):
             return 0
-        packer = self._packers.new[set_id] if kind == NEW_ELEMENT else self._packers.old[set_id]
-        return packer.size
+        return (self._packers.new if is_new else self._packers.old)[set_id].size
 
 
 def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
-    """Return the chains that verdicts go to."""
+    """Return the target chains of verdicts."""
     found = (parse_chain_name(verdict.decode()) for verdict in verdicts)
     return {name for name in found if name is not None}

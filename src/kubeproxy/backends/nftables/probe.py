@@ -1,4 +1,4 @@
-"""Can this node run nftables mode? Says what is missing and how to get it, before anything is changed."""
+"""Check that this node can run nftables mode, before anything is changed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 from kubeproxy.kernel.nftables.presence import require
 
-KERNEL = (5, 13)  # the oldest that the Go kube-proxy's nftables mode runs on
+KERNEL = (5, 13)  # the minimum of the Go kube-proxy's nftables mode
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-"""The variable that has an older kernel tried, as by the Go kube-proxy: distributions put newer parts into theirs."""
+"""Environment variable of the Go kube-proxy that allows older kernels: distributions backport newer code to them."""
 
 
 def check() -> None:
-    """Raise Unsupported when this node cannot run the mode."""
+    """Raise Unsupported, with the fix, if this node cannot run the mode."""
     kernel = (0, 0) if os.environ.get(SKIP_KERNEL) else KERNEL
     require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")

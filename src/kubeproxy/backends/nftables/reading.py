@@ -1,8 +1,8 @@
-"""Reads the elements of our table back: endpoints, which nearly all are, by their keys, all others by dumps.
+"""Found elements of our table: endpoints, the great majority, by lookups of keys; all other sets by dumps.
 
-A dump takes longer for each element the larger the set is (kernel/nftables/fetch.py), and a hundred thousand
-elements take 30 MB. So endpoints are read for some frontends at a time, as they are compared. Which slots a frontend
-may have follows from its class; the kernel's count of elements shows whether there are others.
+The time of a dump grows faster than the set (kernel/nftables/fetch.py), and a hundred thousand elements take 30 MB of
+memory. So endpoints are looked up for a few hundred Services at a time. The class of a frontend gives its possible
+slots; the kernel's count of elements shows whether there are more.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 READS: Final = 50
-PAUSE: Final = 0.01  # seconds; resizing a hash table of 100,000 elements takes some 0.05
+PAUSE: Final = 0.01  # seconds; the kernel resizes a hash table of 100,000 elements in about 0.05 s
 
 AT_ONCE: Final = 4096
-"""Elements that are compared together: half a megabyte."""
+"""Number of elements compared together: half a megabyte."""
 
 SERVICES: Final = 256
-"""Services that are read together."""
+"""Number of Services read together."""
 
 _Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 
@@ -48,16 +48,16 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.NODEPORT_ENDPOINTS: (SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
 }
-"""The maps of frontends that pick from a map of endpoints."""
+"""For each endpoint map, the maps of the frontends that pick from it."""
 
 
 def frontends_and_sets(table: KernelTable, names: Iterable[str]) -> Elements:
-    """Return all elements of these sets but the maps of endpoints, which are there without any. Raises ApplyError."""
+    """Return all elements of these sets; those of endpoint maps are left empty. Raises ApplyError."""
     return {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
 
 
 class EndpointReader:
-    """Reads the maps of endpoints for some frontends at a time, into the elements that were read of the other sets."""
+    """Reads endpoint maps, the frontends of some Services at a time, and adds their elements to `actual`."""
 
     def __init__(self, table: KernelTable, actual: Elements) -> None:
         self._table = table
@@ -66,7 +66,7 @@ class EndpointReader:
         self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
 
     def ahead(self, wanted: Iterable[_Named]) -> Iterator[_Named]:
-        """Yield Services with their plans, with the endpoints of their frontends read. Raises ApplyError."""
+        """Yield Services with their plans after reading the endpoints of their frontends. Raises ApplyError."""
         services = iter(wanted)
         while some := list(islice(services, SERVICES)):
             self._read_frontends(
@@ -79,16 +79,16 @@ class EndpointReader:
             self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
 
     def read_desired(self, desired: Elements) -> None:
-        """Read those of these elements that no frontend led to: the kernel would not add them. Raises ApplyError."""
+        """Look up desired endpoint elements not read yet: the kernel refuses to add one twice. Raises ApplyError."""
         for name in _FRONTENDS:
             actual = self._actual[name]
             if missing := [key for key in desired.get(name, ()) if key not in actual]:
                 self._keep(name, self._table.lookup(name, missing))
 
     def rest(self, taken: Callable[[], Mapping[str, Mapping[bytes, int]]]) -> None:
-        """Read the endpoints of all other frontends, and those that no frontend leads to. Raises ApplyError.
+        """Read the endpoints of all other frontends, and elements that belong to no frontend. Raises ApplyError.
 
-        `taken` returns the number of slots of each frontend that are in use, by the map of its endpoints.
+        `taken` returns the number of used slots of each frontend, by endpoint map.
         """
         for name, left in self._left.items():
             self._read_slots(name, [(key, *slots) for key, slots in left.items()])
@@ -96,7 +96,7 @@ class EndpointReader:
                 self._actual[name] = self._strays(name, taken().get(name, {}))
 
     def _strays(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
-        """Return the elements of a map of endpoints that are in no slot in use. Raises ApplyError."""
+        """Return the elements of an endpoint map that are in no used slot. Raises ApplyError."""
         for _ in range(READS):
             found = {
                 key: data
@@ -118,7 +118,7 @@ class EndpointReader:
                 going_on.append((keys[-1], frontend, end, most))
             there = self._table.lookup(name, keys)
             self._keep(name, there)
-            # Slots are taken without a gap; an eighth more is asked for at a time, as most have no more than they must.
+            # Used slots have no gaps. Most frontends have the fewest of their class, so each round asks an eighth more.
             asking = []
             for last, frontend, end, most in going_on:
                 if end < most and last in there:
@@ -131,7 +131,7 @@ class EndpointReader:
 
 
 def differing(table: KernelTable, names: Iterable[str], desired: Iterable[Elements]) -> str:
-    """Return the first set whose elements are not the desired ones, '' for none; `desired` comes Service by Service."""
+    """Return the first set whose elements differ from the desired ones (one item a Service), '' for none."""
     total: Elements = {}
     counts = dict.fromkeys(_FRONTENDS, 0)
     waiting: Elements = {name: {} for name in _FRONTENDS}
@@ -158,15 +158,15 @@ def _differs(table: KernelTable, name: str, entries: dict[bytes, bytes]) -> bool
 
 
 def _count(table: KernelTable, name: str) -> int:
-    """Return the number of a set's elements, by a dump where the kernel does not count them (before Linux 6.16)."""
+    """Return the number of elements of a set, by a dump if the kernel does not report it (before Linux 6.16)."""
     counted = table.count(name)
     return counted if counted is not None else sum(map(len, table.pairs(name)))
 
 
 def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:
-    """Return the elements of a set, read again while the kernel's hash table is being resized.
+    """Return the elements of a set; repeat the dump while the kernel resizes the set's hash table.
 
-    Such a dump counts entries, not keys: it lists some twice and as many not at all (nft_rhash_walk of Linux 6.18).
+    Such a dump lists some elements twice, and omits as many (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
         entries: dict[bytes, bytes] = {}
@@ -185,7 +185,7 @@ def _torn(name: str) -> ApplyError:
 
 
 def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
-    """Return the slots that each frontend of a map of endpoints has: so many are taken, and so many may be."""
+    """Return the minimum and maximum number of used slots of each frontend of an endpoint map."""
     found: dict[bytes, tuple[int, int]] = {}
     known: dict[tuple[SetId, bytes], tuple[int, int]] = {}
     for source in _FRONTENDS[name]:

@@ -1,6 +1,6 @@
-"""Plans to elements: what a Service's plans are in the sets and maps of our table. Pure.
+"""Desired elements: translates a Service's plans into elements of the sets and maps of our table. Pure.
 
-Endpoints keep their slots while they live, so that a change touches what changed and affinity survives it.
+An endpoint keeps its slot for its lifetime, so a change writes few elements, and session affinity survives it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Range, merge_ranges
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
 
-# For what is done for every Service, see model.compile.
+# Local names for the hot path, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 
 
-class Table(tuple[bytes, ...]):
-    """Who has each slot of a table of Maglev: their order is what counts."""
+class MaglevTable(tuple[bytes, ...]):
+    """The endpoint of each slot of a Maglev table. Unlike in other pools, the order matters."""
 
     __slots__ = ()
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order, and the number that the kernel knows its clients by: 0 without affinity.
+    """A plan with its pools in slot order, and the number of its pools in the sets of clients: 0 without affinity.
 
-    In a pool with weights an endpoint has as many slots as its share asks for. `ranges` is the number that the kernel
-    knows the Service's source ranges by, 0 without any; `allowed` are these ranges, for one of its plans only.
+    With weights an endpoint has several slots. `ranges` is the number of the Service's list of source ranges, 0 without
+    one; `allowed` are these ranges, in one plan of the Service only.
     """
 
     plan: ServicePlan
@@ -56,7 +56,7 @@ class Placed(NamedTuple):
 
     @classmethod
     def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
-        """Place a plan that was not there before."""
+        """Place a new plan."""
         number = numbers.of(plan.key) if plan.affinity else 0
         if plan.balance is None:
             return cls(plan, plan.cluster, plan.local, number)
@@ -68,7 +68,7 @@ class Placed(NamedTuple):
 
 
 def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
-    """Give each endpoint its slot, and the plan its number: what they had, if the plan was there before."""
+    """Give each endpoint a slot and the plan a number, and keep those of the placement before."""
     if before is None:
         return Placed.fresh(plan, numbers)
     number = (before.number or numbers.of(plan.key)) if plan.affinity else 0
@@ -79,7 +79,7 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
 
 
 def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
-    """Place all plans of a Service: where they were, if they were there before."""
+    """Place all plans of a Service, and keep the slots and numbers of the placement before."""
     if before:
         known = {item.plan.key: item for item in before}
         after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
@@ -94,10 +94,10 @@ def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: N
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
-    """Return who is to have the slots of a pool, before anything is known of their order; of a Table that is fixed."""
+    """Return the endpoints of a pool, each as often as it has slots. Their order is free, except in a MaglevTable."""
     pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
     if plan.balance is not None and plan.balance.hashing is not None:
-        return Table(maglev.fill(pool, weights, plan.balance.hashing.size))
+        return MaglevTable(maglev.fill(pool, weights, plan.balance.hashing.size))
     if not weights or plan.balance is None:
         return pool
     counts = slot_counts(weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else SLOTS))
@@ -105,10 +105,10 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the wanted destinations in an order that moves as few of them as possible.
+    """Return the wanted destinations in the order that moves the fewest of them.
 
-    Survivors stay; newcomers fill the holes; when there are more holes than newcomers, the last ones move down. Of one
-    that has several slots and is to have fewer, those stay that come first: clients are looked for in that order.
+    Destinations that stay keep their slots; new ones fill the holes; with more holes than new ones, the last ones move
+    down. If one with several slots loses some, it keeps the first ones: rules search for clients in that order.
     """
     if before == wanted or not before:
         return wanted
@@ -133,13 +133,13 @@ def assign(before: Pool, wanted: Pool) -> Pool:
 
 
 class Recipient(Protocol):
-    """What a plan is translated into."""
+    """Receives the elements of a plan from `translate`."""
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Take an element."""
+        """Receive an element."""
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Take the endpoints of a frontend, in slot order."""
+        """Receive the endpoints of a frontend in slot order."""
 
 
 class Parts:
@@ -163,7 +163,7 @@ class Parts:
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
-    """Return the smallest change of the elements of a Service; each pool is compared once for all its frontends."""
+    """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends."""
     old, new = Parts(before), Parts(after)
     delta = diff(old.elements, new.elements)
     compared: dict[tuple[int, int], _Slots] = {}
@@ -181,7 +181,7 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool that are emptied, and those that are filled, with their data; a slot may be in both."""
+    """The slots of a pool to remove, and those to add with their data. A slot with another endpoint is in both."""
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]
@@ -209,7 +209,7 @@ def render(placed: Iterable[Placed]) -> Elements:
 
 
 def translate(item: Placed, recipient: Recipient) -> None:
-    """Hand a plan's elements to a recipient."""
+    """Pass a plan's elements to a recipient."""
     plan = item.plan
     for frontend in plan.frontends:
         _frontend(item, frontend, plan.traffic(frontend), recipient)
@@ -271,7 +271,7 @@ def slots_in_use(services: Iterable[Iterable[Placed]]) -> dict[str, dict[bytes, 
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
-    """Return the pools that the frontends of a plan pick from, in slot order."""
+    """Return the pools that the frontends of a plan use, in slot order."""
     found = {}
     for frontend in item.plan.frontends:
         way = way_of(frontend.kind, item.plan.traffic(frontend))
@@ -280,11 +280,10 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """What becomes of a frontend's connections, as far as its kind and the traffic's actions say.
+    """The sets and maps of a frontend, as its kind and traffic decide.
 
-    `picked` has each map that it picks from, the map of the frontends that do so, the treatment of the chain that does,
-    and whose pool is there; it is empty where nothing is forwarded. `unserved` is the set of those that somebody finds
-    closed, None if nobody does.
+    `picked` has for each pool: endpoint map, map of frontends, treatment of its chain, policy of the pool; it is empty
+    if nothing is forwarded. `unserved` is the set of refused or dropped frontends that has it, None for none.
     """
 
     nodeport: bool
@@ -294,7 +293,7 @@ class Way(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def way_of(kind: FrontendKind, traffic: Traffic) -> Way:
-    """Return the way of a frontend's connections: a few of them are those of all Services."""
+    """Return the sets and maps of a frontend. Few combinations occur, so the cache nearly always hits."""
     nodeport = kind is FrontendKind.NODEPORT
     unserved = None
     if traffic.outside is Action.REJECT:
@@ -333,7 +332,7 @@ _AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
 
 @lru_cache(maxsize=256)
 def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
-    """Return the name of the chain that treats a frontend whose endpoint the client's address decides."""
+    """Return the packed name of the chain for a frontend with Maglev."""
     suffix = HASHED[hashing.key]
     treatment = f"local-{suffix}" if treatment == "local-pick" else f"{treatment}-{suffix}"
     return str(ChainName(nodeport, treatment, hashing.size)).encode()
@@ -341,5 +340,5 @@ def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
 
 @lru_cache(maxsize=4096)
 def affinity_chain(nodeport: bool, treatment: str, count: int, affinity: int) -> bytes:
-    """Return the name of the chain that treats a frontend with affinity, as it goes into a verdict."""
+    """Return the packed name of the chain for a frontend with session affinity."""
     return str(ChainName(nodeport, treatment, count, affinity)).encode()

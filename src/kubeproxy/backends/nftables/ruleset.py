@@ -1,7 +1,7 @@
-"""Our table: sets, base chains, static rules, and the chains that all Services with N endpoints share.
+"""The desired table without elements: sets, base chains, static rules, and chains shared by Services.
 
-Pure: from the globals and chain names to a definition. Rules are written in nft's own language, and compiled. Nothing
-here grows with the number of Services.
+Pure: from the globals and chain names to a definition. Rules are written in the language of nft, and compiled. Their
+number does not depend on the number of Services.
 Hooks and priorities are those of the Go kube-proxy v1.36.
 """
 
@@ -25,8 +25,8 @@ from kubeproxy.backends.nftables.layout import (
     TABLE,
     TRANSPORTS,
     ChainName,
-    Kind,
     Layout,
+    Packing,
     SetId,
     client_set,
     tries,
@@ -51,7 +51,7 @@ from kubeproxy.model.maglev import SEED, slot_of
 from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
 
 COMMENT: Final = "rules of kube-proxy"
-"""What the comment of our table begins with; that of the Go kube-proxy's is "rules for kube-proxy"."""
+"""Beginning of our table's comment. That of the Go kube-proxy is "rules for kube-proxy"."""
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
@@ -65,15 +65,15 @@ _NODEPORTS: Final = (
     SetId.NO_ENDPOINT_NODEPORTS,
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS,
 )
-"""The sets and maps that have all NodePorts together."""
+"""The sets and maps which together have all NodePorts."""
 
 
 SOURCE_RANGES: Final = "source-ranges"
-"""The chain that lets the clients of a list of source ranges through."""
+"""Name of the chain that admits clients by source ranges."""
 
 
 class Ruleset:
-    """One family's table under given globals: what it consists of, but for the elements of Services."""
+    """One family's table under given globals, without the elements of Services."""
 
     def __init__(self, family: Family, world: Globals) -> None:
         ours = world.of(family)
@@ -91,14 +91,12 @@ class Ruleset:
         return f"{self.layout.ip} {TABLE}"
 
     def texts(self) -> tuple[object, ...]:
-        """Return what tells two tables apart: it is alike for two worlds between which nothing but elements changes."""
+        """Return a value that is equal for two sets of globals if their tables differ only in elements."""
         samples = (ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in _SAMPLES)
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[Hook | None, Sequence[str]]]:
-        """Return the hooks and rules, as text, of all chains: those that every table has, and these with all that they
-        lead to.
-        """
+        """Return hook and rules (as text) of all chains by name: the static ones, and these with all their targets."""
         found: dict[str, tuple[Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
@@ -106,7 +104,7 @@ class Ruleset:
         return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
 
     def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> Definition:
-        """Return the table, empty of Services, with the chains that are needed; with sets of clients of more slots."""
+        """Return the table without Services, with these chains and their targets, and sets of clients for `slots`."""
         names = self.needed(chains)
         clients = map(self._clients, sorted({*_slots_with_clients(names), *slots}))
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
@@ -120,9 +118,9 @@ class Ruleset:
         elements: Iterable[bytes] = (),
         others: Mapping[str, Chain] = MappingProxyType({}),
     ) -> list[bytes]:
-        """Return the messages that make the table where there is none, with these elements, and `others` for chains.
+        """Return the messages that create the table with these elements; `others` replace chains of the same name.
 
-        Rules come last: the kernel checks a new element against each rule of its map.
+        Rules come last: the kernel checks each new element against each rule of its map.
         """
         place, made = (self.family, TABLE), self.definition(chains)
         made = made._replace(chains={**made.chains, **others})
@@ -139,9 +137,9 @@ class Ruleset:
 
     def sets(self) -> list[SetSpec]:
         """Return the sets that every table has."""
-        counted = CONNECTION_COUNTERS.value(self._world)  # packets sent to an endpoint are first ones of connections
+        counted = CONNECTION_COUNTERS.value(self._world)
         found = [
-            shape.spec._replace(flags=COUNTED) if counted and shape.kind is Kind.DESTINATION else shape.spec
+            shape.spec._replace(flags=COUNTED) if counted and shape.kind is Packing.DESTINATION else shape.spec
             for shape in self.layout.shapes.values()
         ]
         if self._resets:
@@ -151,17 +149,17 @@ class Ruleset:
         return found
 
     def _static(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that do not depend on any Service, by name, with their rules."""
+        """Return the rules of the chains that do not depend on any Service, by name."""
         beyond = gone.rules(self.layout) if self._resets else {}
         if self._forwarding.protocols:
             beyond = beyond | forwarding.rules(self._forwarding)
         return self._treatments() | self._picking() | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that find a frontend, and say what happens to its connections.
+        """Return the chains that look up a frontend and decide on masquerade and pool.
 
-        What is found is the class of what it picks from. nft has no words for a value from a map as the key of
-        another one, so until an endpoint is picked the packet carries the class where its destination port was.
+        The lookup yields the class of the frontend's pool. A rule of nft cannot use a value from one map in the key of
+        another one, so until an endpoint is picked the packet carries the class in place of its destination port.
         """
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
@@ -212,7 +210,7 @@ class Ruleset:
                 "masquerade fully-random",
             ),
             "firewall-check": (f"{service} @firewalled-services goto {SOURCE_RANGES}",),
-            # A list's number stands where the destination is for as long as it takes to look it up with the source.
+            # The packet carries the number of the list in place of its destination during the second lookup.
             SOURCE_RANGES: (
                 f"{ip} daddr set {service} map @firewall-lists",
                 f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",
@@ -235,7 +233,7 @@ class Ruleset:
         }
 
     def _on_loopback(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that refuse NodePorts on loopback, and count it; a relay takes TCP (localsetup/host.py)."""
+        """Return the chains that refuse and count packets to NodePorts on loopback, except TCP if it is relayed."""
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
@@ -253,22 +251,22 @@ class Ruleset:
         }
 
     def _refuse(self) -> tuple[str, ...]:
-        """Return what becomes of the clients of what nobody serves.
+        """Return the rules for packets to frontends without endpoints.
 
-        The kernel sends few ICMP errors a second to one client (icmp_ratelimit), so TCP gets resets. Not with IPv6:
-        an ICMPv6 error that comes while connect() still holds the socket, as it does on one host, is lost on it until
-        it sends its SYN again after a second (tcp_v6_err), and so late an answer is in the recordings of kube-proxy.
+        The kernel limits ICMP errors to one client (icmp_ratelimit), so IPv4 TCP gets resets. IPv6 TCP gets ICMPv6
+        errors as from the Go kube-proxy. On one host such an error can arrive while connect() holds the socket; then
+        it is lost, and the client's next SYN, a second later, gets another (tcp_v6_err).
         """
         return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that pick one of a frontend's endpoints, by its class.
 
-        A slot beyond the endpoints of a frontend is not in the map: the rule does not match, and the next one tries
-        again. The last one picks from the class below, of which any frontend of the class has all slots. As a commit
-        may come between two lookups, what still misses takes the first slot, which is there all the time.
+        A random slot beyond the endpoints of a frontend is not in the map: the rule does not match, and the next one
+        tries again. The last one picks from the class below, whose slots every frontend of the class has. A commit
+        between two lookups can remove that slot too; then the packet takes the first slot, which always exists.
         """
-        # nft knows the type of the port only where it sees the protocols; their checksums never notice the change.
+        # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
         found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
         for endpoint_map in ENDPOINT_MAPS:
@@ -279,12 +277,12 @@ class Ruleset:
         return found
 
     def _pick(self, endpoint_map: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return the chain that picks for one class, and the one that it does so by."""
+        """Return the chain that picks for one class, and the chain with the rule that it tries several times."""
         chain, pick = pick_chain(endpoint_map, size), self._dnat(endpoint_map, f"numgen random mod {size}")
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(endpoint_map, CLASSES[0])}"
         if size <= EXACT:
             return {chain: (back, pick, first) if size > 1 else (back, pick)}
-        # One rule tried from many places: the kernel checks a new element against each rule of its map.
+        # A single rule, as the kernel checks each new element against each rule of its map.
         attempt, below = try_chain(endpoint_map, size), BELOW[size]
         settled = try_chain(endpoint_map, below) if below > EXACT else pick_chain(endpoint_map, below)
         picks = (f"jump {to}" for to in (*[attempt] * tries(size), settled))
@@ -292,7 +290,7 @@ class Ruleset:
 
     def _base_chains(self) -> list[tuple[str, Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
-        # What was translated goes to an endpoint, which is no frontend.
+        # A translated packet goes to an endpoint, not to a frontend.
         checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
         first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()))
         return [
@@ -324,7 +322,7 @@ class Ruleset:
         return f"{self.layout.ip} daddr @nodeport-ips"
 
     def needed(self, names: Iterable[ChainName]) -> set[ChainName]:
-        """Return chains with all chains that they lead to."""
+        """Return these chains and all chains that they lead to."""
         found: set[ChainName] = set()
         queue = list(names)
         while queue:
@@ -335,16 +333,16 @@ class Ruleset:
         return found
 
     def messages(self, names: Iterable[ChainName]) -> list[bytes]:
-        """Return the messages that make exactly these chains, and the sets that they need."""
+        """Return the messages that create exactly these chains and their sets."""
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
         made = Definition(tuple(map(self._clients, _slots_with_clients(ordered))), chains)
         return [*messages.objects(*place, made), *messages.rules(*place, chains)]
 
     def _clients(self, slot: int) -> SetSpec:
-        """Return the set of clients that stay with a slot. See _client_key for what they are kept by.
+        """Return the set of clients of a slot. Its key is that of `_client_key`.
 
-        numgen stands for jhash, whose type is the same: nft 1.0.6 crashes when it lists a set that was made of that.
+        The key's type is written as numgen, not jhash: both types are equal, but nft 1.0.6 crashes when it lists jhash.
         """
         key = "numgen random mod 2", f"{self.layout.ip} daddr"
         return SetSpec(client_set(slot), key, (), TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
@@ -370,9 +368,9 @@ class Ruleset:
         return self._sticky(name)
 
     def _slot(self, name: ChainName) -> str:
-        """Return how a chain picks a slot."""
+        """Return the expression by which a chain picks a slot."""
         if name.is_slot:
-            # `mod 1 offset N` is the constant N in numgen's type: nft knows no literal for it within a key.
+            # `mod 1 offset N` is the constant N: within a key, nft has no literal of numgen's type.
             return f"numgen random mod 1 offset {name.endpoints}"
         return f"jhash {self.layout.ip} saddr{_PICKS[name.treatment]} mod {name.endpoints} seed {SEED:#x}"
 
@@ -385,10 +383,10 @@ class Ruleset:
 
     @property
     def _client_key(self) -> str:
-        """Return what a client is remembered by: a hash of its address, of AFFINITY_SHARE values, and its pool.
+        """Return the key of a client: a hash of its address with AFFINITY_SHARE values, and the number of its pool.
 
-        As many elements as there are values is all that a pool's clients can ever take up, whatever addresses they
-        have. Those with the same hash stay with the same endpoint.
+        So the clients of a pool never need more than AFFINITY_SHARE elements. Clients with equal hashes share an
+        endpoint.
         """
         return f"jhash {self.layout.ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {self.layout.ip} daddr"
 
@@ -405,10 +403,10 @@ class Ruleset:
         return f"{to} {self._key('nodeport' in endpoint_map)} . {slot} map @{endpoint_map}"
 
     def _sticky(self, name: ChainName) -> list[str]:
-        """Affinity: one set of clients a slot; who is in one goes to that slot again, others to a random one.
+        """Return the rules of session affinity: a client in a slot's set goes to that slot, others to a random one.
 
-        Clients are kept by the pool, whichever frontend they used. Its number has to be part of the key, and nft can
-        put a value from a map into the packet only: into the destination, which the affinity chains restore.
+        The key of a client has the number of the pool, so it covers all frontends of the pool. A rule of nft can put a
+        value from a map only into the packet: into the destination address, which the affinity chains restore.
         """
         numbers = POOLS_OF[name.endpoint_map]
         targets = _leads_to(name)
@@ -419,18 +417,18 @@ class Ruleset:
 
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
-"""Milliseconds after which a set forgets a client, where the rule that adds it does not say otherwise: the default."""
+"""Default timeout of a client in milliseconds. The rule that adds a client sets its own."""
 
 AFFINITY_SHARE: Final = 1 << 16
-"""Clients of one pool that are told apart, as many as the Go kube-proxy remembers of an endpoint."""
+"""Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 22
-"""Clients that a slot can remember, over all Services: what 64 pools of one endpoint can have at most. Beyond it new
-clients are served without affinity."""
+"""Capacity of the set of clients of a slot, over all Services: 64 full pools. Beyond it, new clients are served without
+affinity."""
 
 
 def client_number(address: bytes) -> bytes:
-    """Return what stands for a client in the sets of clients, beside the number of a pool: see Ruleset._client_key."""
+    """Return the hash of a client in the sets of clients, packed: see Ruleset._client_key."""
     number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
     return (number or 0).to_bytes(4, "little")
 
@@ -440,35 +438,35 @@ _PICKS: Final = {
     for key, word in enumerate(HASHED)
     for local in ("", "local-")
 }
-"""The chains that pick by a hash, and over what besides the client's address."""
+"""Treatments that pick by a hash, with the expression hashed after the client's address."""
 
 PUT_BACK: Final = "put-port-back"
-"""The chain that ends what _carry began."""
+"""Name of the chain that restores the destination port, which `_carry` replaced."""
 
 
 def _carry(key: str, class_map: SetId) -> str:
-    """Return what matches the frontends of a map, and has the packet carry their class in place of its port."""
+    """Return a statement that matches the frontends of a map, and writes their class over the destination port."""
     return f"th dport set {key} map @{class_map}"
 
 
 def try_chain(endpoint_map: SetId, size: int) -> str:
-    """Return the chain with the one rule that picks a slot of a class."""
+    """Return the name of the chain with the rule that picks a random slot of a class."""
     return f"{endpoint_map.replace('endpoints', 'try')}-{size}"
 
 
 def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
-    """Return the chain that asks for the class that a packet carries, or the one that picks an endpoint for a class."""
+    """Return the name of the chain that picks an endpoint for a class; without a class, of the one that dispatches."""
     chain = endpoint_map.replace("endpoints", "pick")
     return f"{chain}-{size}" if size else chain
 
 
 def _slots_with_clients(names: Iterable[ChainName]) -> list[int]:
-    """Return the slots whose clients chains remember."""
+    """Return the slots whose sets of clients these chains use."""
     return sorted({name.endpoints for name in names if name.treatment.endswith("affinity")})
 
 
 def _base(name: ChainName) -> str:
-    """Return what a chain does besides picking."""
+    """Return a chain's treatment without the kind of its hash."""
     return name.treatment.removesuffix(f"-{name.hashed}") if name.hashed else name.treatment
 
 

@@ -1,4 +1,4 @@
-"""How many slots endpoints get for their weights: as few as keep each share within 2 % of what was asked for. Pure."""
+"""Number of slots of each endpoint by its weight: the fewest that keep each share within 2 % of its weight. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Final
 from kubeproxy.backends.nftables.layout import BELOW, CLASSES, class_of, tries
 
 SLOTS: Final = CLASSES[-1]
-"""Slots that there are for a pool."""
+"""Maximum number of slots of a pool."""
 
 STICKY_SLOTS: Final = 512
-"""Slots of a pool with session affinity, unless it has more endpoints: each is a rule that looks for the client."""
+"""Slots of a pool with session affinity, unless it has more endpoints. Each slot needs a rule."""
 
 ERROR: Final = 0.019
-"""How far a share may be from what was asked for, as a part of it; a little below what is promised."""
+"""Largest relative error of a share: a little below the documented 2 %."""
 
 
 @lru_cache(maxsize=256)
 def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots of each endpoint, for weights above 0; all together `most`, unless there are more.
+    """Return the number of slots of each endpoint, for weights above 0: in all at most `most`, or one an endpoint.
 
-    Where that is too few for shares as exact as they should be, they are as exact as they can be.
+    If `most` slots are too few for shares within ERROR, it returns the best approximation.
     """
     counts = Counter(weights)
     kinds = tuple(sorted(counts))
@@ -33,10 +33,10 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots for each weight (smallest first), of which there are so many endpoints."""
+    """Return the number of slots for each weight (smallest first); `counts` has the number of endpoints of each."""
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
-    # With `smallest` slots for the smallest weight, over what divides all, nothing is rounded; four times as many come
-    # to a place in a class where hardly any pick misses.
+    # smallest / gcd slots for the smallest weight need no rounding. Up to four times as many reach a total near the end
+    # of its class, where few picks miss.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
         total = sum([n * count for n, count in zip(slots, counts, strict=True)])
@@ -54,9 +54,9 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 
 
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
-    """Return how far a share is from what was asked for at most, as a part of it.
+    """Return the largest relative error of a share.
 
-    Picks that miss all the time fall to the first slots, those of the class below: they get more by it, others less.
+    A pick that misses in every try falls to the slots of the class below, which get more than their share by it.
     """
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)

@@ -1,8 +1,8 @@
-"""Source ranges as rules, for the moment in which a table is replaced.
+"""Temporary rules for source ranges while a table is replaced.
 
-The kernel makes the elements of a set of ranges count after all else of a transaction, the later the larger it is.
-Until then clients that source ranges let in would be dropped, so the same transaction has a rule for each range, and
-the next one removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux 6.18.
+The kernel activates the elements of a set of ranges at the end of a commit, after the rules, and later for larger sets.
+Until then the rules would drop clients in the ranges. So the same transaction has a rule for each range, and the next
+one removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kubeproxy.kernel.nftables.tables import Chain
 from kubeproxy.model.addresses import unpack
 
 _MOST: Final = 2000
-"""Ranges that become rules: each is tried one after the other by packets to addresses with ranges."""
+"""Maximum number of ranges that become rules: packets to restricted addresses pass them one by one."""
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, Chain]:
-    """Return the chain of source ranges, by its name, with a rule for each range of these Services; {} without any."""
+    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for none."""
     rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
     if not rules:
         return {}
@@ -34,7 +34,7 @@ def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[
 
 
 def ordinary(ruleset: Ruleset) -> list[bytes]:
-    """Return the messages that write that chain as it always is."""
+    """Return the messages that write the chain of source ranges without temporary rules."""
     place, chain = (ruleset.family, TABLE), ruleset.definition(()).chains[SOURCE_RANGES]
     return [rules_removal(*place, SOURCE_RANGES), *messages.rules(*place, {SOURCE_RANGES: chain})]
 

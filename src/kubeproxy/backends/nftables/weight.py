@@ -1,4 +1,4 @@
-"""How many elements plans are in our table. Pure."""
+"""Number of elements of plans in our table. Pure."""
 
 from __future__ import annotations
 

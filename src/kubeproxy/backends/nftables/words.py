@@ -1,4 +1,4 @@
-"""What the elements of our table mean, in words for an operator. Pure."""
+"""Descriptions of the elements of our table for an operator. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.LOCAL_NODEPORTS: "forwarded to this node's own",
     SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
     SetId.CLUSTER_IPS: "a cluster IP, whose other ports are refused",
-    SetId.HAIRPIN: "masqueraded on its way to itself",
+    SetId.HAIRPIN: "masqueraded on the way to itself",
     SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
     SetId.NO_ENDPOINT_NODEPORTS: "refused, as no endpoint is ready",
     SetId.NO_LOCAL_ENDPOINT_SERVICES: "dropped, as no endpoint is on this node",
@@ -28,18 +28,18 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 
-class Words:
-    """The words for the elements of one family."""
+class ElementWords:
+    """Descriptions of the elements of one family."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
     def where(self, set_id: str) -> str:
-        """Return a set or map, and its table, as nft names them."""
+        """Return a set or map and its table as nft names them."""
         return f"{self._layout.shapes[set_id].spec.keyword} {set_id} of table {self._layout.ip} kube-proxy"
 
     def front(self, set_id: str, key: bytes) -> str:
-        """Return what an element is about: a frontend, or an address where its set has no ports."""
+        """Return the subject of an element: a frontend, or an address if the set has no ports."""
         size = self._layout.family.address_size if "address" in self._layout.shapes[set_id].fields else 0
         if set_id == SetId.FIREWALL_ALLOW:
             return f"source ranges number {unpack(key[:size])}"
@@ -48,12 +48,12 @@ class Words:
         return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
 
     def endpoint(self, set_id: str, key: bytes, destination: bytes) -> str:
-        """Return an endpoint of a frontend; a destination is an address, a port, and two bytes of zeros."""
+        """Return the description of an endpoint; `destination` is an address, a port, and two zero bytes."""
         local = "local " * set_id.startswith("local-")
         return f"{local}endpoint {destination_text(destination[:-2])} of {self.front(set_id, key)}"
 
     def meaning(self, set_id: str, key: bytes, data: bytes) -> str:
-        """Return what an element says of what it is about."""
+        """Return the meaning of an element for its subject."""
         if set_id == SetId.FIREWALL_ALLOW:
             size, half = self._layout.family.address_size, len(key) // 2
             first, last = unpack(key[half - size : half]), unpack(key[-size:])

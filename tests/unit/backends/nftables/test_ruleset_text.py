@@ -14,8 +14,8 @@ from kubeproxy.backends.nftables.layout import (
     TREATMENTS,
     VERDICT_MAPS,
     ChainName,
-    Kind,
     Layout,
+    Packing,
     SetId,
     class_of,
     client_set,
@@ -236,7 +236,7 @@ def test_key_sizes(family):
     assert shapes[SetId.AFFINITY_NODEPORTS].key_size(family) == 8
     assert shapes[SetId.NODEPORT_ENDPOINTS].key_size(family) == 12
     for class_map in CLASS_MAPS:
-        assert shapes[class_map].kind is Kind.CLASS
+        assert shapes[class_map].kind is Packing.CLASS
         assert shapes[class_map].data_size(family) == 2
     assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
     assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size

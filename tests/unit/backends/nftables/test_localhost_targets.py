@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kubeproxy.backends.nftables.localhost import wishes
+from kubeproxy.backends.nftables.localhost import relay_targets
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import LONGEST_AFFINITY
 from support.cluster_objects import HERE, THERE, dests, endpoint, endpoint_slice, service
@@ -16,15 +16,15 @@ ONE, TWO, THREE = dests("10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080")
 MEMBERS = [endpoint(f"10.244.0.{n}", HERE if n == 1 else THERE) for n in (1, 2, 3)]
 
 
-def wish(**more):
-    """What is wished for NodePort 30080: how often each endpoint is in the pool, and the affinity."""
+def target(**more):
+    """Return how often each endpoint is in the pool of NodePort 30080, and the affinity."""
     asked = Annotations(**{name: more.pop(name) for name in ("weights", "algorithm") if name in more})
     ports = [ServicePort(port=80, node_port=30080), ServicePort(port=80, name="udp", protocol="UDP", node_port=30080)]
     made = planner(
         service(ports=ports, type="NodePort", annotations=asked, **more),
         endpoint_slice(*MEMBERS, ports=[EndpointPort(8080), EndpointPort(8080, "udp", "UDP")]),
     )
-    ((port, found),) = wishes(made.compiled[WEB].plans)
+    ((port, found),) = relay_targets(made.compiled[WEB].plans)
     assert port == 30080
     return Counter(found.pool), found.affinity
 
@@ -41,4 +41,4 @@ def wish(**more):
     ],
 )
 def test_weights_count_and_who_is_to_stay_is_remembered(asked, pool, affinity):
-    assert wish(**asked) == (pool, affinity)
+    assert target(**asked) == (pool, affinity)
