@@ -11,13 +11,11 @@ SHARED = frozenset(
     [
         "Chain",
         "Flow",
-        "Kind",
         "Layout",
         "Options",
         "Settings",
         "Suspect",
         "Table",
-        "Words",
     ]
 )
 """Names that classes of kernel/ and backends/ still share; one that nothing shares any more has to go from here."""
