@@ -1,6 +1,6 @@
-"""What a failure changes about how one resource is asked for next, and how long that waits. Asks nothing itself.
+"""Reactions to failures of listing and watching one resource: how it is requested next, and after which delay.
 
-The reactions are client-go's reflector's where it has one; watch.py asks, and says here how that went.
+The reactions are those of client-go's reflector where it has one; watch.py makes the requests.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from kubeproxy.errors import SourceError
 
 log = logging.getLogger("kubeproxy.api")
 
-_RESUMES: Final = 3  # watches refused in a row before a new list; two are enough for one that was garbage
+_RESUMES: Final = 3  # failures in a row before a new list; of garbage one fewer
 
 
 class WatchListSupport:
-    """Whether the server streams its lists (KEP-3157); learnt once in a process, by the first refusal."""
+    """Whether the server streams its lists (KEP-3157), for all resources; the first refusal decides."""
 
     def __init__(self) -> None:
         self.supported = True
@@ -50,33 +50,13 @@ class WatchListSupport:
         self.supported = False
 
 
-class Asking:
-    """How a resource is asked for next.
-
-    `list_from` is the version that a list must not be older than. As client-go: the first list may come from the
-    server's cache ("0"), later ones must not be older than what is known, and "" asks for the newest.
-    """
-
-    def __init__(self, target: WatchTarget, support: WatchListSupport) -> None:
-        self.fields = target.fields
-        self.list_needed = True
-        self.list_from = "0"
-        self.list_plainly = False
-        self._support = support
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the next list is a WatchList."""
-        return self._support.supported and not self.list_plainly
-
-    def list_newest(self) -> None:
-        """Have the newest state listed, whatever version is known."""
-        self.list_needed = True
-        self.list_from = ""
-
-
 class Recovery:
-    """The reactions of one reflector. `absent` is called when there is nothing to list and nobody shall wait for it."""
+    """The next request of one reflector, and its delay. `absent` is called when the resource does not exist.
+
+    `list_needed`: the next request is a list. `list_from` is the version that it must not be older than. As client-go:
+    the first list may come from the server's cache ("0"), later ones must not be older than the known version, and
+    "" asks for the newest. `fields` is the field selector.
+    """
 
     def __init__(
         self,
@@ -87,7 +67,10 @@ class Recovery:
         pace: ListPace,
         absent: Callable[[], None],
     ) -> None:
-        self.asking = Asking(target, support)
+        self.fields = target.fields
+        self.list_needed = True
+        self.list_from = "0"
+        self._list_in_pages = False
         self.trouble = Trouble(lambda text: log.warning("Cannot watch: %s", text))
         self._target = target
         self._status = status
@@ -97,37 +80,46 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # Apart: junk in watches says nothing of lists, which succeed in between.
+        # Separate: lists succeed between watches of garbage, and the first connection after an outage is quick.
         self._watching = pace.backoff(pace.first)
-        # Apart as well: however long the server was away, what it says when it is back is its first word.
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
         self._failures = 0
         self._unauthorized = False
         self._unreachable = False
-        self._absence_told = False
+        self._absence_logged = False
 
-    def listed(self) -> None:
-        """Take note that a list was delivered."""
-        self.asking.list_needed = False
+    @property
+    def streamed(self) -> bool:
+        """Whether the next list is a WatchList."""
+        return self._support.supported and not self._list_in_pages
+
+    def listed(self, version: str) -> None:
+        """Note that a list of a version was delivered."""
+        self.list_needed = False
+        self.list_from = version
         self._listed_at = time.monotonic()
         self._listing.succeeded()
         self._working()
 
-    def heard(self) -> None:
-        """Take note that a watch said something that makes sense."""
+    def listed_in_pages(self) -> None:
+        """Note that a paged list is complete: the next one may be streamed again."""
+        self._list_in_pages = False
+
+    def received(self) -> None:
+        """Note that a watch delivered a valid event."""
         self._watching.succeeded()
         self._working()
 
     def _working(self) -> None:
         self._failures = 0
-        self._unauthorized = self._absence_told = False
+        self._unauthorized = self._absence_logged = False
         if self.trouble.over():
             log.info("Watching %s again", self._target.resource)
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt; for less when the server was out of reach and somebody else got an answer."""
+        """Wait before the next attempt; after a lost connection only until another request gets an answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)
@@ -135,19 +127,19 @@ class Recovery:
             await asyncio.sleep(delay)
 
     def ended_at_once(self) -> float:
-        """Return the seconds to wait after a watch that said nothing and ended soon."""
+        """Return the seconds to wait after a watch that ended soon, without an event."""
         self._met(f"the server ends the watch of {self._target.resource} at once")
         return self._watching.failed()
 
     def internal_error(self) -> float:
-        """Have everything listed; return the seconds to wait after an error of our own."""
-        self.asking.list_needed = True
+        """Request a list; return the seconds to wait after an error in this program."""
+        self.list_needed = True
         return self._listing.failed()
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
-        """Decide what is done about `error`; return the seconds until then.
+        """Choose the next request after `error`; return the seconds until then.
 
-        `listing` says that no list was delivered since the last step, `streamed` that a WatchList was asked for.
+        `listing`: the failed request was a list that is not complete; `streamed`: it was a WatchList.
         """
         if isinstance(error, ConnectionFailed):
             self._contact.failed(str(error))
@@ -164,22 +156,22 @@ class Recovery:
                 return 0.0
             case OutOfStep():
                 log.warning("Listing %s again: %s", self._target.resource, error)
-                self.asking.list_newest()
+                self._list_newest()
                 return self._spread()
         self._met(str(error))
         if isinstance(error, MalformedAnswer) and self._failures >= _RESUMES - 1:
-            self.asking.list_needed = self.asking.list_plainly = True
+            self.list_needed = self._list_in_pages = True
         return backoff.failed()
 
     def _react_to_status(self, error: StatusError, backoff: Backoff, *, listing: bool, streamed: bool) -> float:
-        resource, asking = self._target.resource, self.asking
+        resource = self._target.resource
         match error:
             case Unauthorized() if not self._unauthorized:
-                self._unauthorized = True  # the credentials were invalidated: once more with fresh ones
+                self._unauthorized = True  # the client dropped the refused credentials: try once with new ones
                 return 0.0
             case Unauthorized():
-                who = self._cluster.identity
-                self._met(f"{resource}: the API server does not accept our credentials ({who}): {error}")
+                identity = self._cluster.identity
+                self._met(f"{resource}: the API server does not accept our credentials ({identity}): {error}")
             case Forbidden() if self._target.optional:
                 self._missing(self._permission(error))
             case Forbidden():
@@ -190,22 +182,26 @@ class Recovery:
             case Gone():
                 return self._expired(backoff, listing=listing)
             case VersionTooLarge():
-                asking.list_newest()
+                self._list_newest()
                 self._met(f"{resource}: {error}")
             case _ if listing and self._give_way(error, streamed=streamed):
                 return 0.0
             case _:
                 self._met(f"{resource}: {error}")
                 if self._failures >= _RESUMES and not isinstance(error, TooManyRequests):
-                    asking.list_newest()
+                    self._list_newest()
         return max(backoff.failed(), waiting_wished(error))
 
+    def _list_newest(self) -> None:
+        self.list_needed = True
+        self.list_from = ""
+
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """List again, soon if this is the first time in a while."""
+        """Request a list, soon if this is the first time in a while."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
-        self.asking.list_needed = True
+        self.list_needed = True
         if listing:
-            self.asking.list_from = ""
+            self.list_from = ""
         log.info("Listing %s again, the version known is too old for the API server", self._target.resource)
         return backoff.failed() if listing or recent else self._spread()
 
@@ -213,19 +209,19 @@ class Recovery:
         return random.uniform(0.0, self._pace.relist)  # noqa: S311 - spreads load only
 
     def _give_way(self, error: StatusError, *, streamed: bool) -> bool:
-        """Ask for less when the server refused a list for what was asked; return whether anything was left out."""
+        """Leave out the part of the request that the server may have refused; return whether there is one."""
         about_fields = "field label" in str(error) or "field selector" in str(error) or not streamed
-        if isinstance(error, BadRequest) and self.asking.fields and not self._target.fields_needed and about_fields:
+        if isinstance(error, BadRequest) and self.fields and not self._target.fields_needed and about_fields:
             log.info("Listing %s without the field selector: %s", self._target.resource, error)
-            self.asking.fields = ""
+            self.fields = ""
             return True
         if not streamed or isinstance(error, TooManyRequests):
             return False
-        # The second is what an API server says whose etcd cannot tell its progress, as an ERROR event of code 500.
+        # RequestWatchProgress: an ERROR event of code 500 from a server whose etcd cannot report its progress.
         if isinstance(error, BadRequest | NotFound) or error.code == 405 or "RequestWatchProgress" in str(error):
             self._support.refused(str(error))
             return True
-        self.asking.list_plainly = True
+        self._list_in_pages = True
         return self._failures <= 1 and error.retry_after is None
 
     def _permission(self, error: StatusError) -> str:
@@ -236,11 +232,11 @@ class Recovery:
         )
 
     def _missing(self, why: str) -> None:
-        """Have nobody wait for what is not there; that is no trouble, and is said once."""
-        if not self._absence_told:
-            self._absence_told = True
+        """Report the resource as absent; this is no trouble, and logged once."""
+        if not self._absence_logged:
+            self._absence_logged = True
             log.warning("Cannot watch: %s", why)
-        self.asking.list_needed = True
+        self.list_needed = True
         self._absent()
 
     def _met(self, trouble: str) -> None:

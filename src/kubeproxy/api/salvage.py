@@ -1,18 +1,18 @@
-"""The second, lenient look at an object that did not decode: what is right is kept, what is wrong is named.
+"""Lenient decoding of an object that failed strict decoding: keeps its valid parts and names the others. Pure.
 
-Pure: JSON text in, an object and a list of problems out. Slow compared to the first look (decode.py), and run
-only for objects that failed it. Ports, addresses and other meanings are not judged here, only JSON types.
+Slower than strict decoding (decode.py), and only for objects that failed it. Judges JSON types, and neither ports nor
+addresses nor other meanings.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from msgspec import NODEFAULT, Struct
+from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, defstruct
+from msgspec.json import Decoder
 from msgspec.structs import FieldInfo, fields
 
 from kubeproxy.model.objects import (
@@ -29,18 +29,12 @@ from kubeproxy.model.objects import (
 from kubeproxy.model.plan import Problem
 
 DEPTH = 64
-"""Deepest nesting that is looked at; no field that is used lies deeper than 8."""
-
-_INT32 = range(-(2**31), 2**31)
+"""Deepest nesting that is read; no field that is used lies deeper than 8."""
 
 _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
     {
-        (ObjectMeta, "labels"),
-        (ObjectMeta, "annotations"),
-        (ObjectMeta, "uid"),
-        (ObjectMeta, "resource_version"),
-        (ObjectMeta, "creation_timestamp"),
-        (ObjectMeta, "deletion_timestamp"),
+        *((ObjectMeta, name) for name in ("labels", "annotations", "uid", "resource_version")),
+        *((ObjectMeta, name) for name in ("creation_timestamp", "deletion_timestamp")),
         (Service, "status"),
         (Node, "status"),
         (SliceEndpoint, "hints"),
@@ -50,7 +44,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((Annotations, info.name) for info in fields(Annotations)),
     }
 )
-"""Fields without which the object still means what its author meant, or less: left out when they are wrong."""
+"""Fields that are left out when they are wrong: without them the object means the same, or less."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(ServiceSpec, "load_balancer_source_ranges")})
 """Lists that must not lose an entry: without its ranges a load balancer would be open to all."""
@@ -60,10 +54,13 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+_JSON_NAMES = {"str": "string", "int": "integer", "bool": "boolean"}
+FAILURES = (ValueError, RecursionError)
+"""The errors of a decoder, whatever the bytes."""
 
 
 class Salvaged(NamedTuple):
-    """The result: the object (None when it cannot be used), who it is as far as known, and all problems."""
+    """The object (None when it cannot be used), its identity as far as it can be read, and all problems."""
 
     object: Object | None
     namespace: str
@@ -74,23 +71,29 @@ class Salvaged(NamedTuple):
 
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this module
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str | Exception) -> None:
         super().__init__(path, reason)
-        self.problem = Problem(path.removeprefix("."), reason)
+        self.problem = Problem(path.removeprefix("."), reason if isinstance(reason, str) else _words(reason))
+
+
+class _WithMetadata(Struct):
+    metadata: Raw = Raw(b"{}")
+
+
+class _Identity(Struct, rename="camel"):
+    namespace: Raw = Raw(b'""')
+    name: Raw = Raw(b'""')
+    uid: Raw = Raw(b'""')
+    resource_version: Raw = Raw(b'""')
 
 
 def salvage(data: bytes, kind: type[Object]) -> Salvaged:
     """Read `data`, one JSON value of any shape, as a `kind`; never raises."""
-    try:
-        value = json.loads(
-            mended(data).decode("utf-8", "surrogateescape"), parse_int=_parse_int, parse_constant=_no_constant
-        )
-    except (ValueError, RecursionError) as error:
-        return Salvaged(None, "", "", "", "", [Problem("", f"not JSON: {error}")])
-    identity = _identity(value)
+    data = mended(data)
+    identity = _identity(data)
     problems: list[Problem] = []
     try:
-        found = _build(value, kind, "", problems)
+        found = _build(Raw(data), kind, "", problems)
         if not identity[1]:
             raise _Wrong(".metadata.name", "must not be empty")
     except _Wrong as wrong:
@@ -99,9 +102,9 @@ def salvage(data: bytes, kind: type[Object]) -> Salvaged:
 
 
 def mended(data: bytes) -> bytes:
-    """Return `data` without what stops a parser at once: absurd nesting (see shallow) and halves of surrogate pairs.
+    """Return `data` in a form that parsers accept: not nested too deeply (see shallow), without lone surrogates.
 
-    Such a half becomes U+FFFD, as in the API server's own decoder.
+    Half of a surrogate pair becomes U+FFFD, as in the API server's own decoder.
     """
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], shallow(data))
 
@@ -109,7 +112,7 @@ def mended(data: bytes) -> bytes:
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
     """Return `data` with every array and object nested deeper than `depth` replaced by null.
 
-    Parsers recurse, so one absurdly nested value would cost its neighbours too.
+    Parsers recurse, so that a deeply nested value would make its neighbours unreadable too.
     """
     kept: list[bytes] = []
     level = start = 0
@@ -129,74 +132,70 @@ def shallow(data: bytes, depth: int = DEPTH) -> bytes:
     return b"".join(kept)
 
 
-def _identity(value: object) -> tuple[str, str, str, str]:
-    metadata = value.get("metadata") if isinstance(value, dict) else None
-    if not isinstance(metadata, dict):
+def _identity(data: bytes) -> tuple[str, str, str, str]:
+    try:
+        found = _decoder(_Identity).decode(_decoder(_WithMetadata).decode(data).metadata)
+    except FAILURES:
         return "", "", "", ""
-    found = [metadata.get(key) for key in ("namespace", "name", "uid", "resourceVersion")]
-    namespace, name, uid, version = (_text_or_empty(text) for text in found)
-    return namespace, name, uid, version
+    return _text(found.namespace), _text(found.name), _text(found.uid), _text(found.resource_version)
 
 
-def _text_or_empty(value: object) -> str:
-    return value if isinstance(value, str) and _is_text(value) else ""
+def _text(raw: Raw) -> str:
+    try:
+        text: str = _decoder(str).decode(raw)
+    except FAILURES:
+        return ""
+    return text
 
 
-def _build(value: Any, kind: Any, path: str, problems: list[Problem]) -> Any:
-    """Return `value` as a `kind`, or raise _Wrong with the path of the innermost wrong value."""
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return _build(value, get_args(kind)[0], path, problems)
-    if origin in {UnionType, Union}:
-        if value is None:
-            return None
-        kind = next(member for member in get_args(kind) if member is not NoneType)
-        return _build(value, kind, path, problems)
-    if origin is list:
-        if not isinstance(value, list):
-            raise _Wrong(path, f"expected an array, got {_name(value)}")
-        return _build_list(value, get_args(kind)[0], path, problems)
-    if issubclass(kind, Struct):
-        if not isinstance(value, dict):
-            raise _Wrong(path, f"expected an object, got {_name(value)}")
-        return _build_struct(value, kind, path, problems)
-    return _scalar(value, kind, path)
+def _build(raw: Raw, kind: Any, path: str, problems: list[Problem]) -> Any:
+    """Return `raw` as a `kind`. Raises _Wrong with the path of the innermost wrong value."""
+    try:
+        return _decoder(kind).decode(raw)
+    except FAILURES as error:
+        if get_origin(kind) in {UnionType, Union}:
+            kind = next(member for member in get_args(kind) if member is not NoneType)
+        try:
+            if get_origin(kind) is list:
+                return _build_list(_decoder(list[Raw]).decode(raw), get_args(kind)[0], path, problems)
+            if isinstance(kind, type) and issubclass(kind, Struct):
+                return _build_struct(_pieces(kind).decode(raw), kind, path, problems)
+        except FAILURES as inner:
+            raise _Wrong(path, inner) from None
+        raise _Wrong(path, error) from None
 
 
-def _build_struct(value: dict[str, Any], kind: type[Struct], path: str, problems: list[Problem]) -> Struct:
+def _build_struct(pieces: Any, kind: type[Struct], path: str, problems: list[Problem]) -> Struct:
     known: dict[str, Any] = {}
     for info in _fields(kind):
         where = f"{path}.{info.encode_name}" if "/" not in info.encode_name else f"{path}[{info.encode_name}]"
-        if info.encode_name not in value:
+        piece = getattr(pieces, info.name)
+        if piece is UNSET:
             if info.default is NODEFAULT and info.default_factory is NODEFAULT:
                 raise _Wrong(where, "is missing")
             continue
         seen = len(problems)
         try:
-            known[info.name] = _build(value[info.encode_name], info.type, where, problems)
+            known[info.name] = _build(piece, info.type, where, problems)
             if len(problems) > seen and (kind, info.name) in _WHOLE_LISTS:
-                _reject_list(problems, seen)
+                first = problems[seen]
+                del problems[seen:]
+                raise _Wrong(first.field, first.reason)
         except _Wrong as wrong:
-            if not _may_drop(kind, info):
+            if (kind, info.name) not in _OPTIONAL:
                 raise
             problems.append(wrong.problem)
     return kind(**known)
 
 
-def _build_list(value: list[Any], kind: Any, path: str, problems: list[Problem]) -> list[Any]:
+def _build_list(items: list[Raw], kind: Any, path: str, problems: list[Problem]) -> list[Any]:
     kept = []
-    for index, entry in enumerate(value):
+    for index, item in enumerate(items):
         try:
-            kept.append(_build(entry, kind, f"{path}[{index}]", problems))
+            kept.append(_build(item, kind, f"{path}[{index}]", problems))
         except _Wrong as wrong:
             problems.append(wrong.problem)
     return kept
-
-
-def _reject_list(problems: list[Problem], seen: int) -> None:
-    first = problems[seen]
-    del problems[seen:]
-    raise _Wrong(first.field, first.reason)
 
 
 @cache
@@ -204,49 +203,23 @@ def _fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
     return fields(kind)
 
 
-def _may_drop(kind: type[Struct], info: FieldInfo) -> bool:
-    return (kind, info.name) in _OPTIONAL
+@cache
+def _decoder(kind: Any) -> Decoder[Any]:
+    return Decoder(kind)
 
 
-def _scalar(value: Any, kind: type, path: str) -> Any:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _Wrong(path, f"expected {_JSON_NAMES[kind]}, got {_name(value)}")
-    if kind is int and value not in _INT32:
-        raise _Wrong(path, "out of range for a 32-bit integer")
-    if isinstance(value, str) and not _is_text(value):
-        raise _Wrong(path, "is not valid UTF-8 text")
-    return value
+@cache
+def _pieces(kind: type[Struct]) -> Decoder[Any]:
+    """Return a decoder of the same fields, undecoded, which passes over the names of all others."""
+    names = {info.name: info.encode_name for info in _fields(kind)}
+    return Decoder(defstruct(f"Raw{kind.__name__}", [(name, Raw, UNSET) for name in names], rename=names))
 
 
-def _is_text(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_JSON_NAMES: dict[type, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "a boolean",
-    float: "a float",
-    list: "an array",
-    dict: "an object",
-    NoneType: "null",
-}
-
-
-def _name(value: object) -> str:
-    return _JSON_NAMES.get(type(value), "something else")
-
-
-def _parse_int(digits: str) -> int:
-    # Python refuses to convert thousands of digits; any number beyond int32 is as wrong as any other.
-    return int(digits) if len(digits) < 20 else 2**63
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON value")
+def _words(error: Exception) -> str:
+    """Return msgspec's reason in JSON's terms."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is not valid UTF-8 text"
+    if not isinstance(error, ValidationError):
+        return f"not JSON: {error}"
+    text = re.sub(r"\b(?:str|int|bool)\b", lambda match: _JSON_NAMES[match[0]], str(error).replace("`", ""))
+    return text[:1].lower() + text[1:]

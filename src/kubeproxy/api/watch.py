@@ -1,7 +1,7 @@
-"""Lists and watches one resource for ever, and delivers what it finds as events; four of them make the ApiSource.
+"""Lists and watches the resources of an API server, and delivers events to a sink.
 
-The protocol is client-go's reflector (WatchList where the server has it, else paged lists; bookmarks; 410 means
-list again), what follows from failures is decided in recovery.py. Bytes are decoded in decode.py, sent by http.py.
+The protocol is client-go's reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after
+410. Reactions to failures are in recovery.py, deadlines in patience.py.
 """
 
 from __future__ import annotations
@@ -66,39 +66,29 @@ class ApiSource:
 
 
 class _Initial:
-    """The objects of a WatchList until it is complete."""
+    """The objects of a WatchList until it is complete, and its length in bytes."""
 
     def __init__(self) -> None:
-        self._objects: dict[tuple[str, str], Object | PackedSlice] = {}
-        self._rejected: list[Rejected] = []
-        self._length = 0
-
-    def received(self, length: int, most: int) -> None:
-        """Take note of bytes. Raises MalformedAnswer when they are more than a list may have."""
-        self._length += length
-        if self._length > most:
-            raise MalformedAnswer(f"the streamed list is longer than {most} bytes")
+        self.objects: dict[tuple[str, str], Object | PackedSlice] = {}
+        self.rejected: list[Rejected] = []
+        self.length = 0
 
     def take(self, events: Iterable[Event]) -> None:
         """Apply events in their order."""
         for event in events:
             match event:
                 case Upserted(_, found):
-                    self._objects[identity(found)] = kept(found)
+                    self.objects[identity(found)] = kept(found)
                 case Deleted(_, namespace, name):
-                    self._objects.pop((namespace, name), None)
+                    self.objects.pop((namespace, name), None)
                 case Rejected():
-                    self._rejected.append(event)
-
-    def result(self) -> tuple[list[Object | PackedSlice], list[Rejected]]:
-        """Return the objects, and what was rejected."""
-        return list(self._objects.values()), self._rejected
+                    self.rejected.append(event)
 
 
 class Reflector:
-    """Keeps a sink up to date with one resource. `run` ends only when cancelled; `status` tells how it goes.
+    """Keeps a sink up to date with one resource; `status` is its state. `run` ends only when cancelled.
 
-    Slices of the Services in `with_zones`, as it is at the time, are decoded with the zones of their endpoints.
+    Slices of the Services in `with_zones`, by its content at the time, are decoded with the zones of their endpoints.
     """
 
     def __init__(
@@ -114,26 +104,24 @@ class Reflector:
         self.target = target
         self._with_zones = with_zones
         self.status = ResourceStatus(target.resource)
-        self._http = client
-        self._contact = client.contact
+        self._client = client
         self._sink = sink
         self._pace = pace
         self._recovery = Recovery(target, self.status, client, support, pace, self._deliver_absence)
-        self._asking = self._recovery.asking
         self._silence = Silence(pace)
         self._initial: _Initial | None = None
 
     @property
     def is_listed(self) -> bool:
-        """Return whether a complete list was delivered, and none is being made anew."""
-        return self.status.synced and not self._asking.list_needed
+        """Whether a complete list was delivered, and no new one is needed."""
+        return self.status.synced and not self._recovery.list_needed
 
     async def run(self) -> None:
         """List and watch until cancelled. Failures are logged and retried."""
         while True:
             delay = await self._step()
             if self.status.connected:
-                # Until now changes arrived: TCP keepalive would have told otherwise within half a minute.
+                # Changes arrived until now: TCP keepalive finds a dead connection within half a minute.
                 self.status.connected = False
                 self.status.last_contact = time.monotonic()
             await self._recovery.pause(delay)
@@ -141,9 +129,9 @@ class Reflector:
     async def _step(self) -> float:
         """List, or watch until that ends; return the seconds to wait before the next step."""
         started, version = time.monotonic(), self.status.resource_version
-        listing = self._asking.list_needed
-        # Another reflector may learn in the meantime that this server has no streamed lists.
-        streamed = listing and self._asking.streamed
+        listing = self._recovery.list_needed
+        # Kept: another reflector may find out meanwhile that this server has no streamed lists.
+        streamed = listing and self._recovery.streamed
         try:
             if streamed:
                 await self._watch_list()
@@ -154,15 +142,13 @@ class Reflector:
                 await self._stream({"resourceVersion": self.status.resource_version})
         except SourceError as error:
             # A WatchList that was completed has become a watch.
-            return self._recovery.react(error, listing=listing and self._asking.list_needed, streamed=streamed)
+            return self._recovery.react(error, listing=listing and self._recovery.list_needed, streamed=streamed)
         except Exception:
             log.exception("Listing %s anew after an internal error", self.target.resource)
             return self._recovery.internal_error()
         if time.monotonic() - started < self._pace.short_watch and self.status.resource_version == version:
             return self._recovery.ended_at_once()
         return 0.0
-
-    # Two ways to list, of which the second goes on as a watch.
 
     async def _list(self) -> None:
         """List page by page, decoding each before the next is fetched."""
@@ -177,33 +163,31 @@ class Reflector:
                     raise
                 # The continue token expired (5 minutes by default): in one piece then, as client-go's pager.
                 objects, rejected, version, token, limit = [], [], "", "", 0
-                self._asking.list_from = ""
+                self._recovery.list_from = ""
                 continue
             page = decode_page(self.target.resource, data, self._with_zones)
             del data
             objects += map(kept, page.objects)
             rejected += page.rejected
             version = version or page.version
+            if not page.continue_token:
+                break
             if page.continue_token == token:
-                break
+                raise MalformedAnswer(f"the list of {self.target.resource} continues with the same token")
             token = page.continue_token
-            if not token:
-                break
-        if token:
-            raise MalformedAnswer(f"the list of {self.target.resource} continues with the same token")
-        self._asking.list_plainly = False
+        self._recovery.listed_in_pages()
         self._deliver(objects, rejected, version)
 
     async def _fetch_page(self, token: str, limit: int) -> bytearray:
         query = {"limit": str(limit)} if limit else {}
         if token:
             query["continue"] = token
-        elif self._asking.list_from:
-            query["resourceVersion"] = self._asking.list_from
-            if self._asking.list_from != "0":
+        elif self._recovery.list_from:
+            query["resourceVersion"] = self._recovery.list_from
+            if self._recovery.list_from != "0":
                 query["resourceVersionMatch"] = "NotOlderThan"
-        response = await self._http.request("GET", self._path(query), most=self.target.most)
-        self._contact.answered()
+        response = await self._client.request("GET", self._path(query), most=self.target.most)
+        self._client.contact.answered()
         self.status.last_contact = time.monotonic()
         return response.body
 
@@ -218,13 +202,13 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        """Watch until the server ends that. Raises SourceError for a list or a watch that does not get on."""
+        """Watch until the server ends that. Raises SourceError, also for a list or a watch that makes no progress."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spreads load only
         clock = StreamClock(self._pace, self._silence)
 
         def on_open() -> None:
-            self._contact.answered()
+            self._client.contact.answered()
             self.status.last_contact = time.monotonic()
             self.status.connected = self._initial is None
             clock.opened(listing=self._initial is not None)
@@ -232,7 +216,9 @@ class Reflector:
         def on_bytes(data: bytes) -> None:
             self.status.last_contact = time.monotonic()
             if self._initial is not None:
-                self._initial.received(len(data), self.target.most)
+                self._initial.length += len(data)
+                if self._initial.length > self.target.most:
+                    raise MalformedAnswer(f"the streamed list is longer than {self.target.most} bytes")
             changes = decoder.feed(data)
             self._take(changes)
             clock.received(len(data), changes, listing=self._initial is not None)
@@ -240,7 +226,7 @@ class Reflector:
         query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(seconds)))}
         try:
             async with clock.deadline:
-                await self._http.stream(
+                await self._client.stream(
                     self._path(query), on_bytes, on_open=on_open, idle_timeout=seconds + _IDLE_GRACE
                 )
         except TimeoutError:
@@ -249,16 +235,14 @@ class Reflector:
             clock.ended()
         self._take(decoder.finish())
 
-    # What was received.
-
     def _take(self, changes: WatchChanges) -> None:
-        """Deliver what the watch said, then remember how far that is, then raise its error if it has one."""
+        """Deliver changes, then store their version, then raise their error, if they have one."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:
             initial.take(changes.events)
             if changes.initial_end:
                 self._initial = None
-                self._deliver(*initial.result(), changes.version)
+                self._deliver(list(initial.objects.values()), initial.rejected, changes.version)
                 self.status.connected = True
         else:
             if changes.events:
@@ -266,7 +250,7 @@ class Reflector:
             if changes.version:
                 self.status.resource_version = changes.version
         if changes.events or changes.version:
-            self._recovery.heard()
+            self._recovery.received()
         if changes.error is not None:
             raise changes.error
         if initial is None and _goes_back(known, changes.version):
@@ -278,11 +262,11 @@ class Reflector:
         self._sink([Replaced(resource, objects, kept_identities(objects, rejected)), *rejected])
         self.status.synced = True
         self.status.absent = False
-        self.status.resource_version = self._asking.list_from = version
-        self._recovery.listed()
+        self.status.resource_version = version
+        self._recovery.listed(version)
 
     def _deliver_absence(self) -> None:
-        """Nobody shall wait for what is not there."""
+        """Deliver an empty list, once: no part of the program waits for an absent resource."""
         self.status.absent = True
         self.status.last_contact = time.monotonic()
         if not self.status.synced:
@@ -292,13 +276,12 @@ class Reflector:
     def _path(self, query: dict[str, str]) -> str:
         if self.target.labels:
             query["labelSelector"] = self.target.labels
-        if self._asking.fields:
-            query["fieldSelector"] = self._asking.fields
+        if self._recovery.fields:
+            query["fieldSelector"] = self._recovery.fields
         return f"{self.target.path}?{urlencode(query, quote_via=quote, safe='')}"
 
 
 def _goes_back(known: str, seen: str) -> bool:
-    """Whether one resource version is older than another; those that are no numbers cannot be compared (KEP-5504)."""
-    if not (seen and known and seen.isascii() and known.isascii() and seen.isdigit() and known.isdigit()):
-        return False
-    return (len(seen), seen) < (len(known), known)
+    """Return whether a resource version is older than the known one, if both are numbers (KEP-5504)."""
+    numbers = seen.isascii() and known.isascii() and seen.isdigit() and known.isdigit()
+    return numbers and (len(seen), seen) < (len(known), known)

@@ -1,7 +1,7 @@
-"""Zones of endpoints, for the Services that weigh by zone: which those are, and where their endpoints are.
+"""Zones of endpoints, for the Services that weigh by zone.
 
-Decoding zones costs every endpoint of a cluster, and keeping them more. So slices are decoded with them for these
-Services alone, by the watch from then on; those that the watch brought before are asked for once more.
+Decoding zones costs time for every endpoint of a cluster, and keeping them memory. So slices are decoded with zones for
+these Services alone: new ones by the watch, earlier ones by another list.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.api")
 
 TOGETHER: Final = 50
-"""Services that are asked for in one request, by the label of their slices: 3 kB of a URL at most."""
+"""Services in one request, by the label of their slices: 3 kB of a URL at most."""
 
 BURST: Final = 20
-"""Requests for which none waits, as at a start; then there is one a second: annotations that come and go shall not have
-every node ask the API server all the time."""
+"""Requests without a delay, as at a start; then one a second, so that annotations that come and go cause few requests
+of all nodes."""
 
 PATIENCE: Final = 5.0
-"""Seconds that the first list of Services waits for zones: without them a drained zone would get connections."""
+"""Seconds for which the first list of Services waits for zones: without them a drained zone would get connections."""
 
 
 class Zones:
-    """Stands between the reflectors of Services and slices and the sink. `run` ends only when cancelled.
+    """Passes events of Services and slices on to the sink, and adds the zones. `run` ends only when cancelled.
 
-    `services` are those that weigh by zone: decoders are to look at it for each slice. `target` is that of slices.
+    `services` are those that weigh by zone; decoders read it for each slice. `target` is that of slices.
     """
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
@@ -59,10 +59,8 @@ class Zones:
         self._patience: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
-    # -- sinks ------------------------------------------------------------------------------------------------------
-
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass events of Services on; the first ones once zones are known, as whatever is programmed waits for them."""
+        """Pass on events of Services; the first list only with its zones, as programming starts with that list."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:
@@ -72,22 +70,22 @@ class Zones:
             self._held += events
         else:
             self._sink(events)
-        self._go_on()
+        self._proceed()
 
     def take_slices(self, events: Sequence[Event]) -> None:
-        """Pass events of slices on."""
+        """Pass on events of slices."""
         self._sink(events)
         self._slices_begun = True
-        self._go_on()
+        self._proceed()
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         if self._held is not None and self._slices_begun and self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._let_go)
+            self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._release)
         if self._unread or self._held is not None:
             self._wake.set()
 
-    def _let_go(self) -> None:
-        """Pass on what waited."""
+    def _release(self) -> None:
+        """Pass on the held events."""
         held, self._held = self._held, None
         if self._patience is not None:
             self._patience.cancel()
@@ -95,17 +93,17 @@ class Zones:
             self._sink(held)
 
     def _note(self, event: Event) -> None:
-        """Take note of who weighs by zone; who did once counts until it is gone, as asking anew would cost more."""
+        """Update the Services that weigh by zone; one that stops stays until it is deleted, which saves requests."""
         if isinstance(event, Upserted):
-            self._wish([event.object])
+            self._add([event.object])
         elif isinstance(event, Deleted):
             self._forget([(event.namespace, event.name)])
         elif isinstance(event, Replaced):
             if self.services and event.kept is not None:
                 self._forget(self.services - event.kept - set(map(identity, event.objects)))
-            self._wish(event.objects)
+            self._add(event.objects)
 
-    def _wish(self, found: Iterable[object]) -> None:
+    def _add(self, found: Iterable[object]) -> None:
         wanted = [identity(one) for one in found if isinstance(one, Service) and weighs_zones(one.metadata.annotations)]
         self._unread.update(dict.fromkeys(name for name in wanted if name not in self.services))
         self.services.update(wanted)
@@ -115,12 +113,10 @@ class Zones:
             self.services.discard(name)
             self._unread.pop(name, None)
 
-    # -- reading ----------------------------------------------------------------------------------------------------
-
     async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
-        """Get zones whenever a Service begins to weigh by them. Failures are logged and retried.
+        """Read zones when a Service begins to weigh by them. Failures are logged and retried.
 
-        `listed` returns whether the slices were listed and are not being listed anew, `status` is theirs.
+        `status` is that of slices; `listed` returns whether their list is complete and no new one is needed.
         """
         try:
             while True:
@@ -129,17 +125,17 @@ class Zones:
                 while self._unread and listed():
                     await self._try(status)
                 if not self._unread:
-                    self._let_go()
+                    self._release()
         finally:
             if self._patience is not None:
                 self._patience.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Ask once. All nodes learn of a Service at the same time, so but for a start that is put off a little."""
+        """Make one attempt, with a random delay except at a start: all nodes get a new Service at the same time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
-        for name in names:  # one that goes and comes again meanwhile is another one, of which the answer knows nothing
+        for name in names:  # one that is deleted and created meanwhile needs another answer
             del self._unread[name]
         wished = 0.0
         try:
@@ -157,7 +153,7 @@ class Zones:
         await asyncio.sleep(max(self._backoff.failed(), wished))
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
-        """Ask for the slices of Services, not older than those that are known, and pass their zones on."""
+        """List the slices of Services, not older than the known ones, and pass on their zones."""
         path, namespaces = self._target.path, {namespace for namespace, _ in names}
         if len(namespaces) == 1:
             (namespace,) = namespaces

@@ -199,7 +199,7 @@ INVALID = [
     ("kind: EndpointSlice\napiVersion: v1", "a.yaml: document 2: apiVersion", "use discovery.k8s.io/v1"),
     ("kind: Service\napiVersion: v1", "a.yaml: document 2: metadata", "is missing"),
     ("kind: Service\napiVersion: v1\nmetadata: {name: b}\nspec: {ports: 5}", "a.yaml: document 2: spec.ports", "array"),
-    ("kind: Service\napiVersion: v1\nmetadata: {name: [b]}", "a.yaml: document 2: metadata.name", "a string"),
+    ("kind: Service\napiVersion: v1\nmetadata: {name: [b]}", "a.yaml: document 2: metadata.name", "string"),
     ("kind: Service\napiVersion: v1\nmetadata: {name: b}\nspec: &x {y: *x}", "a.yaml: document 2", ""),
     ("kind: Service\napiVersion: v1\nmetadata: {name: b}\n? [1]\n: 2", "a.yaml: document 2", ""),
 ]
