@@ -1,7 +1,4 @@
-"""Which API server, whom to trust and who we are: the result of reading a kubeconfig or a service account.
-
-Holds addresses and TLS, no credentials' logic (credentials.py) and no requests (http.py).
-"""
+"""The address, TLS settings and credentials of an API server, as read from a kubeconfig or a service account."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
     Raises ConfigError, starting with `field`, for anything that is no http or https URL.
     """
-    if "@" in text:  # not quoted: what is before it is a password more often than not
+    if "@" in text:  # the message does not quote it: a password may stand there
         raise ConfigError(
             f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
         )
@@ -69,9 +66,9 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """How the server is checked and which certificate is shown to it; PEM data or the file that holds it.
+    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file.
 
-    `field_prefix` starts error messages and says where the settings come from.
+    `cluster_field` and `user_field` are the paths of the settings, for messages.
     """
 
     ca_file: str = ""
@@ -87,26 +84,26 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     @property
     def authorities(self) -> str:
-        """Where the certificates stand that the server's must be signed by, for messages."""
+        """The place of the certificates of the authorities, for messages."""
         if self.ca_data:
             return f"{self.cluster_field}.certificate-authority-data"
         return self.ca_file or f"an authority of this system; give {self.cluster_field}.certificate-authority"
 
     @property
     def own_certificate(self) -> str:
-        """Where the certificate stands that is shown to the server, '' when none does."""
+        """The place of the client certificate, for messages; '' without one."""
         if self.certificate_data:
             return f"{self.user_field}.client-certificate-data"
         return self.certificate_file
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Return what changes when one of the files is replaced: its path, mtime (ns) and size."""
+        """Return the path, mtime (ns) and size of each file: changes when one is replaced."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
-        """Build the TLS context; `pair` (from an exec plugin) goes before the certificate of the settings.
+        """Build the TLS context; `pair` (from an exec plugin) outranks the certificate of the settings.
 
-        Raises ConfigError that names the field and file that cannot be used.
+        Raises ConfigError that names the wrong field and file.
         """
         context = self._authorities()
         # Python 3.13 refuses certificates without an authority key identifier, which clusters have and Go takes.
@@ -137,21 +134,21 @@ class Trust(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{field}{source}: holds no usable certificates: {why}") from error
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
-        """Return for when the client's certificate is good, and that of the authorities which lasts longest.
+        """Return the validity of the client's certificate ("client") and of the longest authority's ("authority").
 
-        By the names "client" and "authority", as far as they are known; `pair` as for `context`. Raises ConfigError.
+        Either may be missing; `pair` as for `context`. Raises ConfigError.
         """
         authorities = b""
         if not self.insecure:
-            authorities = self.ca_data or _read(self.ca_file, f"{self.cluster_field}.certificate-authority")
+            authorities = self.ca_data or read_file(self.ca_file, f"{self.cluster_field}.certificate-authority")
         pair = pair or self._own_pair()
         known = {"authority": validities(authorities), "client": validities(pair.certificate)[:1] if pair else []}
-        # An authority that expires beside a later one is what its rotation leaves.
+        # A rotation leaves an authority that expires beside a later one.
         return {name: max(each, key=attrgetter("ends")) for name, each in known.items() if each}
 
     def _own_pair(self) -> KeyPair | None:
-        certificate = self.certificate_data or _read(self.certificate_file, f"{self.user_field}.client-certificate")
-        key = self.key_data or _read(self.key_file, f"{self.user_field}.client-key")
+        certificate = self.certificate_data or read_file(self.certificate_file, f"{self.user_field}.client-certificate")
+        key = self.key_data or read_file(self.key_file, f"{self.user_field}.client-key")
         if not certificate and not key:
             return None
         if not certificate or not key:
@@ -161,7 +158,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """Where a proxy listens, and the Proxy-Authorization header's value, '' for none, which is shown nowhere."""
+    """The address of a proxy, and the value of Proxy-Authorization ('' for none), which no message and no repr has."""
 
     scheme: str
     host: str
@@ -177,14 +174,14 @@ class Proxy(NamedTuple):
         return f"{self.scheme}://{self.authority}"
 
     def headers(self) -> list[str]:
-        """Return the header lines that the proxy wants."""
+        """Return the header lines for the proxy."""
         return [f"Proxy-Authorization: {self.authorization}"] if self.authorization else []
 
 
 class Cluster:
-    """An API server as a client needs it: where it is, through which proxy, how TLS is done, and the credentials.
+    """An API server: its address, the proxy before it, TLS settings and credentials.
 
-    `certificates` are those in use, by the names of Trust.validities.
+    `certificates` has the validity of those in use, by the names of Trust.validities.
     """
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
@@ -196,7 +193,7 @@ class Cluster:
         self._made_of: object = None
         self._unusable = ""
         self.certificates: Mapping[str, Validity] = {}
-        self._tell_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
+        self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
             self._context = trust.context(None)
@@ -219,13 +216,13 @@ class Cluster:
 
     @property
     def identity(self) -> str:
-        """Who we say that we are, and where that stands, for messages."""
+        """The credentials and their place, for messages."""
         own = f"the client certificate in {self._trust.own_certificate}" if self._trust.own_certificate else ""
         return self.credentials.name or own or "none are given"
 
     @property
     def server_hostname(self) -> str | None:
-        """The name that the server's certificate must carry, also sent as SNI; None without TLS."""
+        """The name that the server's certificate must have, also sent as SNI; None without TLS."""
         return None if self._context is None else self._trust.server_name or self.server.host
 
     @property
@@ -233,13 +230,13 @@ class Cluster:
         """When the certificates in use expire, in seconds since the epoch, by the names of Trust.validities."""
         return {name: validity.ends for name, validity in self.certificates.items()}
 
-    def on_certificates(self, tell: Callable[[Mapping[str, float]], None]) -> None:
-        """Have it told now, and when certificates were rotated, when those in use expire; see Trust.validities."""
-        self._tell_expiries = tell
-        tell(self.expiries)
+    def on_certificates(self, expiries: Callable[[Mapping[str, float]], None]) -> None:
+        """Call `expiries` now and after each rotation, with the expiries of the certificates in use."""
+        self._on_expiries = expiries
+        expiries(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection, built anew when certificates were rotated; None for http.
+        """Return the context for a new connection, a new one after a rotation of certificates; None for http.
 
         As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five minutes.
         """
@@ -253,9 +250,9 @@ class Cluster:
                 self.certificates = self._trust.validities(pair)
                 self._made_of = made_of
                 self._unusable = ""
-                self._tell_expiries(self.expiries)
+                self._on_expiries(self.expiries)
             except ConfigError as error:
-                # Seen while files are being replaced one after the other: the next connection looks again.
+                # Files may be replaced one after the other: the next connection tries again.
                 if self._unusable != str(error):
                     self._unusable = str(error)
                     log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
@@ -263,7 +260,7 @@ class Cluster:
 
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Load a certificate and key through a memory file: the key never reaches a disk, and none need be writable."""
+    """Load a certificate and key through a memory file, so that the key reaches no disk."""
     memory = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
@@ -274,7 +271,8 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
         os.close(memory)
 
 
-def _read(path: str, field: str) -> bytes:
+def read_file(path: str, field: str) -> bytes:
+    """Return the content of a file, b'' for the path ''. Raises ConfigError that names the field."""
     if not path:
         return b""
     try:

@@ -1,6 +1,6 @@
-"""Who we are to the API server: fixed headers, a token file that rotates, an exec plugin.
+"""Credentials for the API server: fixed headers, a token file that rotates, an exec plugin.
 
-Tokens are never logged. A credential that cannot be had now is a SourceError: the caller tries again.
+Tokens are never logged. Unavailable credentials are a SourceError, after which the caller tries again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +33,8 @@ EXEC_TIMEOUT = 60.0
 LONGEST = 1 << 20
 """Bytes an exec plugin may print."""
 
-_READ_AHEAD = 1 << 16  # bytes; asyncio's own
-_LAST_WORDS = 1.0  # seconds for which the end of a plugin that was ended is waited for
-
+_READ_AHEAD = 1 << 16  # bytes; asyncio's default
+_END_PATIENCE = 1.0  # seconds to wait for the end of a killed plugin
 _EXPIRY_MARGIN = 10.0
 
 Headers = tuple[tuple[str, str], ...]
@@ -49,10 +49,10 @@ class KeyPair(NamedTuple):
 
 
 class Credentials:
-    """Credentials that never change: the same headers for every request. Base of the others.
+    """Fixed credentials, the same headers for every request; base of the others.
 
-    `name` says for messages what they are and where they stand, '' when there are none. `files` are read again while
-    they are in use, `program` is run for them, '' for none.
+    `name` has their kind and place for messages, '' for none. `files` are read again while they are in use; `program`
+    is run for them, '' for none.
     """
 
     files: tuple[str, ...] = ()
@@ -63,19 +63,19 @@ class Credentials:
         self.name = name
 
     async def headers(self) -> Headers:
-        """Return the headers of one request. Raises SourceError when there are none to be had now."""
+        """Return the headers of one request. Raises SourceError when they are unavailable."""
         return self._fixed
 
     async def key_pair(self) -> KeyPair | None:
-        """Return a client certificate that came with the credentials, if any did."""
+        """Return a client certificate that belongs to the credentials, if there is one."""
         return None
 
     def invalidate(self, used: Headers) -> None:
-        """Take note that the server refused a request that carried the headers `used` (401)."""
+        """Drop credentials after the server refused a request with the headers `used` (401)."""
 
 
 class TokenFile(Credentials):
-    """A bearer token in a file that someone else rotates; `token` serves until the file can be read."""
+    """A bearer token in a file that another program rotates; `token` is used until the file can be read."""
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class TokenFile(Credentials):
         """Return the headers with the file's token, read at most once in TOKEN_LIFETIME seconds."""
         if self._read_at is None or self._clock() - self._read_at >= TOKEN_LIFETIME:
             self._read()
-        return (*self._fixed, _bearer(self._token))
+        return (*self._fixed, bearer(self._token))
 
     def invalidate(self, used: Headers) -> None:
         """Read the file before the next request."""
-        if _bearer(self._token) in used:
+        if bearer(self._token) in used:
             self._read_at = None
 
     def _read(self) -> None:
         try:
             token = check_token(Path(self._path).read_text(encoding="utf-8", errors="replace").strip())
-            if not token:  # as while it is written anew
+            if not token:  # while it is being written
                 raise ValueError("it is empty")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -126,7 +126,7 @@ class ExecEnv(Struct, frozen=True):
 
 
 class ExecConfig(Struct, frozen=True, kw_only=True):
-    """users[].user.exec of a kubeconfig, the command already resolved; `cluster` is None unless it is asked for."""
+    """users[].user.exec of a kubeconfig, with the command's path; `cluster` is None without provideClusterInfo."""
 
     api_version: str
     command: str
@@ -153,8 +153,7 @@ class _ExecCredential(Struct, rename="camel"):
 class ExecPlugin(Credentials):
     """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1).
 
-    Its answer is used until it expires or the server refuses it; the program is never run twice at a time and
-    gets no terminal.
+    Its output is used until it expires or the server refuses it. One run at a time, without a terminal.
     """
 
     def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
@@ -178,19 +177,21 @@ class ExecPlugin(Credentials):
         return None
 
     def invalidate(self, used: Headers) -> None:
-        """Run the plugin before the next request, unless it ran since `used` were given out."""
+        """Run the plugin before the next request, unless it ran since `used` were returned."""
         if self._status is not None and self._headers_of(self._status) == used:
             self._status = None
 
     def _headers_of(self, status: _ExecStatus) -> Headers:
-        return (*self._fixed, _bearer(status.token)) if status.token else self._fixed
+        return (*self._fixed, bearer(status.token)) if status.token else self._fixed
 
     async def _current(self) -> _ExecStatus:
         async with self._lock:
             expired = self._expires is not None and time.time() >= self._expires - _EXPIRY_MARGIN
             if self._status is None or expired:
                 self._status = self._decode(await self._run())
-                self._expires = _unix_time(self._status.expiration_timestamp)
+                self._expires = None
+                with suppress(ValueError):
+                    self._expires = datetime.fromisoformat(self._status.expiration_timestamp or "").timestamp()
             return self._status
 
     async def _run(self) -> bytes:
@@ -233,10 +234,10 @@ class ExecPlugin(Credentials):
         return output
 
     async def _printed(self, process: Process) -> tuple[bytes, bytes]:
-        """Return standard output, and the end of standard error. Raises SourceError when the former is endless."""
+        """Return standard output, and the end of standard error. Raises SourceError when the former is too long."""
         assert process.stdout is not None  # noqa: S101 - both are pipes
         assert process.stderr is not None  # noqa: S101
-        last = asyncio.create_task(_last(process.stderr))
+        last = asyncio.create_task(_end_of(process.stderr))
         try:
             output = bytearray()
             while data := await process.stdout.read(_READ_AHEAD):
@@ -263,8 +264,8 @@ class ExecPlugin(Credentials):
         return status
 
 
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    """Return the end of what a stream carries."""
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    """Return the end of a stream's content."""
     kept = b""
     while data := await stream.read(_READ_AHEAD):
         kept = (kept + data)[-_READ_AHEAD:]
@@ -272,20 +273,21 @@ async def _last(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """End a plugin with what it has started, as the program that a shell script runs.
+    """Kill a plugin with its children.
 
-    asyncio takes a process for ended when its output is closed, which others may have open: so it is closed here.
+    asyncio waits for the end of a process' output, which others may keep open: so it is closed here.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):
         transport.close()
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_WORDS):  # one with rights of its own may not be ended by us
+        async with asyncio.timeout(_END_PATIENCE):  # a process of another user cannot be killed
             await process.wait()
 
 
-def _bearer(token: str) -> tuple[str, str]:
+def bearer(token: str) -> tuple[str, str]:
+    """Return the header that carries a token."""
     return "Authorization", f"Bearer {token}"
 
 
@@ -294,14 +296,3 @@ def check_token(token: str) -> str:
     if any(ord(char) < 33 or ord(char) > 126 for char in token):
         raise ValueError("the token has characters that cannot stand in a header")
     return token
-
-
-def _unix_time(text: str | None) -> float | None:
-    if not text:
-        return None
-    from datetime import datetime  # noqa: PLC0415 - only exec plugins need it
-
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None

@@ -1,12 +1,12 @@
 """The text of one manifest file into objects: YAML and JSON, several documents, List kinds. Pure.
 
-A wrong document costs only itself.
+A wrong document does not affect the others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,10 +31,10 @@ Key = tuple[Resource, str, str]
 
 
 class FileContent(NamedTuple):
-    """What a file says.
+    """The content of a file.
 
-    `rejected` has the file and document in its field; `whole` is False when a document or object is missing from
-    `found` because it is wrong; `ignored` are kinds that mean nothing to a proxy.
+    The field of a Rejected names file and document. `whole` is False when a document or object is missing from `found`
+    because it is wrong; `ignored` has the kinds of objects that no proxy uses.
     """
 
     found: dict[Key, Object]
@@ -44,7 +44,7 @@ class FileContent(NamedTuple):
 
 
 def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] = ()) -> FileContent:
-    """Read the content of the file `name`; its suffix says whether it is JSON. Never raises.
+    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises.
 
     Slices of the Services `with_zones` are PlacedSlices.
     """
@@ -68,9 +68,9 @@ def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] =
 
 
 def is_watched(found: Object, node_name: str) -> bool:
-    """Whether it is of use: see targets() in targets.py. '' as node name takes every Node.
+    """Return whether a proxy watches an object (source.targets); the node name '' selects every Node.
 
-    Services that the selectors of the watches would leave out are taken: they mean nothing, and /debug/state says why.
+    Services that the selectors of the watches exclude are included: /debug/state shows why they have no effect.
     """
     labels = found.metadata.labels
     match found:
@@ -90,27 +90,20 @@ def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
         yield 1, ValueError(f"is not UTF-8 text, see byte {error.start + 1}")
         return
     if name.endswith(".json"):
-        yield 1, _load_json(text)
+        yield 1, _loaded(msgspec.json.decode, text)
         return
     number = 0
     for part in _SEPARATOR.split(text):
         if all(line.lstrip()[:1] in {"", "#", "%"} for line in part.split("\n")):  # directives and comments alone
             continue
         number += 1
-        yield number, _load_yaml(part)
+        yield number, _loaded(load_yaml, part)
 
 
-def _load_json(text: str) -> Any:
+def _loaded(load: Callable[[str], Any], text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return load(text)
     except (ValueError, RecursionError) as error:
-        return error
-
-
-def _load_yaml(text: str) -> Any:
-    try:
-        return load_yaml(text)
-    except ValueError as error:
         return error
 
 
@@ -133,23 +126,22 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collection[ServiceName]) -> bool:
     """Add the object, and what is wrong with it, to `content`; return whether there is an object."""
+
+    def refuse(resource: Resource, field: str, reason: str) -> bool:
+        content.rejected.append(Rejected(resource, "", "", "", field, reason))
+        return False
+
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
-        content.rejected.append(
-            Rejected("services", "", "", "", f"{where}kind", f"must be one of {', '.join(_KINDS)} or List")
-        )
-        return False
+        return refuse("services", f"{where}kind", f"must be one of {', '.join(_KINDS)} or List")
     resource, versions = _KINDS[kind]
     if entry.get("apiVersion") not in versions:
         got = str(entry.get("apiVersion"))[:60]
-        reason = f"{got} is not supported for {kind}; use {versions[0]}"
-        content.rejected.append(Rejected(resource, "", "", "", f"{where}apiVersion", reason))
-        return False
+        return refuse(resource, f"{where}apiVersion", f"{got} is not supported for {kind}; use {versions[0]}")
     try:
         encoded = msgspec.json.encode(_with_namespace(entry, resource))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        content.rejected.append(Rejected(resource, "", "", "", where.rstrip(": ."), f"is no JSON value: {error}"))
-        return False
+        return refuse(resource, where.rstrip(": ."), f"is no JSON value: {error}")
     found, rejected = decode_object(resource, encoded)
     if with_zones and isinstance(found, EndpointSlice) and service_of(found) in with_zones:
         found, rejected = decode_object(resource, encoded, PlacedSlice)
@@ -169,8 +161,8 @@ def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collec
 def _odd_name(service: Service) -> tuple[str, str] | None:
     """Return the field and the text of a name that an API server would refuse, None when there is none.
 
-    What a backend makes for a service port is named after these, so that `web:x` could be port x of `web` as well.
-    Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
+    Backends name chains after these, so that `web:x` could be port x of `web` as well. Source: Kubernetes' rules for
+    Services, namespaces and port names, all labels of RFC 1123.
     """
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}

@@ -1,24 +1,32 @@
-"""Reads kubeconfig files and the in-cluster service account into a Cluster.
+"""Reads a kubeconfig file, or the service account of a pod, into a Cluster.
 
-Only what the current context names is decoded, so that a wrong entry for another cluster does no harm.
-Every error is a ConfigError that names the file and the field. Source: clientcmd/api/v1 of client-go.
+Only the entries of the current context are decoded, so that a wrong entry for another cluster does no harm. Every error
+is a ConfigError that names the file and the field. Source: clientcmd and transport of client-go.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import os
-from collections.abc import Mapping
+import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
-from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server
-from kubeproxy.api.credentials import Credentials, ExecConfig, ExecEnv, ExecPlugin, TokenFile, check_token
-from kubeproxy.api.impersonation import impersonation
+from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server, read_file
+from kubeproxy.api.credentials import (
+    Credentials,
+    ExecConfig,
+    ExecEnv,
+    ExecPlugin,
+    Headers,
+    TokenFile,
+    bearer,
+    check_token,
+)
 from kubeproxy.api.proxy import proxy_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
@@ -29,6 +37,9 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+
+# The characters of a header's name (RFC 9110, 5.6.2), but for the sign that begins an escape.
+_LEGAL: Final = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
 
 _T = TypeVar("_T", bound=Struct)
 
@@ -83,11 +94,11 @@ class _ContextEntry(Struct):
 def load_cluster(
     kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> Cluster:
-    """Return the Cluster that the flags --kubeconfig and --master mean, both '' when not given.
+    """Return the Cluster of the flags --kubeconfig and --master, both '' when not given.
 
-    A master goes before the server of the kubeconfig; alone it means a server that asks for no credentials; with
-    neither, the pod's service account is used. `environ` says which proxy to use, if any (proxy.py). Raises
-    ConfigError, and Unsupported for a proxy of another kind than http and https.
+    A master outranks the server of the kubeconfig; alone it is a server without credentials; with neither, the pod's
+    service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and Unsupported for a proxy of
+    another kind than http and https.
     """
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
@@ -98,7 +109,7 @@ def load_cluster(
 
 
 def in_cluster(*, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT) -> Cluster:
-    """Return the Cluster that a pod reaches with its service account. Raises ConfigError outside of a pod."""
+    """Return the Cluster of a pod's service account. Raises ConfigError outside of a pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise ConfigError(
@@ -191,7 +202,7 @@ def _credentials(
 ) -> Credentials:
     if user.auth_provider is not None:
         raise ConfigError(f"{where}.auth-provider: was removed from Kubernetes in 1.26; use exec or a token instead")
-    headers = impersonation(user.as_ or "", user.as_uid or "", user.as_groups or (), user.as_user_extra or {}, where)
+    headers = _impersonation(user, where)
     token_given = bool(user.token or user.token_file)
     plugin = _exec(user.exec, server, cluster, trust, folder, where) if user.exec is not None else None
     if user.username or user.password:
@@ -199,7 +210,7 @@ def _credentials(
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
         pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
         return Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
-    if plugin is not None and not token_given:  # as in client-go: what is given goes before what would be asked for
+    if plugin is not None and not token_given:  # as in client-go: a given token outranks the plugin
         return ExecPlugin(plugin, headers=headers)
     try:
         token = check_token((user.token or "").strip())
@@ -208,8 +219,31 @@ def _credentials(
     if user.token_file:
         return TokenFile(_resolve(user.token_file, folder), token=token, headers=headers)
     if token:
-        return Credentials((*headers, ("Authorization", f"Bearer {token}")), f"{where}.token")
+        return Credentials((*headers, bearer(token)), f"{where}.token")
     return Credentials(headers)
+
+
+def _impersonation(user: _UserEntry, where: str) -> Headers:
+    """Return the headers with which requests act as another user; `where` is the path of the kubeconfig's user."""
+    groups: Sequence[str] = user.as_groups or ()
+    extra = user.as_user_extra or {}
+    if (user.as_uid or groups or extra) and not user.as_:
+        raise ConfigError(f"{where}.as: is missing; a uid, groups and extra can only be taken beside a user")
+    wanted = [("as", "Impersonate-User", user.as_ or ""), ("as-uid", "Impersonate-Uid", user.as_uid or "")]
+    wanted += [(f"as-groups[{index}]", "Impersonate-Group", group) for index, group in enumerate(groups)]
+    wanted += [
+        (f"as-user-extra[{key}][{index}]", f"Impersonate-Extra-{_escaped(key)}", value)
+        for key, values in extra.items()
+        for index, value in enumerate(values or ())
+    ]
+    for setting, _, value in wanted:
+        if not value.isascii() or not value.isprintable():
+            raise ConfigError(f"{where}.{setting}: has characters that cannot stand in a header")
+    return tuple((name, value) for setting, name, value in wanted if value or setting.startswith("as-user-extra"))
+
+
+def _escaped(key: str) -> str:
+    return "".join(chr(byte) if byte in _LEGAL else f"%{byte:02X}" for byte in key.encode())
 
 
 def _exec(
@@ -236,33 +270,21 @@ def _exec(
 
 
 def _exec_cluster(server: Server, cluster: _ClusterEntry, trust: Trust, where: str) -> dict[str, Any]:
-    authority = trust.ca_data
-    if trust.ca_file:
-        try:
-            authority = Path(trust.ca_file).read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{where}.provideClusterInfo: {trust.ca_file} cannot be read: {error.strerror}"
-            ) from error
-    info: dict[str, Any] = {"server": server.url}
-    if trust.server_name:
-        info["tls-server-name"] = trust.server_name
-    if cluster.proxy_url:
-        info["proxy-url"] = cluster.proxy_url
-    if trust.insecure:
-        info["insecure-skip-tls-verify"] = True
-    if authority:
-        info["certificate-authority-data"] = base64.b64encode(authority).decode()
-    for extension in cluster.extensions or []:
-        if extension.name == _EXEC_EXTENSION:
-            info["config"] = extension.extension
-    return info
+    authority = trust.ca_data or read_file(trust.ca_file, f"{where}.provideClusterInfo")
+    info = {
+        "tls-server-name": trust.server_name,
+        "proxy-url": cluster.proxy_url,
+        "insecure-skip-tls-verify": trust.insecure,
+        "certificate-authority-data": base64.b64encode(authority).decode(),
+    }
+    config = [{"config": one.extension} for one in cluster.extensions or () if one.name == _EXEC_EXTENSION]
+    return {"server": server.url, **{name: value for name, value in info.items() if value}, **(config or [{}])[-1]}
 
 
 def _base64(text: str | None, where: str) -> bytes:
     try:
         return base64.b64decode("".join((text or "").split()), validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"{where}: is not base64: {error}") from error
 
 

@@ -1,7 +1,7 @@
-"""The source --manifests DIR: objects from the YAML and JSON files of a folder, followed as they change.
+"""The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change.
 
-Delivers the same events to the same Sink as the API server's watches (watch.py). What a file says is read in
-documents.py; here are the folder, the last good state of each file, and the difference.
+Delivers the same events as the watches of an API server (watch.py). documents.py reads one file; here are the folder,
+the last good state of each file, and the difference.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kubeproxy.api.decode import identity, service_of
-from kubeproxy.api.directory import DirectoryWatch
 from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.errors import ConfigError
+from kubeproxy.kernel.proc import inotify
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
@@ -27,20 +27,66 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.api")
 
 POLL = 1.0
-"""Seconds between looks where inotify cannot be had."""
+"""Seconds between two scans without inotify."""
 
 GRACE = 0.1
-"""Seconds that a file may be missing or empty before that counts: editors save by renaming or truncating."""
+"""Seconds for which a missing or empty file keeps its objects: editors save by renaming or truncating."""
 
 SETTLE = 0.005
-"""Seconds from the first sign of a change to the look: a save is several signs."""
+"""Seconds between the first event of inotify and the scan: saving a file causes several."""
 
 MAX_FILE = 256 << 20
 
 MAX_FOR_ZONES = 4 << 20
-"""Bytes of a file that is read once more because somebody looks at a Service: YAML of more takes seconds."""
+"""Bytes of a file that is read again for a question about zones: a longer YAML file takes seconds."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+# Not IN_MODIFY: a file that is being written is read once it is closed.
+_EVENTS: Final = (
+    inotify.IN_ATTRIB
+    | inotify.IN_CLOSE_WRITE
+    | inotify.IN_MOVED_FROM
+    | inotify.IN_MOVED_TO
+    | inotify.IN_CREATE
+    | inotify.IN_DELETE
+    | inotify.IN_DELETE_SELF
+    | inotify.IN_MOVE_SELF
+    | inotify.IN_ONLYDIR
+)
+
+
+class _DirectoryWatch:
+    """Sets `changed` after anything changed in a directory, until it is closed; not `alive` where inotify fails."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self.alive = False
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._inotify = inotify.Inotify(-1)
+
+    def watch(self, path: Path) -> bool:
+        """Begin; return whether inotify works."""
+        self._inotify = inotify.Inotify.open()
+        self.alive = self._inotify.watch(path, _EVENTS)
+        if self.alive:
+            self._loop.add_reader(self._inotify.fileno(), self._readable)
+        else:
+            self._inotify.close()
+        return self.alive
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self.alive:
+            self._loop.remove_reader(self._inotify.fileno())
+            self._inotify.close()
+        self.alive = False
+
+    def _readable(self) -> None:
+        happened = self._inotify.happened()
+        if happened & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
+            self.close()  # the directory is gone, or another one has its name
+        if happened:
+            self._changed.set()
 
 
 class _Signature(NamedTuple):
@@ -58,7 +104,7 @@ class _File(NamedTuple):
 class ManifestSource:
     """Keeps `sink` up to date with the manifests in `folder`.
 
-    `node_name` is the only Node delivered ('' for all). Of an object in two files the first file by name counts.
+    Only the Node `node_name` is delivered ('' for all). Of an object in two files the first file by name counts.
     Raises ConfigError when `folder` is no directory.
     """
 
@@ -92,35 +138,31 @@ class ManifestSource:
     async def run(self) -> None:
         """Follow the folder until cancelled."""
         changed = asyncio.Event()
-        watch = DirectoryWatch.open(str(self._folder), changed.set)
+        watch = _DirectoryWatch(changed)
+        watch.watch(self._folder)
         try:
             while True:
                 self.scan()
-                if not watch.alive:
-                    watch.close()
-                    watch = DirectoryWatch.open(str(self._folder), changed.set)
-                    if watch.alive:
-                        self.scan()
+                if not watch.alive and watch.watch(self._folder):
+                    self.scan()
                 await self._wait(changed, live=watch.alive)
         finally:
             watch.close()
 
     async def _wait(self, changed: asyncio.Event, *, live: bool) -> None:
         seconds = self._grace if self._missing else None if live else self._poll
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await changed.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(SETTLE)
-        changed.clear()
+            await asyncio.sleep(SETTLE)
+            changed.clear()
 
     def scan(self) -> None:
-        """Look at the folder once, read what changed, deliver the difference."""
+        """Read the files that changed, and deliver the difference."""
         rejected: list[Rejected] = []
         present = self._list_folder()
         if present is None and not self.statuses["services"].synced:
-            return  # an empty first list would clear what a former run left in the kernel
+            return  # an empty first list would remove the rules of an earlier run from the kernel
         if present is not None:
             self._drop_missing(present)
             for name, signature in present.items():
@@ -131,7 +173,7 @@ class ManifestSource:
         self._deliver(rejected)
 
     def _read_zones(self) -> None:
-        """Read all files once more when a Service has begun to weigh by zone; what is wrong in them was told."""
+        """Read all files again, without reports, when a Service has begun to weigh by zone."""
         before, every = self._with_zones, [found for file in self._files.values() for found in file.found.values()]
         self._with_zones = frozenset(
             identity(one) for one in every if isinstance(one, Service) and weighs_zones(one.metadata.annotations)
@@ -141,7 +183,7 @@ class ManifestSource:
                 self._read(name, file.signature, [])
 
     def zones(self, service: ServiceName) -> dict[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address, read once more. For a thread of its own."""
+        """Return the zones of a Service's endpoints by packed address, from its files. Blocks."""
         zones: dict[bytes, str] = {}
         for name, signature in (self._list_folder() or {}).items():
             known = self._files.get(name)
@@ -173,7 +215,7 @@ class ManifestSource:
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
-            self._say(str(self._folder), f"cannot be read, its last state stays: {error.strerror}")
+            self._report(str(self._folder), f"cannot be read, its last state stays: {error.strerror}")
             return None
         present = {}
         for path in paths:
@@ -203,15 +245,14 @@ class ManifestSource:
                 raise OSError(0, f"is larger than {MAX_FILE} bytes")
             data = (self._folder / name).read_bytes()
         except OSError as error:
-            self._say(name, f"cannot be read, its last state stays: {error.strerror}")
-            # Not remembered as read: tried again at the next look.
-            return
+            self._report(name, f"cannot be read, its last state stays: {error.strerror}")
+            return  # the next scan tries again
         self._trouble.pop(name, None)
         content = read_documents(name, data, self._with_zones)
         rejected += content.rejected
         self._files[name] = _File(signature, _with_last_good(content, known.found if known else {}))
         for kind in content.ignored - self._ignored:
-            log.info("Ignoring objects of kind %s, first seen in %s: they mean nothing to a proxy", kind, name)
+            log.info("Ignoring objects of kind %s, first seen in %s: no proxy uses them", kind, name)
         self._ignored |= content.ignored
 
     def _deliver(self, rejected: list[Rejected]) -> None:
@@ -240,16 +281,16 @@ class ManifestSource:
             status.synced = status.connected = True
             status.last_contact = self._clock()
 
-    def _say(self, name: str, trouble: str) -> None:
+    def _report(self, name: str, trouble: str) -> None:
         if self._trouble.get(name) != trouble:
             log.warning("Manifest %s %s", name, trouble)
         self._trouble[name] = trouble
 
 
 def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, Object]:
-    """Return what a file means now: what it says, and while a part of it is wrong, also what it said before.
+    """Return the objects of a file, and while a part of it is wrong also its former ones.
 
-    It is not asked which of the former objects the wrong part was: a mistake in a file never deletes anything.
+    Any former object may be the wrong part, so a mistake in a file never deletes anything.
     """
     return content.found if content.whole else {**last, **content.found}
 

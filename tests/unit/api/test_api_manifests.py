@@ -353,7 +353,7 @@ def live(path, use, poll=1.0):
 @pytest.mark.parametrize("inotify", [True, False])
 def test_changes_are_seen_live(tmp_path, monkeypatch, inotify):
     if not inotify:
-        monkeypatch.setattr("kubeproxy.api.directory._INTERESTING", 0)  # refused as invalid: no watch, so polling
+        monkeypatch.setattr("kubeproxy.api.manifests._EVENTS", 0)  # refused as invalid: no watch, so polling
 
     async def use(events):
         (tmp_path / "a.yaml").write_text(service("a"))
