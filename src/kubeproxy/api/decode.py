@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from msgspec.json import Decoder
 
 from kubeproxy.api.salvage import FAILURES, Salvaged, mended, salvage
-from kubeproxy.api.status import MalformedAnswer, decode_status, status_error
+from kubeproxy.api.status import MalformedAnswer, StatusError, decode_status
 from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
@@ -244,7 +244,7 @@ class WatchDecoder:
                 metadata = bookmark.metadata
                 return metadata.resource_version or "", (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
             case "ERROR":
-                raise status_error(decode_status(content, 0))
+                raise StatusError(decode_status(content, 0))
             case other:
                 raise MalformedAnswer(f"a watch event of the unknown type {other[:40]!r}")
 

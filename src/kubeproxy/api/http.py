@@ -21,9 +21,9 @@ from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
-from kubeproxy.api.reasons import REFUSED, connection_reason
+from kubeproxy.api.reasons import connection_reason
 from kubeproxy.api.source import Trouble
-from kubeproxy.api.status import ConnectionFailed, decode_status, status_error
+from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -55,14 +55,6 @@ class Finished(NamedTuple):
 
 
 OnRequest = Callable[[Finished], None]
-
-
-class ApiResponse(NamedTuple):
-    """A successful answer; header names are lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytearray
 
 
 def user_agent() -> str:
@@ -145,8 +137,8 @@ class HttpClient:
         content_type: str = "application/json",
         timeout: float = REQUEST_TIMEOUT,
         most: int = OBJECT,
-    ) -> ApiResponse:
-        """Send a request and return its whole answer, of `most` bytes at most.
+    ) -> Exchange:
+        """Send a request and return its complete exchange, with a body of `most` bytes at most.
 
         `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
         SourceErrors when the answer is missing or incomplete; then it is unknown whether a change took effect.
@@ -159,7 +151,7 @@ class HttpClient:
         finally:
             watch.stop()
         self._raise_for_status(exchange, headers)
-        return ApiResponse(exchange.status, exchange.headers, exchange.body)
+        return exchange
 
     async def stream(
         self,
@@ -256,8 +248,7 @@ class HttpClient:
         except UnicodeError as error:  # a name with an empty part
             raise ConnectionFailed(f"{route}: the name cannot be resolved: it is no host name") from error
         except OSError as error:
-            why = connection_reason(error, self.cluster)
-            raise ConnectionFailed(f"{route}: {why}", refused=why == REFUSED) from error
+            raise ConnectionFailed(f"{route}: {connection_reason(error, self.cluster)}") from error
         self._open.add(connection)
         connection.context = context
         return connection, False
@@ -313,7 +304,7 @@ class HttpClient:
         if exchange.status == 401:
             self.cluster.credentials.invalidate(used)
         status = decode_status(exchange.body, exchange.status)
-        raise status_error(status, retry_after=_seconds(exchange.headers.get("retry-after")))
+        raise StatusError(status, retry_after=_seconds(exchange.headers.get("retry-after")))
 
 
 class _Stopwatch:

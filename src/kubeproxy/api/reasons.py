@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -9,8 +10,6 @@ import ssl
 from typing import Final, Protocol
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-_REFUSED: Final = 111
-REFUSED: Final = "connection refused"
 
 # X.509 verification results of OpenSSL (x509_vfy.h).
 _NOT_SIGNED: Final = frozenset((2, 18, 19, 20, 21))
@@ -47,8 +46,8 @@ def os_reason(error: OSError) -> str:
         return f"the name cannot be resolved: {error.strerror}"
     # asyncio has texts of its own, and quotes several errors in one that has no number.
     number = error.errno or next(map(int, _ERRNO.findall(str(error))), 0)
-    if number == _REFUSED:
-        return REFUSED
+    if number == errno.ECONNREFUSED:
+        return "connection refused"
     return os.strerror(number) if number else str(error) or type(error).__name__
 
 

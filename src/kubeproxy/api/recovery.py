@@ -15,18 +15,11 @@ from typing import Final
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget
 from kubeproxy.api.status import (
-    BadRequest,
     ConnectionFailed,
-    Forbidden,
-    Gone,
     MalformedAnswer,
     NoInitialEnd,
-    NotFound,
     OutOfStep,
     StatusError,
-    TooManyRequests,
-    Unauthorized,
-    VersionTooLarge,
     waiting_wished,
 )
 from kubeproxy.engine.pacing import Backoff
@@ -34,6 +27,7 @@ from kubeproxy.errors import SourceError
 
 log = logging.getLogger("kubeproxy.api")
 
+_BAD_REQUEST: Final = frozenset((400, 422))
 _RESUMES: Final = 3  # failures in a row before a new list; of garbage one fewer
 
 
@@ -166,29 +160,29 @@ class Recovery:
     def _react_to_status(self, error: StatusError, backoff: Backoff, *, listing: bool, streamed: bool) -> float:
         resource = self._target.resource
         match error:
-            case Unauthorized() if not self._unauthorized:
-                self._unauthorized = True  # the client dropped the refused credentials: try once with new ones
-                return 0.0
-            case Unauthorized():
-                identity = self._cluster.identity
-                self._met(f"{resource}: the API server does not accept our credentials ({identity}): {error}")
-            case Forbidden() if self._target.optional:
-                self._missing(self._permission(error))
-            case Forbidden():
-                self._met(self._permission(error))
-            case NotFound() if self._target.optional:
-                self._missing(f"the API server has no {resource}, looking again from time to time")
-                return self._pace.absent * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load only
-            case Gone():
-                return self._expired(backoff, listing=listing)
-            case VersionTooLarge():
+            case StatusError(too_large=True):
                 self._list_newest()
                 self._met(f"{resource}: {error}")
+            case StatusError(code=401) if not self._unauthorized:
+                self._unauthorized = True  # the client dropped the refused credentials: try once with new ones
+                return 0.0
+            case StatusError(code=401):
+                identity = self._cluster.identity
+                self._met(f"{resource}: the API server does not accept our credentials ({identity}): {error}")
+            case StatusError(code=403) if self._target.optional:
+                self._missing(self._permission(error))
+            case StatusError(code=403):
+                self._met(self._permission(error))
+            case StatusError(code=404) if self._target.optional:
+                self._missing(f"the API server has no {resource}, looking again from time to time")
+                return self._pace.absent * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load only
+            case StatusError(expired=True):
+                return self._expired(backoff, listing=listing)
             case _ if listing and self._give_way(error, streamed=streamed):
                 return 0.0
             case _:
                 self._met(f"{resource}: {error}")
-                if self._failures >= _RESUMES and not isinstance(error, TooManyRequests):
+                if self._failures >= _RESUMES and error.code != 429:
                     self._list_newest()
         return max(backoff.failed(), waiting_wished(error))
 
@@ -211,14 +205,14 @@ class Recovery:
     def _give_way(self, error: StatusError, *, streamed: bool) -> bool:
         """Leave out the part of the request that the server may have refused; return whether there is one."""
         about_fields = "field label" in str(error) or "field selector" in str(error) or not streamed
-        if isinstance(error, BadRequest) and self.fields and not self._target.fields_needed and about_fields:
+        if error.code in _BAD_REQUEST and self.fields and not self._target.fields_needed and about_fields:
             log.info("Listing %s without the field selector: %s", self._target.resource, error)
             self.fields = ""
             return True
-        if not streamed or isinstance(error, TooManyRequests):
+        if not streamed or error.code == 429:
             return False
         # RequestWatchProgress: an ERROR event of code 500 from a server whose etcd cannot report its progress.
-        if isinstance(error, BadRequest | NotFound) or error.code == 405 or "RequestWatchProgress" in str(error):
+        if error.code in {*_BAD_REQUEST, 404, 405} or "RequestWatchProgress" in str(error):
             self._support.refused(str(error))
             return True
         self._list_in_pages = True

@@ -18,7 +18,7 @@ from kubeproxy.api.http import HttpClient
 from kubeproxy.api.patience import Silence, StreamClock
 from kubeproxy.api.recovery import Recovery, WatchListSupport
 from kubeproxy.api.source import ListPace, ResourceStatus, WatchTarget, targets
-from kubeproxy.api.status import Gone, MalformedAnswer, NoInitialEnd, OutOfStep
+from kubeproxy.api.status import MalformedAnswer, NoInitialEnd, OutOfStep, StatusError
 from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
@@ -158,8 +158,8 @@ class Reflector:
         while True:
             try:
                 data = await self._fetch_page(token, limit)
-            except Gone:
-                if not token:
+            except StatusError as error:
+                if not error.expired or not token:
                     raise
                 # The continue token expired (5 minutes by default): in one piece then, as client-go's pager.
                 objects, rejected, version, token, limit = [], [], "", "", 0

@@ -174,7 +174,7 @@ class _ApiSources(Sources):
         try:
             return (await self._client.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
-            return error.status.code
+            return error.code
 
 
 class _ManifestSources(Sources):

@@ -11,7 +11,7 @@ from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import ExecConfig, ExecPlugin
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page
 from kubeproxy.api.documents import read_documents
-from kubeproxy.api.status import decode_status, status_error
+from kubeproxy.api.status import StatusError, decode_status
 from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.render import Style
@@ -55,7 +55,7 @@ def watches(data: bytes) -> None:
 
 def statuses(data: bytes) -> None:
     """A Status of failure, and what an exec plugin prints."""
-    error = status_error(decode_status(data, 500))
+    error = StatusError(decode_status(data, 500))
     assert len(str(error)) < 1100
     config = ExecConfig(
         api_version="client.authentication.k8s.io/v1",

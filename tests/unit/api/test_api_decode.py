@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page, kept_identities
 from kubeproxy.api.salvage import mended, shallow
-from kubeproxy.api.status import Gone, MalformedAnswer, StatusError
+from kubeproxy.api.status import MalformedAnswer, StatusError
 from kubeproxy.model.events import Deleted, Rejected, Upserted
 from support.effort import examples
 from support.scripted import KINDS, Recording, bookmark
@@ -248,7 +248,7 @@ def test_recorded_watches():
     changes = WatchDecoder("endpointslices").feed(Recording("watch-bookmarks").body)
     assert changes == ([], "265", False, None)
     changes = WatchDecoder("services").feed(Recording("watch-too-old").body)
-    assert isinstance(changes.error, Gone)
+    assert changes.error.expired
     changes = WatchDecoder("services").feed(Recording("watch-list-not-supported-by-storage").body)
     assert isinstance(changes.error, StatusError)
     assert changes.error.code == 500

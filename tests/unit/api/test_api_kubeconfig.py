@@ -17,7 +17,7 @@ from kubeproxy.api.cluster import parse_server
 from kubeproxy.api.credentials import TokenFile
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.kubeconfig import in_cluster, load_cluster
-from kubeproxy.api.status import Unauthorized
+from kubeproxy.api.status import StatusError
 from kubeproxy.errors import ConfigError, SourceError
 from support.scripted import TLS, Server, eventually
 
@@ -513,7 +513,7 @@ def test_an_exec_certificate_is_shown_and_a_refusal_renews_it(tmp_path):
         async with Server(script, tls=True) as server:
             cluster = {"server": server.url, "certificate-authority-data": encoded(CA)}
             client = HttpClient(load_cluster(kubeconfig(tmp_path, cluster=cluster, user={"exec": entry}), ""))
-            with pytest.raises(Unauthorized):
+            with pytest.raises(StatusError, match="code 401"):
                 await client.request("GET", "/x")
             await client.request("GET", "/x")
             await client.close()
