@@ -14,13 +14,13 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_ip(text: str) -> Address | None:
-    """The IP address in text, an IPv4-mapped IPv6 address counting as IPv4; None when it is none (zones are none)."""
+    """Return the IP address in text, IPv4 for an IPv4-mapped one; None if invalid, as with a zone."""
     packed = pack(text)
     return None if packed is None else ipaddress.ip_address(packed)
 
 
 def parse_cidr(text: str) -> Network | None:
-    """The network of an address with prefix length in text; bits beyond the prefix are dropped. None when invalid."""
+    """Return the network of an address with prefix length; bits beyond the prefix are dropped. None if invalid."""
     network, ip = parse_network(text), pack(text.partition("/")[0])
     if network is None or ip is None or len(ip) != len(network[0]) or text != text.strip():
         return None
@@ -28,7 +28,7 @@ def parse_cidr(text: str) -> Network | None:
 
 
 def split_host_port(text: str) -> tuple[str, str] | None:
-    """Host and port of "host:port" or "[host]:port"; None when the port is missing or a colon too many."""
+    """Return host and port of "host:port" or "[host]:port"; None without a port, or with too many colons."""
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
         return None
@@ -38,7 +38,7 @@ def split_host_port(text: str) -> tuple[str, str] | None:
 
 
 def with_port(text: str, port: int) -> str:
-    """The address with the port appended when it has none; text that is no address is returned as it is."""
+    """Return an address without a port with this port; any other text unchanged."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if parse_ip(bare) is None:
         return text
@@ -46,5 +46,5 @@ def with_port(text: str, port: int) -> str:
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether text is an IPv6 address."""
+    """Return whether text is an IPv6 address."""
     return isinstance(parse_ip(text), ipaddress.IPv6Address)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import fields
 
 from kubeproxy.config.durations import Duration
@@ -44,6 +43,19 @@ UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split()).union(*(mode.unset_when_
 """Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); elsewhere zero is a value."""
 
 _UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
+
+_EXPECTED: Mapping[Any, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Duration: 'a duration like "30s" or "1h30m"',
+    Quantity: 'a number of bytes like 512 or "64Ki"',
+    tuple[str, ...]: "a list of text",
+    dict[str, bool]: "a map of feature gates to true or false",
+    tuple[VModuleItem, ...]: "a list of maps with filePattern and verbosity",
+}
+"""What a value of a type must be, for messages."""
 
 
 def decode(tree: Mapping[str, Any]) -> Decoded:
@@ -88,94 +100,47 @@ class _Reading:
         return cls(**values)
 
     def value(self, kind: Any, value: Any, path: str) -> Any:
+        """Return a value of a type. Raises ValueError."""
         if isinstance(kind, type) and issubclass(kind, Struct):
             if not isinstance(value, dict):
-                raise _expected("a map of fields", value)
+                raise _unexpected("a map of fields", value)
             return self.struct(kind, value, path)
         if kind == tuple[VModuleItem, ...]:
-            items = _items(value, dict, "a list of maps with filePattern and verbosity")
-            return tuple(self.struct(VModuleItem, item, f"{path}[{index}]") for index, item in enumerate(items))
+            if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+                raise _unexpected(_EXPECTED[kind], value)
+            return tuple(self.struct(VModuleItem, item, f"{path}[{index}]") for index, item in enumerate(value))
         if path == "logging.flushFrequency" and type(value) is int:
             return Duration.from_nanoseconds(value)
-        if kind is int and re.sub(r"\[\d+\]", "[]", path) in _UNSIGNED:
-            return _integer(value, 0, (1 << 32) - 1)
-        return _READERS[kind](value)
+        if kind is int:
+            unsigned = re.sub(r"\[\d+\]", "[]", path) in _UNSIGNED
+            return _integer(value, *(0, (1 << 32) - 1) if unsigned else (-(1 << 31), (1 << 31) - 1))
+        return _plain(kind, value)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _expected("text", value, " (put it in quotes)" if isinstance(value, int | float) else "")
-    return value
+def _plain(kind: Any, value: Any) -> Any:
+    """Return a value of a type that is no struct. Raises ValueError."""
+    try:
+        if kind is Duration:
+            return Duration.parse(convert(value, str))
+        if kind is Quantity:
+            return value if type(value) is int and value >= 0 else parse_quantity(convert(value, str))
+        return convert(value, kind)
+    except ValueError as error:
+        place = re.search(r"\$(\[\d+\])", str(error))  # of a wrong entry in a list
+        hint = " (put it in quotes)" if kind is str and isinstance(value, int | float) else ""
+        raise _unexpected(_EXPECTED[kind], value, f", see {place[1]}" if place else hint) from None
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _expected("true or false", value)
-    return value
-
-
-def _integer(value: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+def _integer(value: Any, low: int, high: int) -> int:
     if type(value) is float and value.is_integer():  # Helm writes 1048576 as 1.048576e+06; Kubernetes reads it
         value = int(value)
-    if type(value) is not int:
-        raise _expected("a whole number", value)
-    if not low <= value <= high:
-        raise ValueError(f"expected a whole number from {low} to {high}, got {value}")
-    return value
+    number: int = _plain(int, value)
+    if not low <= number <= high:
+        raise ValueError(f"expected a whole number from {low} to {high}, got {number}")
+    return number
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise _expected("a number", value)
-    return float(value)
-
-
-def _duration(value: Any) -> Duration:
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return Duration.parse(value)
-    raise _expected('a duration like "30s" or "1h30m"', value)
-
-
-def _quantity(value: Any) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    if not isinstance(value, str):
-        raise _expected('a number of bytes like 512 or "64Ki"', value)
-    return parse_quantity(value)
-
-
-def _gates(value: Any) -> dict[str, bool]:
-    if not isinstance(value, dict):
-        raise _expected("a map of feature gates to true or false", value)
-    for name, setting in value.items():
-        if not isinstance(setting, bool):
-            raise _expected(f"true or false for {name}", setting)
-    return value
-
-
-_READERS: dict[Any, Callable[[Any], Any]] = {
-    str: _text,
-    bool: _boolean,
-    int: _integer,
-    float: _number,
-    Duration: _duration,
-    Quantity: _quantity,
-    tuple[str, ...]: lambda value: tuple(_items(value, str, "a list of text")),
-    dict[str, bool]: _gates,
-}
-
-
-def _items(value: Any, kind: type, expected: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _expected(expected, value)
-    for index, item in enumerate(value):
-        if not isinstance(item, kind):
-            raise _expected(expected, item, f" at [{index}]")
-    return value
-
-
-def _expected(expected: str, value: Any, hint: str = "") -> ValueError:
+def _unexpected(expected: str, value: Any, hint: str = "") -> ValueError:
     shown = json.dumps(value, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return ValueError(f"expected {expected}, got {shown}{hint}")

@@ -1,7 +1,6 @@
-"""The table of all command line flags: name, kind of value, default, group, field of the configuration, help.
+"""The table of all command line flags. Light to import; pflag.py parses a command line, options.py applies it.
 
-Data only, light to import. Parsing of a command line is in pflag.py, its effect in options.py. Names, kinds and
-defaults are those of the Go kube-proxy 1.36; what differs is said in the help text.
+Names, kinds and defaults are those of the Go kube-proxy 1.36; the help text has the differences.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from kubeproxy.features.feature import Feature
 class Flag(NamedTuple):
     """One flag.
 
-    kind is a key of pflag.KINDS; default is in the notation of that kind; path is the JSON path of the field that
-    the flag sets, empty when the effect is not just that; deprecated is the end of the notice printed on use.
+    `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the field that
+    the flag sets, "" for another effect. `deprecated` is the end of the notice that its use prints.
     """
 
     name: str
@@ -49,7 +48,6 @@ def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
 
 _INTERVAL = "How often everything is checked and repaired (like 5s, 1m, 2h22m). Must be greater than 0."
 _MINIMUM = "The least time between two syncs (like 5s, 1m). 0 means that each change is applied at once."
-_NO_EFFECT = "it has no effect: logs go to standard error."
 
 FLAGS = (
     Flag("config", "string", "", GENERAL, "", "The configuration file. It replaces the flags, see below."),
@@ -179,17 +177,13 @@ FLAGS = (
     Flag("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", LEGACY, "", "Accepted, without effect."),
     Flag("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", LEGACY, "",
          "Accepted, without effect."),
-    Flag("add-dir-header", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("alsologtostderr", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("log-backtrace-at", "string", ":0", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("log-dir", "string", "", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("log-file", "string", "", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("log-file-max-size", "string", "1800", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("logtostderr", "bool", "true", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("one-output", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("skip-headers", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("skip-log-headers", "bool", "false", LEGACY, "", "", _NO_EFFECT, hidden=True),
-    Flag("stderrthreshold", "string", "2", LEGACY, "", "", _NO_EFFECT, hidden=True),
+    *(Flag(name, kind, default, LEGACY, "", "", "it has no effect: logs go to standard error.", hidden=True)
+      for name, kind, default in (
+          ("add-dir-header", "bool", "false"), ("alsologtostderr", "bool", "false"),
+          ("log-backtrace-at", "string", ":0"), ("log-dir", "string", ""), ("log-file", "string", ""),
+          ("log-file-max-size", "string", "1800"), ("logtostderr", "bool", "true"), ("one-output", "bool", "false"),
+          ("skip-headers", "bool", "false"), ("skip-log-headers", "bool", "false"),
+          ("stderrthreshold", "string", "2"))),
 )  # fmt: skip
 
 BY_NAME = {flag.name: flag for flag in FLAGS}

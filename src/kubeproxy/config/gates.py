@@ -1,11 +1,10 @@
-"""Feature gates that Kubernetes 1.36 knows: their stage and default, which ones are locked, and what is set.
+"""The feature gates of Kubernetes 1.36: stage, default, lock, and the effect of a setting.
 
-Clusters often give all components the same list, so every gate of the release is accepted, though only a few mean
-anything to a proxy: those it reads, or says why not (NOT_SWITCHED). A gate that has graduated is locked: it may be
-named, but only with its final value. Gates of a proxy's own that later releases have are accepted early (LATER).
+Clusters often give all components the same list, so every gate of the release is accepted, though a proxy reads only a
+few of them; NOT_SWITCHED has the reason for others. A locked gate may only be set to its final value. Gates that later
+releases of the proxy have are accepted early (LATER).
 
-Source: test/compatibility_lifecycle/reference of Kubernetes (which holds the history of each gate), with the gates of
-client-go, which all components share, and those of component-base.
+Source: test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-go and component-base.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kubeproxy.config.messages import did_you_mean
 
 
 class Stage(StrEnum):
-    """How finished a feature is; the value is that of the label `stage` of kubernetes_feature_enabled."""
+    """The stage of a feature; the value is that of the label `stage` of kubernetes_feature_enabled."""
 
     ALPHA = "ALPHA"
     BETA = "BETA"
@@ -27,7 +26,7 @@ class Stage(StrEnum):
 
 
 class Gate(NamedTuple):
-    """What one gate is when nobody sets it, and whether anybody may."""
+    """Stage and default of a gate, and whether the default is its only value."""
 
     stage: Stage
     default: bool
@@ -35,7 +34,7 @@ class Gate(NamedTuple):
 
 
 class GateState(NamedTuple):
-    """A gate as it is set."""
+    """The state of a gate."""
 
     name: str
     stage: Stage
@@ -174,13 +173,13 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""The other gates that change what the Go kube-proxy does: which of its two ways is ours, and why the other is not."""
+"""Other gates that change the Go kube-proxy: the setting that matches this proxy, and why the other does not."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """What is wrong with setting the gate to the value, or None; in the words of the other components."""
+    """Return the mistake in setting a gate to a value, or None; worded as by the other components."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
@@ -190,7 +189,7 @@ def gate_problem(name: str, value: bool) -> str | None:
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """What to tell those who set valid gates: those that a later release will not know, those without effect."""
+    """Yield warnings about valid gates: those that a later release removes, those without effect."""
     for name, value in sorted(gates.items()):
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):
@@ -203,7 +202,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Whether a gate is on when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
+    """Return whether a gate is on when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
@@ -211,12 +210,12 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def gate_states(gates: Mapping[str, bool]) -> Iterator[GateState]:
-    """Every gate with what it is when these valid ones are set."""
+    """Yield the state of every gate when these valid ones are set."""
     return (GateState(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def proxy_gates() -> Iterator[tuple[str, str]]:
-    """The gates that a proxy reads, with stage and default as --help shows them."""
+    """Yield the gates that a proxy reads, with stage and default as --help shows them."""
     for name in _READ_HERE.split():
         gate = GATES[name]
         yield name, f"{gate.stage} - default={_word(gate.default)}" if gate.stage else f"default={_word(gate.default)}"

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and the wording that error messages share. Light to import."""
+"""Mistakes in a configuration, and wording that error messages share. Light to import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Mistake(NamedTuple):
-    """What is wrong with a field: its JSON path, and a message that starts with a small letter."""
+    """A mistake in a field: its JSON path, and a message that starts with a small letter."""
 
     path: str
     message: str
@@ -17,7 +17,7 @@ class Mistake(NamedTuple):
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
-    """The known names that are close to the name, as the end of a message; empty when none is."""
+    """Return the known names similar to a name, as the end of a message; "" when there is none."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake
 
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -26,7 +26,7 @@ def did_you_mean(name: str, known: AbstractSet[str]) -> str:
 
 
 def listed(mistakes: str) -> str:
-    """Mistakes on a line each as an indented list with a head; a single one, or such a list, as it is."""
+    """Return mistakes on a line each as an indented list with a head; a single one, or such a list, unchanged."""
     lines = mistakes.splitlines()
     if len(lines) < 2 or lines[1].startswith(" "):
         return mistakes

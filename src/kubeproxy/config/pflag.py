@@ -1,7 +1,6 @@
 """Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--".
 
-Knows the kinds of values but nothing of what flags mean; light to import. Underscores in names count as hyphens.
-Messages are pflag's, so that what operators know and grep for stays true.
+Light to import. Underscores in names count as hyphens. Messages are pflag's, which operators search for.
 """
 
 from __future__ import annotations
@@ -9,29 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kubeproxy.config import values
 from kubeproxy.config.durations import Duration, quote
 from kubeproxy.config.flags import BY_NAME, FLAGS, Flag
 from kubeproxy.config.messages import did_you_mean
-from kubeproxy.config.values import (
-    parse_bool,
-    parse_bool_map,
-    parse_float,
-    parse_int32,
-    parse_level,
-    parse_list,
-    parse_patterns,
-    parse_quantity,
-    show_bool_map,
-    show_list,
-    show_patterns,
-)
 from kubeproxy.errors import ConfigError
 
 SHORTHANDS = {"v": "v", "h": "help"}
 
 
 class ValueKind(NamedTuple):
-    """How the values of a kind are read and shown; joined: how a further occurrence adds to the value, if it does."""
+    """How values of a kind are read and shown; `joined` adds the value of a further occurrence, None replaces it."""
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
@@ -39,22 +26,16 @@ class ValueKind(NamedTuple):
 
 
 class CommandLine(NamedTuple):
-    """A command line: the values of the flags that were given, words that are no flags, notices to print."""
+    """A command line: the values of the given flags, words that are no flags, notices to print."""
 
     given: dict[str, Any]
     words: list[str]
     notices: list[str]
 
     def shown(self) -> list[tuple[str, str]]:
-        """Every flag with its value as text, given or default, sorted by name."""
-        return sorted(
-            (
-                flag.name,
-                KINDS[flag.kind].show(self.given[flag.name]) if flag.name in self.given else shown_default(flag),
-            )
-            for flag in FLAGS
-            if not flag.hidden
-        )
+        """Return every flag with its value as text, given or default, sorted by name."""
+        given = {name: KINDS[BY_NAME[name].kind].show(value) for name, value in self.given.items()}
+        return sorted((flag.name, given.get(flag.name, shown_default(flag))) for flag in FLAGS if not flag.hidden)
 
 
 def _ip(text: str) -> str:
@@ -73,15 +54,14 @@ def _ip_port(text: str) -> str:
     parts = split_host_port(text)
     if parts is None:
         raise ValueError(f"{quote(text)} is not in a valid format (ip or ip:port)")
-    if parse_ip(parts[0]) is None:
-        raise ValueError(f"{quote(parts[0])} is not a valid IP address")
+    _ip(parts[0])
     if not parts[1].isascii() or not parts[1].isdigit():
         raise ValueError(f"{quote(parts[1])} is not a valid number")
     return text
 
 
 def _version(text: str) -> str:
-    return text if text == "raw" else _show_bool(parse_bool(text))
+    return text if text == "raw" else _show_bool(values.parse_bool(text))
 
 
 def _show_bool(value: bool) -> str:
@@ -92,24 +72,24 @@ KINDS: Mapping[str, ValueKind] = {
     "string": ValueKind(str),
     "ProxyMode": ValueKind(str),
     "LocalMode": ValueKind(str),
-    "bool": ValueKind(parse_bool, _show_bool),
+    "bool": ValueKind(values.parse_bool, _show_bool),
     "version": ValueKind(_version),
-    "int32": ValueKind(parse_int32),
-    "float32": ValueKind(parse_float, lambda value: f"{value:g}"),
-    "Level": ValueKind(parse_level),
+    "int32": ValueKind(values.parse_int32),
+    "float32": ValueKind(values.parse_float, lambda value: f"{value:g}"),
+    "Level": ValueKind(values.parse_level),
     "duration": ValueKind(Duration.parse),
-    "quantity": ValueKind(parse_quantity),
+    "quantity": ValueKind(values.parse_quantity),
     "ip": ValueKind(_ip),
     "ipport": ValueKind(_ip_port),
-    "strings": ValueKind(parse_list, show_list, lambda old, new: old + new),
-    "mapStringBool": ValueKind(parse_bool_map, show_bool_map, lambda old, new: {**old, **new}),
-    "pattern=N,...": ValueKind(parse_patterns, show_patterns, lambda old, new: old + new),
+    "strings": ValueKind(values.parse_list, values.show_list, lambda old, new: old + new),
+    "mapStringBool": ValueKind(values.parse_bool_map, values.show_bool_map, lambda old, new: {**old, **new}),
+    "pattern=N,...": ValueKind(values.parse_patterns, values.show_patterns, lambda old, new: old + new),
 }
 _WITHOUT_VALUE = frozenset(("bool", "version"))
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
-    """The command line in the arguments (without the program's name); ConfigError with pflag's message."""
+    """Read arguments (without the program's name). Raises ConfigError with pflag's message."""
     line = CommandLine({}, [], [])
     rest = list(reversed(arguments))
     while rest:
@@ -127,7 +107,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
 
 
 def shown_default(flag: Flag) -> str:
-    """A flag's default in the notation of --help and /flagz."""
+    """Return a flag's default in the notation of --help and /flagz."""
     return f"[{flag.default}]" if flag.kind == "strings" else flag.default
 
 
@@ -149,7 +129,7 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """The flag that sets the field of this name (`mode`, `clusterCIDR`), else those of names like it, as a question."""
+    """Return as a question the flag that sets the field of this name (`mode`, `clusterCIDR`), else similar names."""
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:
         return f"; did you mean --{fields[name]}?"

@@ -1,4 +1,4 @@
-"""A configuration to plain values, to a file, and compared with another. What is written reads back as the same."""
+"""Writes a configuration as plain values or to a file, and compares two. load.py reads the same configuration back."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from kubeproxy.config.decode import json_fields
-from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import API_VERSION, KIND
 from kubeproxy.config.modes import EVERY_ADDRESS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError
 
-_OMITTED_AT_DEFAULT = frozenset(
-    ("udpIdleTimeout", "windowsRunAsService")
-)  # unknown to, or omitted by, the Go kube-proxy
+_OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # unknown to, or omitted by, the Go kube-proxy
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """The configuration with what its empty fields mean: the mode that runs, how pods are recognised, NodePorts.
+    """Return the configuration with empty fields filled in: the mode, how pods are recognised, NodePort addresses.
 
-    So it says the same to the Go kube-proxy, whose default mode is another one, and which shows and writes it so too.
+    So it means the same to the Go kube-proxy, whose default mode is another one, and which writes these fields too.
     """
     usual = config.of_mode.nodeport_addresses
     return replace(
@@ -38,21 +36,21 @@ def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
 
 
 def describe(config: KubeProxyConfiguration) -> dict[str, Any]:
-    """The whole configuration as plain values under its v1alpha1 JSON names, apiVersion and kind included."""
+    """Return the configuration as plain values under its v1alpha1 JSON names, with apiVersion and kind."""
     return {"apiVersion": API_VERSION, "kind": KIND, **_plain(config)}
 
 
 def dump(config: KubeProxyConfiguration) -> str:
-    """The whole configuration as YAML with sorted keys, which load_text reads back."""
+    """Return the configuration as YAML with sorted keys."""
     import yaml  # noqa: PLC0415 - only --write-config-to needs it
 
     return yaml.safe_dump(describe(config), sort_keys=True, default_flow_style=False, allow_unicode=True)
 
 
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
-    """Write the configuration as YAML, for its owner alone, whole or not at all; ConfigError when that cannot be done.
+    """Write the configuration as YAML, completely or not at all, with mode 0600. Raises ConfigError.
 
-    A symbolic link is refused: root would write to wherever somebody made it point.
+    A symbolic link is refused: another user could have root overwrite any file.
     """
     target = Path(path)
     if target.is_symlink():
@@ -72,7 +70,7 @@ def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
 
 
 def differences(old: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Each field that differs, as a line "path: old -> new" in JSON notation, sorted by path."""
+    """Return a line "path: old -> new" in JSON notation for each field that differs, sorted by path."""
     before, after = dict(_leaves(_plain(old), "")), dict(_leaves(_plain(new), ""))
     paths = sorted(before.keys() | after.keys())
     return [
@@ -83,7 +81,7 @@ def differences(old: KubeProxyConfiguration, new: KubeProxyConfiguration) -> lis
 
 
 def with_values(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """The configuration with the fields at the given JSON paths ("iptables.masqueradeBit") replaced."""
+    """Return the configuration with new values at JSON paths ("iptables.masqueradeBit")."""
     for path, value in values.items():
         config = _replaced(config, path.split("."), value)
     return config
@@ -96,18 +94,9 @@ def _replaced(struct: Struct, path: list[str], value: Any) -> Any:
     return replace(struct, **{attribute: value})
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Struct):
-        fields = json_fields(type(value))
-        defaults = type(value)()
-        return {
-            name: _plain(getattr(value, attribute))
-            for name, (attribute, _) in fields.items()
-            if name not in _OMITTED_AT_DEFAULT or getattr(value, attribute) != getattr(defaults, attribute)
-        }
-    if isinstance(value, Duration):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def _plain(config: KubeProxyConfiguration) -> dict[str, Any]:
+    found, usual = (json.loads(encode(each, enc_hook=str)) for each in (config, KubeProxyConfiguration()))
+    return {name: each for name, each in found.items() if name not in _OMITTED_AT_DEFAULT or each != usual[name]}
 
 
 _ABSENT = object()

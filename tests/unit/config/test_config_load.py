@@ -292,7 +292,10 @@ VALUES = [
     ("hostnameOverride: 1e3", "hostnameOverride: expected text, got 1000.0 (put it in quotes)"),
     ("conntrack: {min: true}", "conntrack.min: expected a whole number, got true"),
     ("enableProfiling: 1", "enableProfiling: expected true or false, got 1"),
-    ("featureGates: {WatchList: 1}", "featureGates: expected true or false for WatchList, got 1"),
+    (
+        "featureGates: {WatchList: 1}",
+        'featureGates: expected a map of feature gates to true or false, got {"WatchList": 1}',
+    ),
     ("iptables: 5", "iptables: expected a map of fields, got 5"),
     ("mode: " + "x" * 100, "mode: expected nftables, iptables, ipvs, userspace"),
 ]
