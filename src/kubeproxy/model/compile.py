@@ -48,7 +48,7 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 
-# For code that runs for every Service: in Python 3.11 the look-up of an enumeration's member is slower than adding bytes.
+# For code that runs for every Service: in Python 3.11 looking up an enumeration's member is slower than adding bytes.
 _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
@@ -234,7 +234,7 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        # The API server checks spec.externalIPs only. The node's loopback, or a cloud's metadata server, is no Service's.
+        # The API server checks spec.externalIPs only. A Service has no right to loopback or a cloud's metadata server.
         if is_special(address):
             problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
