@@ -33,6 +33,9 @@ SECOND_LOOK = 0.5
 """Seconds until the second search for the flows of a change: a packet that passes through the kernel when the rules
 change is tracked, with the old endpoint, only when it leaves."""
 
+ANSWER_TIME = 0.05
+"""Seconds in which an endpoint that left may answer what it was asked, until flows to it are removed."""
+
 RETRY = 10.0
 """Seconds until flows that could not be removed are searched again, unless a change comes first."""
 
@@ -296,6 +299,8 @@ class FlowCleaner:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._may_answer():
+                    await asyncio.sleep(ANSWER_TIME)
                 began = loop.time()
                 cleaned: set[Family] = set()
                 for family in self._first:
@@ -312,6 +317,11 @@ class FlowCleaner:
                     continue  # a family that was committed meanwhile, as the second one at a start, does not wait
                 # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
+
+    def _may_answer(self) -> bool:
+        """Return whether all new stale flows are those to endpoints that served until just now."""
+        lost = [look.lost for first in self._first.values() for look in first.values()]
+        return bool(lost) and all(found is not None and UNTRANSLATED not in found for found in lost)
 
     def due(self, family: Family, now: float) -> Looks:
         """Return the searches due at `now`, in seconds; new ones are due a second time after SECOND_LOOK."""

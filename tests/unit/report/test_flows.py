@@ -539,3 +539,33 @@ def test_one_family_does_not_wait_for_the_other(undisturbed_soon):
     ((services, nodeports),) = asyncio.run(scene())[:1]
     assert (len(services), nodeports) == (1, {})
     assert TARGET not in services
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "full", "waits"),
+    [
+        (meaning(A), meaning(B), False, True),
+        (meaning(A), NOTHING, False, True),
+        (NOTHING, meaning(A), False, False),  # flows that went untranslated lead nowhere
+        (meaning(A), meaning(B), True, False),
+    ],
+)
+def test_an_endpoint_that_left_may_answer_what_it_was_asked(monkeypatch, before, after, full, waits):
+    order, real = [], asyncio.sleep
+
+    async def noted(delay, result=None):
+        order.append(delay)
+        return await real(0, result)
+
+    async def scene():
+        cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes := Notes())
+        cleaner.changed([change(before, after)], full=full)
+        task = asyncio.create_task(cleaner.run())
+        async with asyncio.timeout(15):
+            while not notes.calls:
+                await real(0.001)
+        task.cancel()
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    asyncio.run(scene())
+    assert (order[:1] == [flows.ANSWER_TIME]) is waits
