@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache, partial
 
-from kubeproxy.backends.iptables.audit import as_saved
 from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.found import FoundTable, as_saved
 from kubeproxy.backends.iptables.options import Options
-from kubeproxy.backends.iptables.skeleton import Present
 from kubeproxy.kernel.xtables.xtables import Commands, Table
 from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
@@ -148,8 +147,9 @@ class FakeWatch:
         self.foreign = False
 
     def present(self, table):
-        found = self._commands.table(table)
-        return Present(frozenset(found.chains), frozenset(found.rules))
+        chains = {chain: rules for (t, chain), rules in self._commands.tables.chains.items() if t == table}
+        kept = {chain: [f"{rule}\n" for rule in rules] for chain, rules in chains.items()}
+        return FoundTable(self._commands.family, frozenset(chains), {}, kept)
 
     def reading(self):
         self.foreign = False

@@ -13,8 +13,6 @@ SHARED = frozenset(
         "Flow",
         "Layout",
         "Options",
-        "Settings",
-        "Suspect",
         "Table",
     ]
 )

@@ -7,7 +7,7 @@ import socket
 import pytest
 from msgspec import structs
 
-from kubeproxy.backends.iptables.audit import Saved, survey
+from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.names import chain_hashes
 from kubeproxy.backends.iptables.options import Options
@@ -29,10 +29,9 @@ POD = f"KUBE-SEP-{chain_hashes(['default/atcp10.244.0.1:8080'])[0]}"
 
 def suspects(made: IptablesBackend) -> list:
     """The chains that are not printed as was expected, before anybody asks the kernel how it prints them."""
-    seen = Saved(set(), set(), set(), set())
-    for table in CANARY_TABLES:
-        survey(table, made._commands.saved(table), seen)
-    return list(made._audit._suspects(made._contents, made._common(), seen))
+    tables = {table: found.read(made._commands, table) for table in CANARY_TABLES}
+    shared = found.shared_suspects(made._common(), tables)
+    return [*shared, *found.own_suspects(made._contents, tables["nat"])]
 
 
 def conformance_plans(family: Family) -> dict:
@@ -211,7 +210,7 @@ def test_announcements_that_are_missed_are_no_quiet(netns):
 def test_announcements_that_do_not_fit_are_no_quiet(netns):
     made, wanted = opened("nft"), state()
     list(made.resync(wanted))
-    made._watch._others._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    made._watch._others._announced._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     many = "".join(f"-A {WEB} -s 192.0.2.{n}/32 -j RETURN\n" for n in range(200))
     run("iptables-nft-restore", "--noflush", text=f"*nat\n{many}COMMIT\n")
     assert made.touched()

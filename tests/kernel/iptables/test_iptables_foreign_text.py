@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kubeproxy.backends.iptables.reading import CommandsReading
+from kubeproxy.backends.iptables.found import read
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort
@@ -53,8 +53,8 @@ def restored(variant: str, namespace: str, name: str, port: str, node: str):
     with own_network():
         for text in made.tables.inputs:
             commands.restore([text])
-        reading = CommandsReading(commands)
-        return {table: reading.everything(table) for table in ("filter", "nat", "mangle")}
+        tables = {table: read(commands, table, lambda _: True) for table in ("filter", "nat", "mangle")}
+        return {name: {chain: table.present(chain) for chain in table.chains} for name, table in tables.items()}
 
 
 def shape(tables) -> list[object]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kubeproxy.backends.iptables.audit import by_chain
-from kubeproxy.backends.iptables.words import owner_of
+from kubeproxy.backends.iptables.examine import owner_of
+from kubeproxy.backends.iptables.found import by_chain
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack import counts as tracking_counts
 from kubeproxy.kernel.conntrack import events, tracked, udp_flows

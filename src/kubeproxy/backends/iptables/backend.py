@@ -15,16 +15,24 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables import counters, skeleton
-from kubeproxy.backends.iptables.audit import Audit, Place
-from kubeproxy.backends.iptables.contents import Changes, Contents, Delta, Plans
+from kubeproxy.backends.iptables.audit import Audit
+from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans
+from kubeproxy.backends.iptables.found import FoundTable, Place, read
 from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
-from kubeproxy.backends.iptables.restores import Chains, Work, declarations, once, one_restore, several_restores
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, Settings
+from kubeproxy.backends.iptables.restores import (
+    Work,
+    declarations,
+    foundation,
+    jumps,
+    once,
+    one_restore,
+    several_restores,
+)
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, RuleSettings, SharedChain
 from kubeproxy.backends.iptables.stale import Removal, Stale
-from kubeproxy.backends.iptables.standing import Standing, read
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
@@ -79,9 +87,9 @@ class IptablesBackend:
         self._watch = watching
         self._audit = Audit(commands, self._restore_text)
         self._stale = Stale(commands, self._writer.chains_at_once, self._restore_text)
-        self._fixed: dict[Place, str] = {}  # chains that no Service changes, as written last
+        self._fixed: dict[Place, SharedChain] = {}  # chains that no Service changes, as written last
         self._harmed: frozenset[ServiceName] = frozenset()  # what is to be repaired, when it is that alone
-        self._written_settings: Settings | None = None  # by the last full sync
+        self._written_settings: RuleSettings | None = None  # by the last full sync
         self._unwanted: list[str] = []  # the stale chains that it found
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
@@ -105,7 +113,7 @@ class IptablesBackend:
         # Other addresses alone change one shared chain, which the next sync sees.
         return before._replace(nodeport_ips=self._settings.nodeport_ips) != self._settings or style != self._style()
 
-    def _settings_of(self, world: Globals) -> Settings:
+    def _settings_of(self, world: Globals) -> RuleSettings:
         return settings_of(self._commands, world, self._options)
 
     def _style(self) -> Style:
@@ -147,7 +155,7 @@ class IptablesBackend:
         """Return the plans of all Services, with changes."""
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
-    def _shared(self, positions: Iterable[int], delta: Delta | None) -> dict[str, str]:
+    def _shared(self, positions: Iterable[int], delta: ContentsChange | None) -> dict[str, str]:
         """Return, by table, what writes these of the shared chains."""
         made: dict[str, list[str]] = {"filter": [], "nat": []}
         lines = {"filter": "", "nat": ""}
@@ -161,7 +169,7 @@ class IptablesBackend:
             lines[table] += rules
         return {table: declarations(chains) + lines[table] for table, chains in made.items()}
 
-    def _guarded(self, lines: Mapping[str, str], delta: Delta) -> tuple[str, dict[str, str]]:
+    def _guarded(self, lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, dict[str, str]]:
         """Return what is written to the filter table before nat changes, and what to both tables in the end."""
         if not any(SHARED[position][0] == "filter" for position in delta.lost):
             return lines["filter"], {"nat": lines["nat"], "filter": ""}
@@ -216,30 +224,33 @@ class IptablesBackend:
         yield from self.sync(changes + [(name, ()) for name in self._contents.entries if name not in wanted])
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans], removal: Removal) -> Iterator[int]:
-        """Read what stands in the tables, and write what differs from it."""
-        standing = read(self._commands, self._watch)
+        """Read the tables, and write what differs."""
+        with self._watch.reading():
+            found = {table: self._read(table) for table in CANARY_TABLES}
         self._contents = Contents(self._style())
         self._contents.load(wanted)
         self._unwanted = []
         kept: set[str] = set()
         last = {"filter": 0, "nat": 0}
 
-        def own() -> Iterator[Chains]:
+        def own() -> Iterator[OwnChains]:
             for chains in self._contents.own_chains():
                 kept.update(chains)
-                if differing := standing["nat"].different(chains):
-                    last["nat"] += differing.rules.count("\n")
-                    yield differing
+                differing = {chain: rules for chain, rules in chains.items() if not found["nat"].holds(chain, rules)}
+                if differing:
+                    text = "".join(differing.values())
+                    last["nat"] += text.count("\n")
+                    yield OwnChains(differing.keys(), text)
 
         def stale() -> list[str]:
-            found = sorted(standing["nat"].present.chains - kept, reverse=True)
+            left = sorted(found["nat"].chains - kept, reverse=True)
             # In several restores none can go while one that goes later leads to it.
-            self._unwanted = [chain for prefix in SERVICE_PREFIXES for chain in found if chain.startswith(prefix)]
+            self._unwanted = [chain for prefix in SERVICE_PREFIXES for chain in left if chain.startswith(prefix)]
             if removal is Removal.AFTERWARDS:
                 return []
             return [chain for chain in self._unwanted if chain not in self._stale.used]
 
-        work = self._everything(own(), stale, standing)
+        work = self._everything(own(), stale, found)
         for table in last:
             last[table] += f"{work.before.get(table, '')}{work.after.get(table, '')}".count("-A ")
         yield from self._write(work)
@@ -266,23 +277,31 @@ class IptablesBackend:
         yield self._contents.nat_rules
 
     def _everything(
-        self, own: Iterator[Chains], stale: Callable[[], list[str]], standing: Mapping[str, Standing]
+        self, own: Iterator[OwnChains], stale: Callable[[], list[str]], found: Mapping[str, FoundTable]
     ) -> Work:
-        before = {table: skeleton.foundation(table, standing[table], self._settings) for table in CANARY_TABLES}
-        jumps = {table: skeleton.jumps(table, standing[table].present) for table in ("filter", "nat")}
-        differing = [position for position in range(len(SHARED)) if not self._stands(position, standing)]
+        before = {table: foundation(table, found[table], self._settings) for table in CANARY_TABLES}
+        missing = {table: jumps(table, found[table]) for table in ("filter", "nat")}
+        differing = []
+        for position, (table, name) in enumerate(SHARED):
+            wanted = self._shared_chain(position, skeleton.nodeport_rules(self._settings))
+            self._counts[position] = wanted.text.count("\n")
+            if not found[table].holds_shared(name, wanted):
+                differing.append(position)
         after = self._shared(differing, None)
         rules = [line for line in after["filter"].splitlines(keepends=True) if line.startswith("-A ")]
-        guards = [rule for rule in rules if chain_of(rule) in standing["filter"].present.chains]
-        return Work(own, before, "".join(guards), after, jumps, stale)
+        guards = [rule for rule in rules if chain_of(rule) in found["filter"].chains]
+        return Work(own, before, "".join(guards), after, missing, stale)
 
-    def _stands(self, position: int, standing: Mapping[str, Standing]) -> bool:
-        """Return whether a shared chain is as it should be; in it, the order of Services is free."""
-        table, name = SHARED[position]
-        blocks = self._contents.blocks(position)
-        last = skeleton.nodeport_rules(self._settings) if position == _NAT_SERVICES else ""
-        self._counts[position] = sum(map(_count, blocks)) + _count(last)
-        return standing[table].holds_in_any_order(name, blocks, last)
+    def _read(self, table: str) -> FoundTable:
+        try:
+            return read(self._commands, table)
+        except ApplyError as error:
+            log.info("Writing all of table %s, as it cannot be read: %s", table, error)
+            return self._watch.present(table)
+
+    def _shared_chain(self, position: int, last: str) -> SharedChain:
+        """Return a shared chain, with these rules at the end of KUBE-SERVICES for NodePorts."""
+        return SharedChain(self._contents.blocks(position), last if position == _NAT_SERVICES else "")
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
@@ -347,31 +366,30 @@ class IptablesBackend:
         Then, now and then, all rules are read.
         """
         if self._watch.touched():
-            if difference := self._watch.inspect():
-                return difference
+            if change := self._watch.inspect():
+                return change
             self._audit.suspect(self._watch.rest, self._watch.places)
         if not self._audit.due():
             return None
         harm = self._audit.look(self._contents, self._common())
         self._harmed = harm.services if harm is not None else frozenset()
-        return harm.difference if harm is not None else None
+        return harm.change if harm is not None else None
 
     def touched(self) -> bool:
         """Return whether an inspection would do more than ask whether another program touched what is ours."""
         return self._watch.touched() or self._audit.due()
 
-    def _common(self) -> dict[Place, str]:
+    def _common(self) -> dict[Place, SharedChain]:
         """Return the chains that are no Service's own, as written last."""
-        found = {place: self._contents.shared(position) for position, place in enumerate(SHARED)}
-        found[SHARED[_NAT_SERVICES]] += self._nodeport_rules
-        return found | self._fixed
+        shared = {place: self._shared_chain(at, self._nodeport_rules) for at, place in enumerate(SHARED)}
+        return shared | self._fixed
 
 
-def settings_of(commands: Commands, world: Globals, options: Options) -> Settings:
+def settings_of(commands: Commands, world: Globals, options: Options) -> RuleSettings:
     """Return what the shared rules of a family depend on."""
     family = commands.family
     ips = (world.of(family) or FamilyGlobals()).nodeport_ips
-    return Settings(
+    return RuleSettings(
         family=family,
         mark=world.masquerade_mark,
         localhost=family is Family.IPV4 and options.localhost(ips),
@@ -382,14 +400,10 @@ def settings_of(commands: Commands, world: Globals, options: Options) -> Setting
     )
 
 
-def style_of(settings: Settings, world: Globals) -> Style:
+def style_of(settings: RuleSettings, world: Globals) -> Style:
     """Return what rules of all Services of a family have in common."""
     detector = (world.of(settings.family) or FamilyGlobals()).detector
     return Style.of(settings.family, detector, localhost_counter=settings.localhost and settings.counters)
-
-
-def _count(rules: str) -> int:
-    return rules.count("\n")
 
 
 class _Piece(NamedTuple):

@@ -5,11 +5,10 @@ The rules of each Service are kept as text, so that a chain is written by one jo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.render import Detail, Dispatch, Style, chains, dispatch, suffixes
-from kubeproxy.backends.iptables.restores import Chains
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 LARGE: Final = 1000  # endpoints; kube-proxy's largeClusterEndpointsThreshold
@@ -18,7 +17,14 @@ Plans = tuple[ServicePlan, ...]
 Changes = Sequence[tuple[ServiceName, Plans]]
 
 
-class Entry(NamedTuple):
+class OwnChains(NamedTuple):
+    """Chains of the nat table that belong to one Service, and all their rules."""
+
+    names: Collection[str]
+    rules: str
+
+
+class ServiceEntry(NamedTuple):
     """What is known of a Service: its plans, and of each what its chains' names end with and its shared rules."""
 
     plans: Plans
@@ -31,10 +37,10 @@ class Entry(NamedTuple):
         return sum([len(plan.serving) for plan in self.plans])
 
 
-_NONE: Final = Entry((), (), ())
+_NONE: Final = ServiceEntry((), (), ())
 
 
-class Delta(NamedTuple):
+class ContentsChange(NamedTuple):
     """What a change of Services comes to.
 
     `written` are chains of the nat table with their rules, Service by Service, `deleted` chains that are to go. By
@@ -42,8 +48,8 @@ class Delta(NamedTuple):
     reorder any. `rules` is by how many the Services' own chains have more than before.
     """
 
-    entries: dict[ServiceName, Entry]
-    written: list[Chains]
+    entries: dict[ServiceName, ServiceEntry]
+    written: list[OwnChains]
     deleted: list[str]
     gained: Mapping[int, Sequence[str]]
     lost: frozenset[int]
@@ -60,7 +66,7 @@ class Contents:
 
     def __init__(self, style: Style) -> None:
         self.style = style
-        self.entries: dict[ServiceName, Entry] = {}
+        self.entries: dict[ServiceName, ServiceEntry] = {}
         self.endpoints = 0
         self.nat_rules = 0
 
@@ -69,13 +75,13 @@ class Contents:
         """Return whether a large cluster does without what costs the more the larger it is."""
         return self.detail(self.endpoints) is Detail.SPARSE
 
-    def delta(self, changes: Changes) -> Delta:
+    def delta(self, changes: Changes) -> ContentsChange:
         """Return what changes come to; nothing is remembered before `take`. Costs what changed."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
         detail = self.detail(total)
-        written: list[Chains] = []
+        written: list[OwnChains] = []
         deleted: list[str] = []
         gained: dict[int, list[str]] = {}
         lost: set[int] = set()
@@ -88,9 +94,9 @@ class Contents:
             deleted += (chain for chain in old if chain not in new)
             more += _joined(new).rules.count("\n") - _joined(old).rules.count("\n")
             _compare(before[name].shared, entry.shared, gained, lost)
-        return Delta(entries, written, deleted, gained, frozenset(lost), more)
+        return ContentsChange(entries, written, deleted, gained, frozenset(lost), more)
 
-    def take(self, delta: Delta) -> None:
+    def take(self, delta: ContentsChange) -> None:
         """Remember changes that are in the kernel now."""
         self.nat_rules += delta.rules
         for name, entry in delta.entries.items():
@@ -122,11 +128,11 @@ class Contents:
         """Return the own chains of a Service with the rules of each."""
         return self._chains(self.entries.get(name, _NONE), detail)
 
-    def own_of(self, name: ServiceName) -> Chains:
+    def own_of(self, name: ServiceName) -> OwnChains:
         """Return the own chains of a Service."""
         return _joined(self.chains_of(name, self.detail(self.endpoints)))
 
-    def shared(self, position: int, delta: Delta | None = None) -> str:
+    def shared(self, position: int, delta: ContentsChange | None = None) -> str:
         """Return the rules of a shared chain, with changes that are not taken yet; those to later chains come first.
 
         iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and walks it for each of them: from
@@ -152,24 +158,24 @@ class Contents:
         """Return how much is said of so many endpoints."""
         return Detail.SPARSE if endpoints > LARGE else Detail.FULL
 
-    def _entries(self, changes: Changes) -> dict[ServiceName, Entry]:
+    def _entries(self, changes: Changes) -> dict[ServiceName, ServiceEntry]:
         found = iter(suffixes([plan for _, plans in changes for plan in plans]))
-        entries: dict[ServiceName, Entry] = {}
+        entries: dict[ServiceName, ServiceEntry] = {}
         for name, plans in changes:
             ends = tuple([next(found) for _ in plans])
             shared = tuple([dispatch(plan, end, self.style) for plan, end in zip(plans, ends, strict=True)])
-            entries[name] = Entry(plans, ends, shared)
+            entries[name] = ServiceEntry(plans, ends, shared)
         return entries
 
-    def _chains(self, entry: Entry, detail: Detail) -> dict[str, str]:
+    def _chains(self, entry: ServiceEntry, detail: Detail) -> dict[str, str]:
         found: dict[str, str] = {}
         for plan, suffix in zip(entry.plans, entry.suffixes, strict=True):
             found |= chains(plan, suffix, self.style, detail)
         return found
 
 
-def _joined(chains: Mapping[str, str]) -> Chains:
-    return Chains(chains.keys(), "".join(chains.values()))
+def _joined(chains: Mapping[str, str]) -> OwnChains:
+    return OwnChains(chains.keys(), "".join(chains.values()))
 
 
 def _compare(

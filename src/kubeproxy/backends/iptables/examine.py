@@ -1,39 +1,47 @@
-"""iptables mode beside the proxy: in what the rules differ from plans, Service by Service.
+"""iptables mode beside the proxy: how the rules differ from plans, Service by Service.
 
 Chains are compared as text, as iptables-save prints them; those that seem to differ are compared once more with how the
-node's own iptables prints what we write. In chains that all Services share the order of Services is free.
+node's own iptables prints what we write, in a network namespace that nothing else is in.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from kubeproxy.backends.examination import Finding, Kind, Plans
-from kubeproxy.backends.iptables import skeleton
-from kubeproxy.backends.iptables.audit import MOST, Place, as_saved
+from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.backend import SHARED
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.names import EXT, FW, SERVICE_PREFIXES, SVC, SVL
-from kubeproxy.backends.iptables.reading import Chains, Printer, Reading
-from kubeproxy.backends.iptables.render import Detail, Style
-from kubeproxy.backends.iptables.skeleton import Settings
-from kubeproxy.backends.iptables.words import Words, owner_of
+from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Place, Printer, Suspect, as_printed, as_saved
+from kubeproxy.backends.iptables.names import EXT, FW, SEP, SERVICE_PREFIXES, SVC, SVL
+from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER, Detail, Style
+from kubeproxy.backends.iptables.restores import declarations
+from kubeproxy.backends.iptables.skeleton import CANARY, RuleSettings
+from kubeproxy.backends.state import Wording, findings
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.xtables import iptables_variant, nfacct, xtables
+from kubeproxy.kernel.xtables.xtables import Commands, target_of
+from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
-Tables = Mapping[str, Chains]
+Tables = Mapping[str, FoundTable]
 
-
-class Suspect(NamedTuple):
-    """A chain of a Service, or of all, that does not read as was expected; `ordered` says whether order counts."""
-
-    place: Place
-    service: ServiceName | None
-    wanted: Sequence[str]
-    present: Sequence[str] | None
-    ordered: bool = True
+_DESTINATION: Final = re.compile(r"--to-destination (\S+)")
+_COMMENT: Final = re.compile(r'--comment "?([^" ]+)')
+_ADDRESS: Final = re.compile(r" -d (\S+)/(?:32|128) ")
+_PROTOCOL: Final = re.compile(r" -p (\w+) ")
+_PORT: Final = re.compile(r" --dport (\d+)")
+_ROLES: Final = {
+    SVC: "the choice among all endpoints",
+    SVL: "the choice among the endpoints of this node",
+    EXT: "what its external addresses and NodePorts lead to",
+    FW: "the source ranges of its load balancer addresses",
+}
 
 
 class IptablesExaminer:
@@ -41,9 +49,9 @@ class IptablesExaminer:
 
     remembered = None
 
-    def __init__(self, reading: Reading, settings: Settings, style: Style, printed: Printer) -> None:
-        self.family = reading.family
-        self._reading = reading
+    def __init__(self, commands: Commands, settings: RuleSettings, style: Style, printed: Printer) -> None:
+        self.family = commands.family
+        self._commands = commands
         self._settings = settings
         self._style = style
         self._printed = printed
@@ -57,37 +65,37 @@ class IptablesExaminer:
         return self._caveats
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. iptables-legacy lists whole tables only."""
+        """See Examiner. iptables-legacy lists whole tables only: its other commands take the lock of the proxy."""
         contents = self._contents(plans)
         own = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.FULL)}
-        ends = {end for entry in contents.entries.values() for end in entry.suffixes}
-        own |= {prefix + end for prefix in (SVC, SVL, EXT, FW) for end in ends}
-        shared = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
-        tables = {
-            "filter": self._reading.some("filter", shared["filter"]),
-            "nat": self._reading.some("nat", shared["nat"] | own),
-        }
-        words = Words(self.family, contents, tables["nat"])
+        own |= {chain for name in contents.entries for chain in self._unwanted(contents, name)}
+        asked = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
+        asked["nat"] |= own
+        tables = {table: found.read_some(self._commands, table, names) for table, names in asked.items()}
         suspects = [*self._own(contents, tables["nat"]), *self._dispatched(contents, tables, plans.keys())]
-        yield from self._confirmed(suspects, words)
+        yield from self._confirmed(suspects, _Words(self.family, contents, tables["nat"].rules))
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
         contents = self._contents(wanted)
-        tables = {table: self._reading.everything(table) for table in skeleton.CANARY_TABLES}
-        flushed = [table for table, chains in tables.items() if skeleton.CANARY not in chains]
-        for table in flushed:
-            what = "all of our chains" if len(tables[table]) < len(SHARED) else "the chain by which a flush is noticed"
-            yield Finding(None, Kind.MISSING, what, f"chain {skeleton.CANARY} of table {table} ({self.family.label})")
-        words = Words(self.family, contents, tables["nat"])
+        tables = {table: found.read(self._commands, table, lambda _: True) for table in skeleton.CANARY_TABLES}
+        for table, seen in tables.items():
+            if CANARY not in seen.chains:
+                few = len(seen.chains) < len(SHARED)
+                what = "all of our chains" if few else "the chain by which a flush is noticed"
+                yield Finding(None, Kind.MISSING, what, f"chain {CANARY} of table {table} ({self.family.label})")
         suspects = [
             *self._own(contents, tables["nat"]),
             *self._dispatched(contents, tables, None),
-            *self._fixed(tables),
+            *found.shared_suspects(skeleton.fixed_chains(self._settings), tables),
             *self._stale(contents, tables["nat"]),
         ]
-        yield from self._confirmed(suspects, words)
-        yield from self._jumps(tables)
+        yield from self._confirmed(suspects, _Words(self.family, contents, tables["nat"].rules))
+        for jump in skeleton.JUMPS:
+            kubelets = jump.target == skeleton.KUBELET_FIREWALL
+            if not tables[jump.table].has_jump(jump) and (self._settings.localhost or not kubelets):
+                where = f"chain {jump.chain} of table {jump.table} ({self.family.label})"
+                yield Finding(None, Kind.MISSING, f"the jump to {jump.target}", where)
 
     def _contents(self, plans: Plans) -> Contents:
         contents = Contents(self._style)
@@ -99,22 +107,13 @@ class IptablesExaminer:
 
     # -- what seems to differ ---------------------------------------------------------------------------------------
 
-    def _own(self, contents: Contents, nat: Chains) -> Iterator[Suspect]:
-        """Yield the chains of Services that are not there as they are written."""
+    def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
+        """Yield the chains of Services that are not there as they are written, and those that should not be there."""
+        yield from found.own_suspects(contents, nat)
         for name in contents.entries:
-            sparse: Mapping[str, str] | None = None
-            for chain, rules in contents.chains_of(name, Detail.FULL).items():
-                present = nat.get(chain)
-                if present is not None and "".join(present) == as_saved(rules, self.family):
-                    continue
-                # A large cluster says less of endpoints, and what is said may be older than that.
-                sparse = sparse if sparse is not None else contents.chains_of(name, Detail.SPARSE)
-                wanted = sparse[chain] if present and not any(" -> " in rule for rule in present) else rules
-                if present is None or "".join(present) != as_saved(wanted, self.family):
-                    yield Suspect(("nat", chain), name, wanted.splitlines(keepends=True), present)
             for chain in self._unwanted(contents, name):
-                if present := nat.get(chain):
-                    yield Suspect(("nat", chain), name, (), present)
+                if present := nat.present(chain):
+                    yield Suspect(("nat", chain), name, "", present)
 
     def _unwanted(self, contents: Contents, name: ServiceName) -> Iterator[str]:
         wanted = contents.chains_of(name, Detail.SPARSE)
@@ -125,7 +124,7 @@ class IptablesExaminer:
         """Yield, by Service, the rules of shared chains that are not there, or nobody's; of these Services, or all."""
         asked = frozenset(names) if names is not None else None
         for position, (table, chain) in enumerate(SHARED):
-            present = list(tables[table].get(chain, ()))
+            present = list(tables[table].rules.get(chain, ()))
             if (table, chain) == ("nat", "KUBE-SERVICES"):
                 present, last = self._without_last(present)
                 if asked is None and last is not None:
@@ -147,68 +146,146 @@ class IptablesExaminer:
                 )
             for whose in missing.keys() | extra.keys():
                 if asked is None or whose in asked:
-                    there = extra.get(whose, ())
-                    yield Suspect((table, chain), whose, missing.get(whose, ()), there, ordered=False)
+                    lacking = "".join(missing.get(whose, ()))
+                    yield Suspect((table, chain), whose, lacking, extra.get(whose, ()), ordered=False)
 
     def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
         """Return the rules of KUBE-SERVICES without those at its end, which lead to NodePorts, and if they differ."""
-        wanted = skeleton.nodeport_rules(self._settings).splitlines(keepends=True)
+        wanted = skeleton.nodeport_rules(self._settings)
         rules = [rule for rule in present if not rule.endswith(" -j KUBE-NODEPORTS\n")]
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
         at_the_end = present[len(rules) :] == last
-        printed = [as_saved(rule, self.family) for rule in wanted]
+        printed = as_saved(wanted, self.family).splitlines(keepends=True)
         suspect = Suspect(("nat", "KUBE-SERVICES"), None, wanted, last if at_the_end else present)
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
-    def _fixed(self, tables: Tables) -> Iterator[Suspect]:
-        """Yield the chains that no Service changes which are not as they are written."""
-        for (table, chain), rules in skeleton.fixed_chains(self._settings).items():
-            present = tables[table].get(chain)
-            if present is None or "".join(present) != as_saved(rules, self.family):
-                yield Suspect((table, chain), None, rules.splitlines(keepends=True), present)
-
-    def _stale(self, contents: Contents, nat: Chains) -> Iterator[Suspect]:
+    def _stale(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
         """Yield the chains of Services that are nobody's and have rules: empty ones may have to stay for others."""
         own = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
         own |= {chain for name in contents.entries for chain in self._unwanted(contents, name)}
-        for chain in nat.keys() - own:
-            if chain.startswith(SERVICE_PREFIXES) and nat[chain]:
-                yield Suspect(("nat", chain), None, (), nat[chain])
+        for chain in nat.chains - own:
+            if chain.startswith(SERVICE_PREFIXES) and (present := nat.present(chain)):
+                yield Suspect(("nat", chain), None, "", present)
 
-    def _jumps(self, tables: Tables) -> Iterator[Finding]:
-        for jump in skeleton.JUMPS:
-            if jump.target == skeleton.KUBELET_FIREWALL and not self._settings.localhost:
-                continue
-            if f"-A {jump.rule}\n" not in tables[jump.table].get(jump.chain, ()):
-                where = f"chain {jump.chain} of table {jump.table} ({self.family.label})"
-                yield Finding(None, Kind.MISSING, f"the jump to {jump.target}", where)
-
-    # -- what does differ -------------------------------------------------------------------------------------------
-
-    def _confirmed(self, suspects: Sequence[Suspect], words: Words) -> Iterator[Finding]:
+    def _confirmed(self, suspects: Sequence[Suspect], words: _Words) -> Iterator[Finding]:
         """Yield what differs when the suspects are compared with how our rules are printed here."""
-        for table in ("filter", "nat"):
-            ours = [suspect for suspect in suspects if suspect.place[0] == table]
-            for start in range(0, len(ours), MOST):
-                some = ours[start : start + MOST]
-                for suspect, wanted in zip(some, self._as_printed(table, some), strict=True):
-                    yield from words.differences(
-                        suspect.place, suspect.service, wanted, suspect.present, ordered=suspect.ordered
-                    )
+        for start in range(0, len(suspects), MOST):
+            some = suspects[start : start + MOST]
+            try:
+                printed = [(suspect, wanted) for suspect, wanted, _ in as_printed(some, self._printed)]
+            except (Unsupported, ApplyError) as error:
+                self._caveats.append(f"how iptables prints our rules is taken from version 1.8.9 ({error})")
+                printed = [(s, as_saved(s.wanted, self.family).splitlines(keepends=True)) for s in some]
+            for suspect, wanted in printed:
+                yield from words.differences(suspect, wanted)
 
-    def _as_printed(self, table: str, suspects: Sequence[Suspect]) -> list[Sequence[str]]:
-        texts = {f"KUBE-SEP-LOOK-{n}": s for n, s in enumerate(suspects) if s.wanted}
-        written = {
-            copy: "".join(suspect.wanted).replace(f"-A {suspect.place[1]} ", f"-A {copy} ")
-            for copy, suspect in texts.items()
-        }
-        try:
-            printed = self._printed(table, written) if written else {}
-        except (Unsupported, ApplyError) as error:
-            self._caveats.append(f"how iptables prints our rules is taken from version 1.8.9 ({error})")
-            return [[as_saved(rule, self.family) for rule in suspect.wanted] for suspect in suspects]
-        return [
-            [rule.replace(f"-A {copy} ", f"-A {suspect.place[1]} ") for rule in printed.get(copy, ())]
-            for n, suspect in enumerate(suspects)
-            for copy in (f"KUBE-SEP-LOOK-{n}",)
-        ]
+
+def owner_of(rule: str) -> ServiceName | None:
+    """Return the Service that a rule of a shared chain names in its comment, None for none."""
+    named = _COMMENT.search(rule)
+    namespace, slash, rest = named[1].partition("/") if named else ("", "", "")
+    return (namespace, rest.partition(":")[0]) if slash else None
+
+
+class _Words:
+    """The words for one family's rules, given what there should be and what there is of the nat table."""
+
+    def __init__(self, family: Family, contents: Contents, nat: Chains) -> None:
+        self._family = family
+        self._contents = contents
+        self._nat = nat
+
+    def differences(self, suspect: Suspect, wanted: Sequence[str]) -> Iterator[Finding]:
+        """Yield how the rules of a chain differ from those that are wanted, as they are printed."""
+        service, present, where = suspect.service, suspect.present, self._where(suspect.place)
+        chain = suspect.place[1]
+        if present is None or (not wanted and chain.startswith(SERVICE_PREFIXES)):
+            yield Finding(service, Kind.MISSING if present is None else Kind.EXTRA, self._chain(chain, service), where)
+            return
+        missing, extra = Counter(wanted) - Counter(present), Counter(present) - Counter(wanted)
+        lacking = {(service, self._what(rule, service)): rule for rule in missing}
+        surplus = {(service, self._what(rule, service)): rule for rule in extra}
+        yield from findings({suspect.place: surplus}, {service: {suspect.place: lacking}}, self)
+        if suspect.ordered and not missing and not extra and list(wanted) != list(present):
+            yield Finding(service, Kind.DIFFERENT, "the order of the rules", where)
+
+    def owner(self, place: Place, key: tuple[ServiceName | None, str]) -> ServiceName | None:  # noqa: ARG002
+        """See state.StateWords."""
+        return key[0]
+
+    def wording(
+        self, place: Place, key: tuple[ServiceName | None, str], wanted: str | None, present: str | None
+    ) -> Wording:
+        """See state.StateWords."""
+        return Wording(key[1], self._where(place), (wanted or "").strip(), (present or "").strip())
+
+    def _where(self, place: Place) -> str:
+        table, chain = place
+        return f"chain {chain} of table {table} ({self._family.label})"
+
+    def _chain(self, chain: str, service: ServiceName | None) -> str:
+        if chain.startswith(SEP):
+            return self._endpoint(chain, service)
+        return next((role for prefix, role in _ROLES.items() if chain.startswith(prefix)), f"chain {chain}")
+
+    def _what(self, rule: str, service: ServiceName | None) -> str:
+        """Return what a rule is about: an endpoint, a frontend, or what else it says."""
+        target, port, protocol = target_of(rule.strip()), _PORT.search(rule), _PROTOCOL.search(rule)
+        if target.startswith(SEP):
+            return self._endpoint(target, service)
+        if port is None or protocol is None or service is None or rule.startswith(tuple(f"-A {p}" for p in _ROLES)):
+            return f"the rule to {target or 'nowhere'}"
+        address = _ADDRESS.search(rule)
+        where = f"[{address[1]}]" if address and ":" in address[1] else address[1] if address else ""
+        front = f"{where}:{port[1]}/{protocol[1]}" if where else f"NodePort {port[1]}/{protocol[1]}"
+        return f"{front}, {_outcome(target)}"
+
+    def _endpoint(self, chain: str, service: ServiceName | None) -> str:
+        rules = "".join(self._nat.get(chain, ()))
+        if service is not None:
+            rules = self._contents.chains_of(service, Detail.SPARSE).get(chain, rules)
+        destination = _DESTINATION.search(rules)
+        return f"endpoint {destination[1]}" if destination else f"the endpoint of chain {chain}"
+
+
+def _outcome(target: str) -> str:
+    return {"REJECT": "refused", "DROP": "dropped", "ACCEPT": "let in"}.get(target, "forwarded")
+
+
+def printer(commands: Commands) -> Printer:
+    """Return what prints rules by writing them in a network namespace that nobody else is in."""
+
+    def printed(table: str, chains: Mapping[str, str]) -> Chains:
+        rules = "".join(chains.values())
+        targets = {target_of(line) for line in rules.splitlines()}
+        names = chains.keys() | {target for target in targets if target.startswith("KUBE-")}
+        text = f"*{table}\n{declarations(sorted(names))}{rules}COMMIT\n"
+
+        def write() -> Chains:
+            for counter in (INVALID_COUNTER, LOCALHOST_COUNTER):
+                nfacct.ensure(counter)
+            commands.restore([text])
+            return found.read(commands, table, lambda _: True).rules
+
+        with nobodys_lock():
+            return in_empty_network(write)
+
+    return printed
+
+
+def in_use(family: Family) -> Commands:
+    """Return the commands of the variant that has our chains, else of the one that this node uses. Raises ApplyError.
+
+    Cheap where there are many rules: it looks at a single chain.
+    """
+    there = [c for c in map(xtables.commands, xtables.installed_for(family)) if CANARY in _names(c)]
+    return there[0] if len(there) == 1 else iptables_variant.commands(family, iptables_variant.chosen())
+
+
+def _names(commands: Commands) -> Collection[str]:
+    """Return the chains of a small table in which a proxy has one."""
+    try:
+        table = commands.table("mangle")
+    except ApplyError:
+        return ()
+    return table.chains if table is not None else ()

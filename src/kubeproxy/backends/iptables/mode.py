@@ -11,10 +11,10 @@ from functools import cache
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.iptables import counters
 from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend, settings_of, style_of
-from kubeproxy.backends.iptables.examine import IptablesExaminer
+from kubeproxy.backends.iptables.examine import IptablesExaminer, in_use, printer
+from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.options import Options, names_loopback
-from kubeproxy.backends.iptables.reading import CommandsReading, in_use, printer
 from kubeproxy.backends.iptables.weight import weigh
 from kubeproxy.backends.mode import Operations, Registry
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -113,12 +113,11 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = in_use(family)
-    reading = CommandsReading(commands)
     # A kernel may have the counters without their match, and the proxy goes on without them then.
-    forward = "".join(reading.some("filter", ["KUBE-FORWARD"]).get("KUBE-FORWARD", ()))
+    forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = Options(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     settings = settings_of(commands, world, options)
-    return IptablesExaminer(reading, settings, style_of(settings, world), printer(commands))
+    return IptablesExaminer(commands, settings, style_of(settings, world), printer(commands))
 
 
 def _is_liberal() -> bool:

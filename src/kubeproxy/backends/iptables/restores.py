@@ -14,30 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from kubeproxy.backends.iptables.contents import OwnChains
+from kubeproxy.backends.iptables.found import FoundTable
+from kubeproxy.backends.iptables.names import COPY
+from kubeproxy.backends.iptables.skeleton import CANARY, JUMPS, KUBELET_FIREWALL, MARTIANS, RuleSettings, fixed_chains
+
 _PIECE: Final = 200
 """Services whose chains are handed on together, while the next ones are made."""
 
 
 _FIRST: Final = 1000
-"""Chains in the first of several restores."""
-
-
-class Chains(NamedTuple):
-    """Chains of the nat table and all their rules."""
-
-    names: Collection[str]
-    rules: str
+"""OwnChains in the first of several restores."""
 
 
 class Work(NamedTuple):
-    """Chains that belong to Services (Service by Service), and lines by table: what these need, what uses them.
+    """OwnChains that belong to Services (Service by Service), and lines by table: what these need, what uses them.
 
     `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
     from the built-in chains. `guards` are lines of the filter table that come first; what goes there, goes in `after`.
     `deleted`, chains of the nat table, is asked when all of `own` has been used.
     """
 
-    own: Iterable[Chains]
+    own: Iterable[OwnChains]
     before: Mapping[str, str]
     guards: str
     after: Mapping[str, str]
@@ -55,7 +53,7 @@ def one_restore(work: Work) -> Iterator[str]:
     """Yield the input of a single restore piece by piece, while it is being read."""
     yield _input(_first(work))
     yield f"*nat\n{work.before.get('nat', '')}"
-    services: list[Chains] = []
+    services: list[OwnChains] = []
     for chains in work.own:
         services.append(chains)
         if len(services) == _PIECE:
@@ -83,7 +81,7 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 def _several_restores(work: Work, chunk: int) -> Iterator[str]:
     yield _input(_first(work) | {"nat": work.before.get("nat", "")})
-    services: list[Chains] = []
+    services: list[OwnChains] = []
     count, most = 0, min(_FIRST, chunk)
     for chains in work.own:
         if count and count + len(chains.names) > most:
@@ -108,7 +106,7 @@ def _input(tables: Mapping[str, str]) -> str:
     return "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines])
 
 
-def _blocks(services: Sequence[Chains]) -> str:
+def _blocks(services: Sequence[OwnChains]) -> str:
     """Return chains and rules; a chain is made before a rule names it, and the last by name first (see above)."""
     names = sorted([name for chains in services for name in chains.names], reverse=True)
     return declarations(names) + "".join([chains.rules for chains in services])
@@ -116,4 +114,32 @@ def _blocks(services: Sequence[Chains]) -> str:
 
 def deletion(chains: Collection[str]) -> str:
     """Return the lines that empty chains and remove them."""
-    return declarations(chains) + "".join([f"-X {chain}\n" for chain in chains])
+    return declarations(chains) + removals(chains)
+
+
+def removals(chains: Iterable[str]) -> str:
+    """Return the lines that remove empty chains."""
+    return "".join([f"-X {chain}\n" for chain in chains])
+
+
+def jumps(table: str, found: FoundTable) -> str:
+    """Return the jumps that a table lacks, to be put at the head one after the other."""
+    return "".join([f"-I {jump.rule}\n" for jump in JUMPS if jump.table == table and not found.has_jump(jump)])
+
+
+def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
+    """Return what writes the chains that no Service changes, as far as a table does not have them so already.
+
+    Copies that an audit left in it, as it was killed or refused, go; those in nat do with the chains of no Service. Of
+    kubelet's chain, other rules stay.
+    """
+    chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
+    missing = {chain: "" for chain in chains if chain not in found.chains}
+    fixed = {chain: rules.text for (place, chain), rules in fixed_chains(settings).items() if place == table}
+    differing = missing | {chain: rules for chain, rules in fixed.items() if not found.holds(chain, rules)}
+    if table != "filter":
+        return declarations(differing) + "".join(differing.values())
+    lacks_rule = settings.localhost and f"{MARTIANS}\n" not in found.rules.get(KUBELET_FIREWALL, ())
+    kubelets = f"{MARTIANS}\n" if lacks_rule else ""
+    left = [chain for chain in found.chains if chain.startswith(COPY)]
+    return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)

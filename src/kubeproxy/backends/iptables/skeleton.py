@@ -5,11 +5,10 @@ Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains and sy
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.names import COPY
 from kubeproxy.backends.iptables.render import INVALID_COUNTER
-from kubeproxy.backends.iptables.restores import declarations, deletion
 from kubeproxy.backends.rules import Jump
 from kubeproxy.model.addresses import Family, unpack
 
@@ -53,35 +52,19 @@ OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-M
 """All that no single Service has."""
 
 
-class Present(NamedTuple):
-    """What a table has already: all chains, and the rules of its built-in chains and of kubelet's."""
+class SharedChain(NamedTuple):
+    """The rules of a chain that no single Service has: blocks of lines in any order, and the lines at the end."""
 
-    chains: frozenset[str]
-    rules: frozenset[str]
-
-
-NOTHING: Final = Present(frozenset(), frozenset())
-
-
-def jumps(table: str, present: Present) -> str:
-    """Return the jumps that a table lacks, to be put at the head one after the other."""
-    return "".join(
-        [f"-I {jump.rule}\n" for jump in JUMPS if jump.table == table and f"-A {jump.rule}" not in present.rules]
-    )
-
-
-class Stands(Protocol):
-    """What is known of a table: what it has, and whether a chain has exactly these rules."""
+    blocks: Sequence[str]
+    last: str = ""
 
     @property
-    def present(self) -> Present:
-        """Return what it has."""
-
-    def holds(self, chain: str, rules: str) -> bool:
-        """Return whether a chain has exactly these rules."""
+    def text(self) -> str:
+        """Return all rules."""
+        return "".join(self.blocks) + self.last
 
 
-class Settings(NamedTuple):
+class RuleSettings(NamedTuple):
     """What the shared rules depend on, apart from the Services.
 
     `localhost` says that NodePorts answer on loopback, `liberal` that the kernel accepts TCP segments out of window,
@@ -97,7 +80,7 @@ class Settings(NamedTuple):
     nodeport_ips: tuple[bytes, ...] | None
 
 
-def forward_rules(settings: Settings) -> str:
+def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.counters else ""
     # Packets that conntrack cannot place would reach a client as they are and end its connection (issue 74839).
@@ -110,7 +93,7 @@ def forward_rules(settings: Settings) -> str:
     )
 
 
-def masquerade_rules(settings: Settings) -> str:
+def masquerade_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-POSTROUTING and KUBE-MARK-MASQ."""
     mark = f"{settings.mark:#x}"
     fully = " --random-fully" if settings.random_fully else ""
@@ -124,31 +107,17 @@ def masquerade_rules(settings: Settings) -> str:
     )
 
 
-def fixed_chains(settings: Settings) -> dict[tuple[str, str], str]:
-    """Return the chains that no Service changes, by table and name, with their rules."""
+def fixed_chains(settings: RuleSettings) -> dict[tuple[str, str], SharedChain]:
+    """Return the chains that no Service changes, by table and name."""
     lines = masquerade_rules(settings).splitlines(keepends=True)
     found = {
-        ("nat", chain): "".join([line for line in lines if line.startswith(f"-A {chain} ")])
+        ("nat", chain): SharedChain(["".join([line for line in lines if line.startswith(f"-A {chain} ")])])
         for chain in ("KUBE-POSTROUTING", "KUBE-MARK-MASQ")
     }
-    return found | {("filter", "KUBE-FORWARD"): forward_rules(settings)}
+    return found | {("filter", "KUBE-FORWARD"): SharedChain([forward_rules(settings)])}
 
 
-def foundation(table: str, standing: Stands, settings: Settings) -> str:
-    """Return what writes the chains that no Service changes, as far as a table does not have them so already.
-
-    Copies that an audit left in it, as it was killed or refused, go; those in nat do with the chains of no Service.
-    """
-    chains = {CANARY: "", KUBELET_FIREWALL: ""} if table == "filter" else {CANARY: ""}
-    missing = {chain: "" for chain in chains if chain not in standing.present.chains}
-    fixed = {chain: rules for (place, chain), rules in fixed_chains(settings).items() if place == table}
-    differing = missing | {chain: rules for chain, rules in fixed.items() if not standing.holds(chain, rules)}
-    kubelets = kubelet_rules(settings, standing.present) if table == "filter" else ""
-    left = [chain for chain in standing.present.chains if chain.startswith(COPY)] if table == "filter" else ()
-    return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)
-
-
-def nodeport_rules(settings: Settings) -> str:
+def nodeport_rules(settings: RuleSettings) -> str:
     """Return the rules at the end of KUBE-SERVICES that send the rest to KUBE-NODEPORTS."""
     rule = f'-m comment --comment "{_LAST}"'
     if settings.nodeport_ips is not None:
@@ -158,9 +127,3 @@ def nodeport_rules(settings: Settings) -> str:
         )
     but = "! -d ::1/128 " if settings.family is Family.IPV6 else "" if settings.localhost else "! -d 127.0.0.0/8 "
     return f"-A KUBE-SERVICES {but}{rule} -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n"
-
-
-def kubelet_rules(settings: Settings, present: Present) -> str:
-    """Return the rule that is added to kubelet's chain, '' when it is there or not needed; others stay in there."""
-    needed = settings.localhost and MARTIANS not in present.rules
-    return f"{MARTIANS}\n" if needed else ""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from kubeproxy.backends.iptables.restores import declarations
+from kubeproxy.backends.iptables.restores import declarations, removals
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, target_of
 
 log = logging.getLogger("kubeproxy.iptables")
@@ -51,12 +51,8 @@ class Stale:
                 self._commands.family.label,
             )
         self.used = used
-        self._each([chain for chain in chains if chain not in used], _removed)
+        self._each([chain for chain in chains if chain not in used], removals)
 
     def _each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
         for start in range(0, len(chains), self._at_once):
             self._restore(f"*nat\n{lines(chains[start : start + self._at_once])}COMMIT\n")
-
-
-def _removed(chains: Iterable[str]) -> str:
-    return "".join([f"-X {chain}\n" for chain in chains])

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol, Self
 
-from kubeproxy.backends.iptables.audit import MOST_PLACES, Place, flushed, removed
+from kubeproxy.backends.iptables.audit import flushed, removed
+from kubeproxy.backends.iptables.found import MOST_PLACES, FoundTable, Place
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, OWN_CHAINS, Present
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, KUBELET_FIREWALL, OWN_CHAINS
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
@@ -23,7 +24,7 @@ from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.compat_rules import has_jump
 from kubeproxy.kernel.xtables.iptables_info import TableInfo
 from kubeproxy.kernel.xtables.lock_watch import LockWatch, lock_watch
-from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, chain_of
 
 REST: Final = 20.0
 """Times as long as an audit took, none follows: it reads all rules."""
@@ -41,8 +42,8 @@ class Watch(Protocol):
     rest: float
     places: frozenset[Place] | None
 
-    def present(self, table: str) -> Present:
-        """Return what a table has. Raises ApplyError."""
+    def present(self, table: str) -> FoundTable:
+        """Return the chains of a table that cannot be listed, and the rules of built-in ones. Raises ApplyError."""
 
     def reading(self) -> AbstractContextManager[None]:
         """Take what the body reads, all of it, for how things stand."""
@@ -71,6 +72,11 @@ def watch(commands: Commands) -> Watch:
     return NftWatch.open(commands) if commands.uses_nft else LegacyWatch.open(commands)
 
 
+def _with_jumps(table: str) -> set[str]:
+    """Return the chains of a table of which some rules are ours: built-in ones and kubelet's."""
+    return {jump.chain for jump in JUMPS if jump.table == table} | {KUBELET_FIREWALL}
+
+
 class NftWatch:
     """Watches the tables of iptables-nft by netlink; what others do to chains of theirs costs nothing."""
 
@@ -97,17 +103,17 @@ class NftWatch:
         self._transactions.close()
         self._others.close()
 
-    def present(self, table: str) -> Present:
+    def present(self, table: str) -> FoundTable:
         """See Watch."""
         chains = nfnetlink.chains(self._family, table)
-        asked = {jump.chain for jump in JUMPS if jump.table == table} | {"KUBE-FIREWALL"}
-        rules: set[str] = set()
-        for chain in sorted(asked & chains):
+        kept: dict[str, list[str]] = {}
+        for chain in sorted(_with_jumps(table) & chains):
             try:
-                rules.update(self._commands.rules(table, chain) or ())
+                kept[chain] = [f"{rule}\n" for rule in self._commands.rules(table, chain) or ()]
             except Incompatible:
-                rules.update(f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, chain) and self._has(jump))
-        return Present(chains, frozenset(rules))
+                there = (jump for jump in JUMPS if jump[:2] == (table, chain) and self._has(jump))
+                kept[chain] = [f"-A {jump.rule}\n" for jump in there]
+        return FoundTable(self._family, chains, {}, kept)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -212,13 +218,12 @@ class LegacyWatch:
         """See Watch."""
         self._info.close()
 
-    def present(self, table: str) -> Present:
+    def present(self, table: str) -> FoundTable:
         """See Watch."""
         found = self._commands.table(table)
-        if found is None:
-            return Present(frozenset(), frozenset())
-        places = tuple(f"-A {chain} " for chain in {j.chain for j in JUMPS if j.table == table} | {"KUBE-FIREWALL"})
-        return Present(frozenset(found.chains), frozenset(rule for rule in found.rules if rule.startswith(places)))
+        chains, rules = (found.chains, found.rules) if found is not None else ((), ())
+        kept = {name: [f"{rule}\n" for rule in rules if chain_of(rule) == name] for name in _with_jumps(table)}
+        return FoundTable(self._commands.family, frozenset(chains), {}, kept)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -26,6 +26,8 @@ def answers(monkeypatch):
 
         def __exit__(self, *error): ...
 
+        request = Netlink.request
+
         def requests(self, *_):
             return [(made.pop(0) if made else 0, "")]
 

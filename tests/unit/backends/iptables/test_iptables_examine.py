@@ -8,7 +8,6 @@ from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.iptables.backend import settings_of, style_of
 from kubeproxy.backends.iptables.examine import IptablesExaminer
 from kubeproxy.backends.iptables.options import Options
-from kubeproxy.backends.iptables.reading import CommandsReading
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.objects import ServicePort
 from support.fake_tables import FakeCommands, target_of
@@ -32,7 +31,7 @@ class Node:
         options = Options(True, False, True)
         settings = settings_of(self.commands, WORLD, options)
         style = style_of(settings, WORLD)
-        return IptablesExaminer(CommandsReading(self.commands), settings, style, printed or self.printed)
+        return IptablesExaminer(self.commands, settings, style, printed or self.printed)
 
     def printed(self, table, chains):
         return {

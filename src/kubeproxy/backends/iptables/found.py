@@ -1,0 +1,244 @@
+"""The found state of iptables mode: chains and rules as iptables-save prints them, compared with what is written.
+
+Of most chains nothing is kept but a number for their rules. Rules of ours are compared as version 1.8.9 prints them;
+chains that seem to differ are written once more under another name, as the kernel and the node's iptables decide how a
+rule is printed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from kubeproxy.backends.iptables.contents import Contents
+from kubeproxy.backends.iptables.names import COPY, SEP
+from kubeproxy.backends.iptables.render import Detail
+from kubeproxy.backends.iptables.skeleton import JUMPS, OWN_CHAINS, SharedChain
+from kubeproxy.backends.rules import Jump
+from kubeproxy.kernel.xtables.xtables import Commands
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import ServiceName
+
+MOST_PLACES: Final = 20
+"""Chains that are read one by one, as iptables-nft does in 3 ms; it takes a second for 36,000 rules."""
+MOST: Final = 1000  # chains that are written under another name at once
+
+Place = tuple[str, str]
+"""A table and a chain."""
+
+Chains = Mapping[str, Sequence[str]]
+"""Chains and their rules, each '-A CHAIN ...' with the end of its line."""
+
+Printer = Callable[[str, Mapping[str, str]], Chains]
+"""Returns at least how these chains of a table are printed, by their names and rules as we write them."""
+
+ReadRules = Callable[[str, str], Sequence[str] | None]
+"""Returns the rules of a chain, by table and chain, without line ends; None when there is no such chain."""
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_PROBABILITY: Final = re.compile(r"(?<= --probability )[0-9.]+")
+_RECENT: Final = re.compile(r' -m recent [^"\n]*?--name \S+')
+_INTERFACE: Final = re.compile(r"^(-A \S+) ((?:! )?-i \S+) (-d \S+)", re.MULTILINE)
+_SOURCE: Final = re.compile(r"(?<= -s )\S+(?= )")
+_ANYWHERE: Final = re.compile(r"(?<!!) -s (?:0\.0\.0\.0|::)/0(?= )")
+_MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
+
+
+class FoundTable(NamedTuple):
+    """Chains of a table: a number for the rules of each that could be read, and the rules of those that are kept.
+
+    `asked` are the only chains that were read, None for all: any other chain counts as it should be.
+    """
+
+    family: Family
+    chains: AbstractSet[str] = frozenset()
+    numbers: Mapping[str, int] = _NOTHING
+    rules: Chains = _NOTHING
+    asked: AbstractSet[str] | None = None
+
+    def is_asked(self, chain: str) -> bool:
+        """Return whether a chain was read if it is there."""
+        return self.asked is None or chain in self.asked
+
+    def present(self, chain: str) -> Sequence[str] | None:
+        """Return the kept rules of a chain, None when there is no such chain."""
+        return self.rules.get(chain, ()) if chain in self.chains else None
+
+    def has_jump(self, jump: Jump) -> bool:
+        """Return whether a jump is there."""
+        return not self.is_asked(jump.chain) or f"-A {jump.rule}\n" in self.rules.get(jump.chain, ())
+
+    def holds(self, chain: str, rules: str) -> bool:
+        """Return whether a chain has exactly these rules."""
+        return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
+
+    def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
+        """Return whether a chain of which the rules are kept has these blocks in any order, and `last` at its end."""
+        if not self.is_asked(chain):
+            return True
+        if chain not in self.numbers:
+            return False
+        there, ending = list(self.rules.get(chain, ())), _lines(wanted.last, self.family)
+        body = there[: len(there) - len(ending)]
+        printed = [_lines(block, self.family) for block in wanted.blocks]
+        if there[len(body) :] != ending or sorted(body) != sorted([line for lines in printed for line in lines]):
+            return False
+        at = {line: number for number, line in enumerate(body)}
+        return all(at[first] <= at[second] for lines in printed for first, second in pairwise(lines))
+
+
+def _lines(rules: str, family: Family) -> list[str]:
+    return as_saved(rules, family).splitlines(keepends=True)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
+    """Return a table with the rules of the chains to keep, by default those that no single Service has.
+
+    Raises Incompatible, or ApplyError.
+    """
+    common = OWN_CHAINS | {jump.chain for jump in JUMPS if jump.table == table}
+    keep = keep or common.__contains__
+    numbers: dict[str, int] = {}
+    kept: dict[str, list[str]] = {}
+    for chain, rules in by_chain(commands.saved(table)):
+        numbers[chain] = hash("".join(rules or ()))
+        if rules is not None and keep(chain):
+            kept[chain] = rules
+    return FoundTable(commands.family, numbers.keys(), numbers, kept)
+
+
+def read_some(
+    commands: Commands, table: str, names: AbstractSet[str], read_rules: ReadRules | None = None
+) -> FoundTable:
+    """Return these chains of a table with their rules. iptables-legacy lists whole tables only. Raises as `read`."""
+    if not commands.uses_nft or len(names) > 2 * MOST_PLACES:
+        return read(commands, table, names.__contains__)._replace(asked=names)
+    found = {name: (read_rules or commands.rules)(table, name) for name in sorted(names)}
+    kept = {name: [f"{rule}\n" for rule in rules] for name, rules in found.items() if rules is not None}
+    numbers = {name: hash("".join(rules)) for name, rules in kept.items()}
+    return FoundTable(commands.family, numbers.keys(), numbers, kept, names)
+
+
+def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
+    """Yield each chain with None where it is declared, and those that have rules with their rules."""
+    current, start = "", "\n"
+    rules: list[str] = []
+    for line in lines:
+        if line.endswith(" \n"):  # a rule without a target, by iptables-nft 1.8.7
+            line = f"{line.rstrip()}\n"  # noqa: PLW2901
+        if line.startswith(start):
+            rules.append(line)
+        elif line.startswith("-A "):
+            chain = next(iter(line[3:].split(None, 1)), "")
+            if chain != current:
+                if rules:
+                    yield current, rules
+                current, start, rules = chain, f"-A {chain} ", []
+            rules.append(line)
+        elif line.startswith(":"):
+            yield line[1:].partition(" ")[0], None
+    if rules:
+        yield current, rules
+
+
+# -- what seems to differ, and what does ----------------------------------------------------------------------------
+
+
+class Suspect(NamedTuple):
+    """A chain that does not read as expected, and its Service (None: all); `ordered` says whether order counts.
+
+    `wanted` are the rules as we write them, `present` as they were read, None when there is no such chain.
+    """
+
+    place: Place
+    service: ServiceName | None
+    wanted: str
+    present: Sequence[str] | None = None
+    ordered: bool = True
+
+
+def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, FoundTable]) -> Iterator[Suspect]:
+    """Yield the chains that no single Service has which are not there as they are written."""
+    for (table, chain), rules in wanted.items():
+        if not tables[table].holds_shared(chain, rules):
+            yield Suspect((table, chain), None, rules.text, tables[table].present(chain))
+
+
+def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
+    """Yield the chains of Services that are not there as they are written.
+
+    A chain may be older than the growth of the cluster that made comments about endpoints go, or come.
+    """
+    detail = contents.detail(contents.endpoints)
+    other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
+    for name in contents.entries:
+        for chain, rules in contents.chains_of(name, detail).items():
+            if nat.holds(chain, rules):
+                continue
+            alternative = contents.chains_of(name, other)[chain]
+            if nat.holds(chain, alternative):
+                continue
+            present = nat.present(chain)
+            commented = [" -> " in text for text in (rules, alternative, "".join(present or ()))]
+            wanted = alternative if present and commented[1] == commented[2] != commented[0] else rules
+            yield Suspect(("nat", chain), name, wanted, present)
+
+
+def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[Suspect, list[str], Chains]]:
+    """Yield each suspect with its wanted rules as iptables prints them here, and all that the printer returned."""
+    for table in sorted({suspect.place[0] for suspect in suspects}):
+        copies = {f"{COPY}{n}": suspect for n, suspect in enumerate([s for s in suspects if s.place[0] == table])}
+        texts = {
+            copy: suspect.wanted.replace(f"-A {suspect.place[1]} ", f"-A {copy} ") for copy, suspect in copies.items()
+        }
+        printed = printer(table, texts)
+        for copy, suspect in copies.items():
+            rules = [rule.replace(f"-A {copy} ", f"-A {suspect.place[1]} ") for rule in printed.get(copy, ())]
+            yield suspect, rules, printed
+
+
+def as_saved(rules: str, family: Family) -> str:
+    """Return rules of ours as iptables-save prints them (1.8.9, the same for both variants)."""
+    if " --probability " in rules:
+        rules = _PROBABILITY.sub(lambda found: _rounded(found[0]), rules)
+    if " -m recent " in rules:
+        mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff" if family is Family.IPV6 else "255.255.255.255"
+        rules = _RECENT.sub(lambda found: f"{found[0]} --mask {mask} --rsource", rules)
+    if " -j REJECT\n" in rules:
+        kind = "icmp6-port-unreachable" if family is Family.IPV6 else "icmp-port-unreachable"
+        rules = rules.replace(" -j REJECT\n", f" -j REJECT --reject-with {kind}\n")
+    if " --nfacct-name " in rules:
+        rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
+    if " -i " in rules:
+        rules = _INTERFACE.sub(r"\1 \3 \2", rules)
+    if not rules.startswith(f"-A {SEP}"):  # an endpoint's own address is as we wrote it
+        rules = _SOURCE.sub(lambda found: _network(found[0]), rules)
+    if "/0 " in rules:
+        rules = _ANYWHERE.sub("", rules)
+    if "or-mark " in rules:
+        rules = _MARK.sub(lambda f: f"--set-xmark {f[2]}/{f[2] if f[1] == 'or' else '0x0'}", rules)
+    return rules
+
+
+@lru_cache(maxsize=4096)
+def _rounded(probability: str) -> str:
+    """Return a probability as the kernel keeps it, in 31 bits."""
+    return f"{round(float(probability) * 2**31) / 2**31:.11f}"
+
+
+@lru_cache(maxsize=4096)
+def _network(source: str) -> str:
+    """Return a range of sources without the bits of a host, and in its shortest form."""
+    try:
+        return str(ipaddress.ip_network(source, strict=False))
+    except ValueError:
+        return source
