@@ -16,8 +16,7 @@ from kubeproxy.release import SAME_BUILD
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
-"""Timeout of a request in seconds."""
+PATIENCE = 10.0  # timeout of a request in seconds
 
 
 class _Connection(HTTPConnection):

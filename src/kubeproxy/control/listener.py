@@ -18,8 +18,7 @@ from pathlib import Path
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEVAL = struct.Struct("ll")  # struct timeval: seconds, microseconds
 
-LENGTH = 4
-"""Size in bytes of the length, in network order, before each part of a stream."""
+LENGTH = 4  # size in bytes of the length, in network order, before each part of a stream
 
 
 def framed(parts: Iterable[bytes]) -> bytes:

@@ -41,11 +41,8 @@ CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
 an upgrade, may get them earlier, and its changes are not to be undone."""
 
-TOGETHER = 5000
-"""Changes per call of `settled`: some 10 ms."""
-
-PROGRESS_SECONDS: Final = 5.0
-"""Interval of the log lines about a long full sync, and the time before the first."""
+TOGETHER = 5000  # changes per call of `settled`: some 10 ms
+PROGRESS_SECONDS: Final = 5.0  # interval of the log lines about a long full sync, and the time before the first
 
 
 class Pace(Struct, frozen=True):

@@ -54,9 +54,7 @@ def pack(text: str) -> bytes | None:
     return (address[12:] if address.startswith(MAPPED) else address) or None
 
 
-MAPPED = b"\0" * 10 + b"\xff\xff"
-"""The first bytes of an IPv4-mapped IPv6 address."""
-
+MAPPED = b"\0" * 10 + b"\xff\xff"  # the first bytes of an IPv4-mapped IPv6 address
 _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 

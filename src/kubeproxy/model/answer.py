@@ -432,8 +432,7 @@ class _Question:
         return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
-_NODEPORTS = "nodePortAddresses"
-"""The configuration's field with the addresses on which NodePorts answer."""
+_NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
 """The loopback addresses on which the proxy listens for NodePorts."""
 _NOT_RELAYED = {

@@ -30,15 +30,11 @@ _CILIUM_ALGORITHMS: Final = {"random": 0, "maglev": DEFAULT_SIZE}
 _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SIZES}
 """The size of each algorithm's table, 0 for none."""
 
-LONGEST_START: Final = 3600
-"""The limit of seconds over which the share of a new endpoint grows."""
-
+LONGEST_START: Final = 3600  # the limit of seconds over which the share of a new endpoint grows
 LONGEST_WEIGHTS: Final = 1 << 14
 """The limit of characters in an annotation with weights, a few hundred Nodes: every node parses each change of it."""
 
-ZONE: Final = "zone:"
-"""The prefix of a zone's name in an annotation with weights; a Node's name has no colon."""
-
+ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; a Node's name has no colon
 NO_ROOM: Final = (
     "older Services have what this node gives for weights and tables, in all or to one namespace (--balancing-entries);"
     " connections are shared evenly"
@@ -234,8 +230,7 @@ def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) 
     return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
 
 
-_ROUGH: Final = 16
-"""Entries per endpoint below which shares may be less exact than documented."""
+_ROUGH: Final = 16  # entries per endpoint below which shares may be less exact than documented
 
 
 def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:

@@ -13,9 +13,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.model.plan import ROOM, ServiceName
 
-SHARES: Final = 4
-"""A namespace gets at most this fraction of the entries: one in four."""
-
+SHARES: Final = 4  # a namespace gets at most this fraction of the entries: one in four
 TURN: Final = ROOM
 """Entries to change in one turn: a quarter of a second of a processor."""
 

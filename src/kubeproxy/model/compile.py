@@ -54,8 +54,7 @@ _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
-STEP = 5000
-"""Endpoints, counted for each port, per step of compiling: some milliseconds."""
+STEP = 5000  # endpoints, counted for each port, per step of compiling: some milliseconds
 
 
 def compiling(

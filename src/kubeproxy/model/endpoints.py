@@ -138,8 +138,7 @@ def _zones(source: PlacedSlice) -> Mapping[bytes, str]:
     return {address: zone for address, zone in found.items() if address is not None}
 
 
-FULL: Final = 100
-"""The default weight of an endpoint, and the largest one."""
+FULL: Final = 100  # the default weight of an endpoint, and the largest one
 
 
 def annotation_field(name: str) -> str:

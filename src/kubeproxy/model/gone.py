@@ -28,8 +28,7 @@ SECONDS: Final = 3600
 """Seconds for which connections to an endpoint are reset: a TCP client gives up after a quarter of an hour
 (tcp_retries2), and an idle one sends data or a keepalive later."""
 
-MOST: Final = 1 << 16
-"""The limit of deleted endpoints to keep; beyond it the oldest are removed."""
+MOST: Final = 1 << 16  # the limit of deleted endpoints to keep; beyond it the oldest are removed
 
 
 class Departed(NamedTuple):

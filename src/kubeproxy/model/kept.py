@@ -9,16 +9,16 @@ from functools import lru_cache
 from sys import intern
 from typing import Final
 
+from msgspec.structs import replace
+
 from kubeproxy.model.endpoints import PackedSlice, packed
 from kubeproxy.model.objects import (
     EndpointSlice,
     Labels,
     LoadBalancerStatus,
     Object,
-    ObjectMeta,
     Service,
     ServicePort,
-    ServiceSpec,
     ServiceStatus,
 )
 
@@ -38,28 +38,15 @@ def _sharing(service: Service) -> Service:
     meta, spec, status = service.metadata, service.spec, service.status
     address, addresses = spec.cluster_ip, spec.cluster_ips
     return Service(
-        ObjectMeta(
-            meta.name,
-            _word(meta.namespace),
-            meta.uid,
-            meta.resource_version,
-            meta.creation_timestamp,
-            meta.deletion_timestamp,
-            _NO_LABELS if meta.labels == _NO_LABELS else meta.labels,
-            meta.annotations,
-        ),
-        ServiceSpec(
-            _word(spec.type),
-            address,
-            [address] if address is not None and addresses == [address] else addresses,
-            _ports(tuple(spec.ports)) if spec.ports else spec.ports,
-            spec.external_ips,
-            _word(spec.session_affinity),
-            spec.session_affinity_config,
-            _word(spec.internal_traffic_policy),
-            _word(spec.external_traffic_policy),
-            spec.load_balancer_source_ranges,
-            spec.health_check_node_port,
+        replace(meta, namespace=_word(meta.namespace), labels=_NO_LABELS if meta.labels == _NO_LABELS else meta.labels),
+        replace(
+            spec,
+            type=_word(spec.type),
+            cluster_ips=[address] if address is not None and addresses == [address] else addresses,
+            ports=_ports(tuple(spec.ports)) if spec.ports else spec.ports,
+            session_affinity=_word(spec.session_affinity),
+            internal_traffic_policy=_word(spec.internal_traffic_policy),
+            external_traffic_policy=_word(spec.external_traffic_policy),
         ),
         _NO_STATUS if status == _NO_STATUS else status,
     )

@@ -43,9 +43,7 @@ class FrontendKind(IntEnum):
     NODEPORT = 3
 
 
-NODEPORT_KEY = 3
-"""Bytes of a frontend's key that has no address."""
-
+NODEPORT_KEY = 3  # bytes of a frontend's key that has no address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
 """Kinds of addresses that clients of the API write; the API server allocates those of other kinds to one Service."""
 
@@ -136,8 +134,7 @@ Weights = tuple[int, ...]
 """The weights of a pool's destinations, in their order; empty when all are equal."""
 
 
-LONGEST_AFFINITY: Final = 86400
-"""Seconds: core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds."""
+LONGEST_AFFINITY: Final = 86400  # seconds: core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
 class HashKey(IntEnum):

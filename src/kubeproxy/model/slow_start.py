@@ -17,11 +17,8 @@ from kubeproxy.model.balancing import GROWN, Growth
 from kubeproxy.model.endpoints import FULL
 from kubeproxy.model.plan import ServiceName
 
-STEPS: Final = 10
-"""The number of steps in which a share grows."""
-
-_SURELY: Final = 0.001
-"""Seconds added to the time of a step, so that rounding does not put it before the step."""
+STEPS: Final = 10  # the number of steps in which a share grows
+_SURELY: Final = 0.001  # seconds added to the time of a step, so that rounding does not put it before the step
 
 
 class _Ages(Struct):

@@ -15,20 +15,17 @@ from collections.abc import Callable
 from typing import Final
 
 from kubeproxy import __version__
+from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.port_holder import Process, holder
 
 COMMAND: Final = "kube-proxy"
-PAUSE: Final = 60.0
-"""Seconds between two messages about the same problem."""
-
+PAUSE: Final = 60.0  # seconds between two messages about the same problem
 _ANSWER_SECONDS: Final = 2.0
 _MOST_ANSWERED: Final = 4096
 _ANSWER: Final = re.compile(rb"HTTP/1\.[01] 200 .*?\r\n\r\n([a-z]{1,20})\s*", re.S)
 _AGENT: Final = re.compile(r"kube-proxy/[\w.+-]{1,40} \(pid ([0-9]{1,10}); mode ([a-z]{1,20})\)")
 _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared
-
-Clock = Callable[[], float]
 
 
 def user_agent(pid: int, mode: str) -> str:
@@ -54,12 +51,12 @@ class Neighbours:
         self._page = _WILDCARDS.get(page[0], page[0]), page[1]
         self._say = say
         self._find = find
-        self._pause = _Pause(clock)
+        self._messages = TokenBucket(1 / PAUSE, 1, clock)
 
     def asked_by(self, agent: str) -> None:
         """Report the sender of a request for the mode from this node, by its User-Agent header; once a minute."""
         named = _AGENT.fullmatch(agent)
-        if named is None or int(named[1]) == os.getpid() or not self._pause.over():
+        if named is None or int(named[1]) == os.getpid() or not self._messages.take():
             return
         self._say(
             f"another kube-proxy (pid {named[1]} as it reports, in mode {named[2]}) runs on this node and wants the "
@@ -113,12 +110,12 @@ class TakenPort:
         self._neighbours = neighbours
         self._port = port
         self._say = say
-        self._pause = _Pause(clock)
+        self._messages = TokenBucket(1 / PAUSE, 1, clock)
         self._looking: asyncio.Task[None] | None = None
 
     def failed(self, error: ApplyError) -> None:
         """Report a failed attempt."""
-        if not self._pause.over():
+        if not self._messages.take():
             return
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
             self._looking = asyncio.get_running_loop().create_task(self._explain(error))
@@ -127,22 +124,6 @@ class TakenPort:
 
     async def _explain(self, error: ApplyError) -> None:
         self._say(f"{error}; {await self._neighbours.holding(self._port)}")
-
-
-class _Pause:
-    """Limits a message to one per PAUSE seconds."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._said: float | None = None
-
-    def over(self) -> bool:
-        """Return whether the pause is over; then the next one begins."""
-        now = self._clock()
-        if self._said is not None and now - self._said < PAUSE:
-            return False
-        self._said = now
-        return True
 
 
 def _advice(ours: str, theirs: str) -> str:

@@ -33,24 +33,16 @@ SECOND_LOOK = 0.5
 """Seconds until the second search for the flows of a change: a packet that passes through the kernel when the rules
 change is tracked, with the old endpoint, only when it leaves."""
 
-ANSWER_TIME = 0.05
-"""Seconds in which an endpoint that left may answer what it was asked, until flows to it are removed."""
-
-RETRY = 10.0
-"""Seconds until flows that could not be removed are searched again, unless a change comes first."""
-
-DISTURBED_PAUSE = 0.2
-"""Seconds until flows are searched that wait for the kernel to have what was committed."""
-
+ANSWER_TIME = 0.05  # seconds in which a removed endpoint may answer a request before flows to it are removed
+RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change comes first
+DISTURBED_PAUSE = 0.2  # seconds until flows are searched that wait for the kernel to have what was committed
 MOST_REMEMBERED = 1 << 16
 """Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
 
 MOST_LOST = 100
 """Limit of lost endpoints of a frontend whose removal is repeated; beyond it, all that do not serve count as lost."""
 
-UNTRANSLATED = b""
-"""In place of an endpoint: the frontend itself, of a flow that was not translated."""
-
+UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, of a flow that was not translated
 NOTHING_LOST: Endpoints = frozenset()
 
 PortsOf = Callable[[ServicePortKey], Collection[int]]

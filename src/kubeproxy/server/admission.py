@@ -20,18 +20,12 @@ _PATIENCE: Final = 2.0  # seconds
 _LEAVING: Final = 16  # connections that may be closing at a time to make room
 _SUBNET: Final = 8  # bytes of an IPv6 address that belong to one client
 
-SHARE: Final = 0.1
-"""Share of the event loop's time for one client; a scrape of /metrics takes some 10 ms."""
-
+SHARE: Final = 0.1  # share of the event loop's time for one client; a scrape of /metrics takes some 10 ms
 REMOTE_SHARE: Final = 0.2
 """Share of the event loop's time for all clients of pods and other nodes together; the kubelet's probes are local."""
 
-BURST: Final = 1.0
-"""Seconds of which the share may be used at once."""
-
-LEAST: Final = 1e-4
-"""Seconds that are reserved for an answer before its time is measured."""
-
+BURST: Final = 1.0  # seconds of which the share may be used at once
+LEAST: Final = 1e-4  # seconds that are reserved for an answer before its time is measured
 _ALL: Final = b"remote"
 _MOST: Final = 4096  # clients in debt
 

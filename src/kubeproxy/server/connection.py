@@ -28,10 +28,8 @@ IDLE_SECONDS: Final = 90.0
 LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
-PIPELINED: Final = 8
-"""Limit of the requests of one connection that wait."""
-REFUSAL_SECONDS: Final = 0.01
-"""Time of the event loop that a refused request takes from its client's share."""
+PIPELINED: Final = 8  # limit of the requests of one connection that wait
+REFUSAL_SECONDS: Final = 0.01  # time of the event loop that a refused request takes from its client's share
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 

@@ -22,8 +22,7 @@ _log = logging.getLogger("kubeproxy.server")
 
 RETRY_SECONDS: Final = 5.0  # between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 128
-_ACCEPTED: Final = 16
-"""Connections accepted in a turn of the event loop: some 2 ms."""
+_ACCEPTED: Final = 16  # connections accepted in a turn of the event loop: some 2 ms
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-LINE: Final = 4096
-"""Limit of characters in one line of a log or page; the others are counted."""
+LINE: Final = 4096  # limit of characters in one line of a log or page; the others are counted
 _SEARCHED: Final = 16 * LINE  # characters in which secrets are searched, which takes time
 
 _REDACTED: Final = r"\1<redacted>"
