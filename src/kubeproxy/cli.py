@@ -1,7 +1,7 @@
 """The command kube-proxy: reads the command line, prints help and version, and turns errors into exit codes.
 
-Exit codes: 0 for help, version and a clean end, 1 for every error. What the flags mean is in kubeproxy.config; what
-the program does is in kubeproxy.program.app, which is loaded only when there is something to run.
+Exit codes: 0 for help, version and a clean end, 1 for every error. kubeproxy.config defines the flags;
+kubeproxy.program is loaded only to run the proxy.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WIDTH = 118
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with the arguments (by default the process's own); the exit code."""
+    """Run the command with the arguments (by default the process's own); return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words and (words[0] in COMMANDS or words[0] in HIDDEN):
-        from kubeproxy.commands.main import run  # noqa: PLC0415 - what runs as a daemon does not need it
+        from kubeproxy.commands.main import run  # noqa: PLC0415 - not for the daemon
 
         return run(words)
     try:
@@ -53,7 +53,7 @@ def _run(line: CommandLine) -> int:
     if version != "false":
         _say(version_text(version) + "\n")
         return 0
-    from kubeproxy.config.options import build_options  # noqa: PLC0415 - the line above must answer fast
+    from kubeproxy.config.options import build_options  # noqa: PLC0415 - not for --version
     from kubeproxy.config.write import write_file  # noqa: PLC0415
 
     for notice in line.notices:
@@ -66,25 +66,25 @@ def _run(line: CommandLine) -> int:
         write_file(options.config, options.write_config_to)
         print(f"Wrote the configuration to {options.write_config_to}", file=sys.stderr)
         return 0
-    from kubeproxy.program.app import run  # noqa: PLC0415 - help, version and errors do not need it
+    from kubeproxy.program.app import run  # noqa: PLC0415 - not for help, version and errors
 
     return run(options)
 
 
 def _say(text: str) -> None:
-    """Write to standard output. Raises KubeProxyError when that takes nothing."""
+    """Write to standard output. Raises KubeProxyError when that fails."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        sys.stdout = None  # else the interpreter tries to write what is left in it once more, and complains
-        if isinstance(error, BrokenPipeError):  # a reader that has seen enough, as `head`
+        sys.stdout = None  # else the interpreter flushes it again at exit, and prints an error
+        if isinstance(error, BrokenPipeError):  # a reader that stopped, as `head`
             sys.exit(1)
         raise KubeProxyError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def version_text(wanted: str) -> str:
-    """What --version prints, in the form that scripts know of other components; "raw" is the long form."""
+    """Return the text of --version, in the form of other components; "raw" is the long form."""
     if wanted != "raw":
         return f"Kubernetes {KUBERNETES_VERSION}.0+python.{__version__}"
     import platform  # noqa: PLC0415
@@ -103,7 +103,7 @@ def version_text(wanted: str) -> str:
 
 
 def help_text() -> str:
-    """What --help prints: all flags, by group."""
+    """Return the text of --help: all flags, by group."""
     parts = [_ABOUT, "  kube-proxy COMMAND [--help]\n\nCommands, on a node where it runs:\n"]
     parts += [f"  {name:<12}{text}\n" for name, text in COMMANDS.items()]
     for group in GROUPS:

@@ -196,6 +196,7 @@ class Engine:
                     world_changed = await self._update_world()
                 except ApplyError as error:
                     log.error("Cannot read the local addresses error=%r", str(error))
+                    self._surroundings_changed = True
                     await asyncio.sleep(backoff.failed())
                     self._wake.set()
                     continue
@@ -278,13 +279,6 @@ class Engine:
         if not self._surroundings_changed:
             return False
         self._surroundings_changed = False  # before the inputs are read, as they may change meanwhile
-        try:
-            return await self._read_surroundings()
-        except ApplyError:
-            self._surroundings_changed = True
-            raise
-
-    async def _read_surroundings(self) -> bool:
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)

@@ -1,4 +1,4 @@
-"""The plans of a full sync: those of the moment in which a backend asks for them, after it has read the kernel."""
+"""The plans of a full sync, taken when the backend has read the kernel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
-    """Each Service's plans, made by `take` when the first of them is asked for, on the thread that asks.
+    """The plans of each Service, made by `take` at the first access, on the thread of the access.
 
-    Reading a kernel takes a tenth of a second and more, in which another kube-proxy may write newer plans: those from
-    before the reading would put back an endpoint that is gone.
+    To read a kernel takes a tenth of a second or more, in which another kube-proxy may write newer plans: earlier plans
+    would restore an endpoint that was removed.
     """
 
     def __init__(self, take: Callable[[], Plans]) -> None:

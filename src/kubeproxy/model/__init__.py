@@ -1,1 +1,1 @@
-"""What the objects mean, pure: no clock, no socket, no subprocess, no logging."""
+"""Objects and their plans. Pure: no clock, no socket, no subprocess, no logging."""

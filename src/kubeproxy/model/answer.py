@@ -80,12 +80,12 @@ class Notice(Enum):
     """The effect that the client sees."""
 
     ANSWER = "an answer"
-    ENDPOINT = "what the endpoint answers"
+    ENDPOINT = "the answer of the endpoint"
     RESET = "connection refused, by a reset"
     ICMP = "connection refused, by an ICMP error"
-    LATE_ICMP = "connection refused after a second, as TCP over IPv6 mostly hears an ICMP error at its second SYN only"
+    LATE_ICMP = "connection refused after a second, as TCP over IPv6 mostly obeys an ICMP error at its second SYN only"
     TIMEOUT = "a timeout"
-    UNKNOWN = "whatever is behind the address without a proxy"
+    UNKNOWN = "the answer of the address without a proxy, if any"
 
 
 class AnswerStep(NamedTuple):
@@ -123,7 +123,7 @@ class Answer(Struct, frozen=True):
 
 
 class Index:
-    """Services by address and by health check port, of a planner whose plans do not change; made when it is needed."""
+    """Services by address and by health check port, of a planner whose plans do not change; made at the first use."""
 
     def __init__(self, planner: Planner) -> None:
         self._compiled = planner.compiled
@@ -197,7 +197,7 @@ class _Question:
             return None
         plan, frontend = owned
         step = AnswerStep(
-            False, f"{self._where()} is closed: a NodePort of {_named(plan)}, which nobody serves", "spec.ports"
+            False, f"{self._where()} is closed: a NodePort of {_named(plan)} without endpoints", "spec.ports"
         )
         refused = plan.external.outside is Action.REJECT
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
@@ -221,7 +221,7 @@ class _Question:
                 *[AnswerStep(True, words, "metadata.annotations") for words in sharing],
             )
             return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
-        reason = "no endpoint that may serve it is there" if relayed else _NOT_RELAYED[care]
+        reason = "there is no eligible endpoint" if relayed else _NOT_RELAYED[care]
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         return self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, _NODEPORTS)], ())
 
@@ -320,14 +320,14 @@ class _Question:
             steps.append(AnswerStep(False, "policy Local, and none of the Service's endpoints is on this node", field))
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
-        nearby = "those of this node" if action.picks_local else "all that are chosen from"
+        nearby = "those of this node" if action.picks_local else "all that are eligible"
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
         choices = tuple(self._choices(plan, policy, action, side))
         sharing = sharing_text(plan, policy, self._client)
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
-            text = f"a client that comes again within {plan.affinity} s gets the same endpoint"
+            text = f"a client that connects again within {plan.affinity} s gets the same endpoint"
             steps.append(AnswerStep(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
         return Answer(
             Outcome.FORWARDED, tuple(steps), Notice.ENDPOINT, plan, frontend, choices, plan.affinity, absent=missing
@@ -368,14 +368,14 @@ class _Question:
         """Return the side of the packet, and the reason."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
-            return Side.NODE, "it begins here"
+            return Side.NODE, "the connection begins here"
         source = unpack(packet.source)
         if detector.holds(packet.source, packet.interface):
             return Side.POD, f"{source} is recognised by {detector.words}"
         if packet.source in self._local:
             return Side.NODE, f"{source} is its address"
         if not detector.implemented:
-            return Side.OUTSIDE, f"{source} is not this node's, and nothing tells pods apart (see clusterCIDR)"
+            return Side.OUTSIDE, f"{source} is not this node's, and pods are not recognised (see clusterCIDR)"
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
@@ -386,11 +386,11 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # An address of the load balancer among them is none of the field's: see _allowed in compile.py.
+        # Without the load balancer's own addresses, which are not in the field: see _allowed in compile.py.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "none that can be read"
-        who = side.value if self._packet.source is None else unpack(self._packet.source)
-        text = f"{who} is {'' if fine else 'not '}among the source ranges ({ranges})"
+        client = side.value if self._packet.source is None else unpack(self._packet.source)
+        text = f"{client} is {'' if fine else 'not '}among the source ranges ({ranges})"
         steps.append(AnswerStep(fine, text, "spec.loadBalancerSourceRanges"))
         return not fine
 

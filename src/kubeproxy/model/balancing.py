@@ -36,7 +36,7 @@ LONGEST_WEIGHTS: Final = 1 << 14
 
 ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; a Node's name has no colon
 NO_ROOM: Final = (
-    "older Services have what this node gives for weights and tables, in all or to one namespace (--balancing-entries);"
+    "older Services use all entries of this node, or of this namespace, for weights and tables (--balancing-entries);"
     " connections are shared evenly"
 )
 

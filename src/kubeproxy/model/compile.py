@@ -364,8 +364,8 @@ def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: 
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
         return None
     if not BALANCING.value(world):
-        ignored = "what they say of shares is left out" if its_own else "the weights of its EndpointSlices are left out"
-        reason = f"{ignored}: the proxy on this node shares connections as without them, by its mode or its flags"
+        ignored = "its requests for shares are ignored" if its_own else "the weights of its EndpointSlices are ignored"
+        reason = f"{ignored}: the proxy on this node shares connections evenly, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))
         return None
     return wishes(annotations, problems)

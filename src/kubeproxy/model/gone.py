@@ -56,7 +56,7 @@ class Departures:
 
     def __init__(self) -> None:
         self._slices: dict[bytes, int] = {}  # address to the number of slices that have it
-        self._terminating: dict[bytes, set[bytes]] = {}  # address to what it serves
+        self._terminating: dict[bytes, set[bytes]] = {}  # address to its keys, as in Departed
         self._fresh: dict[bytes, _Missing] = {}  # since the last look
         self._missing: dict[bytes, _Missing] = {}
         self._gone: dict[bytes, _Missing] = {}  # reported as deleted, oldest first; until they are due

@@ -1,1 +1,1 @@
-"""One process: its parts built and wired, its ports, its capabilities, its end."""
+"""One process: its parts built and connected, its ports, its capabilities, its end."""

@@ -365,7 +365,7 @@ class App:
         """Do the work that follows the first full sync."""
         await lifetime.resume_garbage_collection(self._engine.ready)
         self._systemd.ready()
-        node = self._engine.planner.nodes.get(self._settings.node_name)  # by now it is known, or given up on
+        node = self._engine.planner.nodes.get(self._settings.node_name)  # known by now, if it exists
         host.warn_of_addresses(self._config, self._settings, node)
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
         self._flows.recheck(self._engine.planner.compiled)

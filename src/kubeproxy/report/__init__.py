@@ -1,1 +1,1 @@
-"""What follows from a commit: metrics, health, events, stale UDP flows, log lines, systemd's status."""
+"""Consequences of a commit: metrics, health, events, stale UDP flows, log lines, systemd's status."""

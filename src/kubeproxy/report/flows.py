@@ -35,7 +35,7 @@ change is tracked, with the old endpoint, only when it leaves."""
 
 ANSWER_TIME = 0.05  # seconds in which a removed endpoint may answer a request before flows to it are removed
 RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change comes first
-DISTURBED_PAUSE = 0.2  # seconds until flows are searched that wait for the kernel to have what was committed
+DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
 """Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
 

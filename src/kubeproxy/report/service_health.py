@@ -93,7 +93,7 @@ class ServiceHealth:
             self._open(place)
 
     async def stop(self) -> None:
-        """Close all ports and wait until their connections are gone."""
+        """Close all ports and wait until their connections are closed."""
         for place in list(self._servers):
             self._close(place)
         await asyncio.gather(*self._closing)

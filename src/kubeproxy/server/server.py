@@ -148,7 +148,7 @@ class HttpServer:
             connection.abort()
 
     async def stop(self) -> None:
-        """Close, and wait until tasks and connections are gone. Safe to call twice."""
+        """Close, and wait until tasks and connections have ended. Safe to call twice."""
         self.close()
         await asyncio.gather(*self._retries, *self._accepting, return_exceptions=True)
         await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
@@ -209,7 +209,7 @@ class HttpServer:
             except ApplyError as error:
                 failed(error)
             else:
-                _log.info("Serving %s on %s at last", self.name, ", ".join(_shown(*a) for a in addresses))
+                _log.info("Serving %s on %s after failed attempts", self.name, ", ".join(_shown(*a) for a in addresses))
                 return
 
     def _lost(self, connection: ServerConnection) -> None:

@@ -1,1 +1,1 @@
-"""From options to what a proxy on this node starts with: settings, modes, sources of objects."""
+"""From options to settings, modes and sources of objects of a proxy on this node."""

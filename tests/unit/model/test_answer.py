@@ -58,7 +58,7 @@ def test_the_way_of_a_connection_is_told_step_by_step():
     assert told(made) == (
         "ok 10.96.0.10:80/TCP is the cluster IP of default/web, port http [spec.clusterIPs]\n"
         "ok the client is a pod: 10.244.7.7 is recognised by the pod network 10.244.0.0/16 []\n"
-        "ok policy Cluster: 2 endpoints, all that are chosen from [spec.internalTrafficPolicy]"
+        "ok policy Cluster: 2 endpoints, all that are eligible [spec.internalTrafficPolicy]"
     )
     assert (made.outcome, made.notice, made.affinity) == (Outcome.FORWARDED, Notice.ENDPOINT, 0)
     assert [(c.destination, c.share, c.masqueraded) for c in made.choices] == [
@@ -171,7 +171,7 @@ def test_who_asks_is_known_by_the_detector(detector, interface, who):
 
 def test_who_cannot_be_told_for_a_pod_is_said_to_be_so():
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=Detector()), "10.96.0.10")
-    assert made.steps[1].text.endswith("10.244.7.7 is not this node's, and nothing tells pods apart (see clusterCIDR)")
+    assert made.steps[1].text.endswith("10.244.7.7 is not this node's, and pods are not recognised (see clusterCIDR)")
 
 
 def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():

@@ -165,9 +165,9 @@ def test_a_mode_that_shares_evenly_says_so_once():
     globals_ = BALANCING.on(world(families=[Family.IPV4, Family.IPV6]), 0)
     slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
     (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
-    assert "what they say of shares is left out" in problem.reason
+    assert "its requests for shares are ignored" in problem.reason
     (problem,) = compile_service(service(), slices, globals_).problems
-    assert "the weights of its EndpointSlices are left out" in problem.reason
+    assert "the weights of its EndpointSlices are ignored" in problem.reason
     assert compile_service(service(), slices, globals_).plans[0].cluster == EVERY[:2]
 
 
