@@ -1,1 +1,1 @@
-"""What comes in: the Kubernetes API client, and the manifest folder. Nothing here knows what a Service means."""
+"""Sources of objects: the client of the Kubernetes API, and the folder of manifests."""

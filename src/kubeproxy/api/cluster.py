@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from kubeproxy.api.credentials import Credentials, KeyPair
-from kubeproxy.api.reasons import os_reason, tls_words
+from kubeproxy.api.status import os_reason, tls_words
 from kubeproxy.api.x509 import Validity, validities
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import host_port

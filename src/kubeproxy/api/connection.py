@@ -13,8 +13,7 @@ from typing import Final
 
 import httptools
 
-from kubeproxy.api.reasons import os_reason
-from kubeproxy.api.status import ConnectionFailed, MalformedAnswer
+from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, os_reason
 
 MAX_OVERHEAD: Final = 64 << 10
 """Bytes of headers, chunk framing or trailers in a row that carry no body; the API's headers have under 2 KiB."""

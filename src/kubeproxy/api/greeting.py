@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
 from kubeproxy.api.cluster import Cluster
-from kubeproxy.api.reasons import connection_reason
+from kubeproxy.api.status import connection_reason
 from kubeproxy.api.x509 import Validity, validities
 from kubeproxy.errors import SourceError
 

@@ -21,9 +21,8 @@ from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
-from kubeproxy.api.reasons import connection_reason
 from kubeproxy.api.source import Trouble
-from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
+from kubeproxy.api.status import ConnectionFailed, StatusError, connection_reason, decode_status
 
 log = logging.getLogger("kubeproxy.api")
 

@@ -16,8 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from kubeproxy.api.cluster import Cluster, Proxy, Server
 from kubeproxy.api.connection import ApiConnection
-from kubeproxy.api.reasons import os_reason
-from kubeproxy.api.status import ConnectionFailed
+from kubeproxy.api.status import ConnectionFailed, os_reason
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.errors import ConfigError, Unsupported
 

@@ -176,10 +176,10 @@ class ListPace(Struct, frozen=True, kw_only=True):
     quiet: float = 5.0
     """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
     trickle: float = 30.0
-    """Time in which a list must progress by patience.LEAST_PROGRESS bytes."""
+    """Time in which a list must progress by connection.LEAST_PROGRESS bytes."""
     silence: float = 240.0
     longest_silence: float = 3600.0
-    """Silence of an open watch after which the resource is listed again; see patience.Silence for the longer one."""
+    """Silence of an open watch after which the resource is listed again; see recovery.Silence for the longer one."""
     absent: float = 300.0
     """Time between lists of a resource that the server does not have."""
     first: float = 0.8

@@ -1,7 +1,7 @@
 """Lists and watches the resources of an API server, and delivers events to a sink.
 
 The protocol is client-go's reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after
-410. Reactions to failures are in recovery.py, deadlines in patience.py.
+410. Reactions to failures and deadlines are in recovery.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from urllib.parse import quote, urlencode
 
 from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.patience import Silence, StreamClock
-from kubeproxy.api.recovery import Recovery, WatchListSupport
+from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
 from kubeproxy.api.source import ListPace, ResourceStatus, WatchTarget, targets
 from kubeproxy.api.status import MalformedAnswer, NoInitialEnd, OutOfStep, StatusError
 from kubeproxy.api.zones import Zones

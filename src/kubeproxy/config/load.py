@@ -8,6 +8,7 @@ duplicates, so that a file made for another release still works.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from kubeproxy.config.messages import Mistake, did_you_mean, listed
 from kubeproxy.config.types import KubeProxyConfiguration, with_defaults
 from kubeproxy.config.validate import validate
 from kubeproxy.config.write import differences
-from kubeproxy.config.yaml_text import YamlDocument, load_json, yaml_documents
+from kubeproxy.config.yaml_text import YamlDocument, yaml_documents
 from kubeproxy.errors import ConfigError
 
 logger = logging.getLogger("kubeproxy.config")
@@ -85,13 +86,15 @@ def _log_lenient(strict: list[Mistake]) -> None:
 
 
 def _tree(text: str) -> YamlDocument:
-    """Return the first document of a text."""
-    if text.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):  # YAML's flow style starts like JSON; its reader names the place
-            return load_json(text)
+    """Return the first document of YAML text, or JSON text, which YAML's reader takes but for tabs and rare escapes."""
+    is_json = text.lstrip().startswith("{")
     try:
-        return next(yaml_documents(text, _MAX_DEPTH, _MAX_VALUES), YamlDocument(None, []))
+        documents = yaml_documents(text.replace("\t", " ") if is_json else text, _MAX_DEPTH, _MAX_VALUES)
+        return next(documents, YamlDocument(None, []))
     except ValueError as error:
+        if is_json:
+            with suppress(ValueError, RecursionError):
+                return YamlDocument(json.loads(text), [])
         raise ConfigError(f"cannot be read as YAML or JSON: {error}") from None
 
 

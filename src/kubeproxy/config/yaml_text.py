@@ -1,4 +1,4 @@
-"""YAML and JSON text to plain values, within bounds of nesting and size; reports keys that occur more than once.
+"""YAML text to plain values, within bounds of nesting and size; reports keys that occur more than once.
 
 Scalars get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's
 composer recurses, so that deep nesting overruns the stack, and aliases can make a kilobyte arbitrarily large: the
@@ -7,7 +7,6 @@ parser's events, which do neither, are checked for both before anything is built
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -26,10 +25,6 @@ _LONG: Final = 64  # characters of text that count as one more value
 _TAG: Final = "tag:yaml.org,2002:"
 _POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # as Helm writes 1000000; PyYAML wants a dot
 
-_Pairs = list[tuple[str, Any]]
-_Repeated = list[tuple[dict[str, Any], str]]
-"""Mappings with a key that occurs more than once in them, and that key."""
-
 
 class YamlDocument(NamedTuple):
     """A value (dict, list, str, int, float, bool, None) and the paths of its keys that occur more than once."""
@@ -46,13 +41,6 @@ def load_yaml(text: str | bytes) -> Any:
     return found[0].value if found else None
 
 
-def load_json(text: str) -> YamlDocument:
-    """Return the value of JSON text. Raises ValueError, and RecursionError where it nests too deeply."""
-    repeated: _Repeated = []
-    value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, repeated), parse_constant=_refuse)
-    return _document(value, repeated)
-
-
 def yaml_documents(text: str | bytes, depth: int = DEPTH, values: int = VALUES) -> Iterator[YamlDocument]:
     """Yield the documents of YAML text. Raises ValueError that names the line and quotes none of its text."""
     import yaml  # noqa: PLC0415 - a start that reads no YAML does not need it
@@ -63,7 +51,7 @@ def yaml_documents(text: str | bytes, depth: int = DEPTH, values: int = VALUES) 
         loader = kind(text)
         try:
             while loader.check_data():
-                yield _document(loader.get_data(), loader.repeated)
+                yield YamlDocument(loader.get_data(), loader.duplicates)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -85,15 +73,22 @@ def _loader() -> Any:
 
         def __init__(self, text: str | bytes) -> None:
             super().__init__(text)
-            self.repeated: _Repeated = []
+            self.duplicates: list[str] = []
+            self.path: list[str] = []
 
         def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
             self.flatten_mapping(node)
-            for key, _ in node.value:
+            found: dict[str, Any] = {}
+            for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
-            pairs = [(str(key.value), self.construct_object(value, deep=True)) for key, value in node.value]
-            return _unique(pairs, self.repeated)
+                name = str(key.value)
+                self.path.append(name)
+                if name in found:
+                    self.duplicates.append(".".join(self.path))
+                found[name] = self.construct_object(value, deep=True)
+                self.path.pop()
+            return found
 
         def number(self, node: yaml.ScalarNode) -> Any:
             if ":" in node.value:
@@ -114,39 +109,6 @@ def _loader() -> Any:
     for tag in ("int", "float"):
         Loader.add_constructor(f"{_TAG}{tag}", Loader.number)
     return Loader
-
-
-def _unique(pairs: _Pairs, repeated: _Repeated) -> dict[str, Any]:
-    """Return the mapping of pairs; the last pair of a key counts."""
-    mapping: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in mapping:
-            repeated.append((mapping, key))
-        mapping[key] = value
-    return mapping
-
-
-def _document(value: Any, repeated: _Repeated) -> YamlDocument:
-    keys: dict[int, list[str]] = {}
-    for mapping, key in repeated:
-        keys.setdefault(id(mapping), []).append(key)
-    places = _mappings(value, "") if repeated else ()
-    return YamlDocument(value, [f"{path}{key}" for path, mapping in places for key in keys.get(id(mapping), ())])
-
-
-def _mappings(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every mapping of a tree with the path of its keys."""
-    if isinstance(value, dict):
-        yield (f"{path}." if path else ""), value
-        for key, item in value.items():
-            yield from _mappings(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _mappings(item, f"{path}[{index}]")
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _place(error: yaml.YAMLError) -> str:

@@ -12,8 +12,7 @@ import pytest
 
 from kubeproxy.api.cluster import Trust
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.reasons import connection_reason, os_reason
-from kubeproxy.api.status import ConnectionFailed
+from kubeproxy.api.status import ConnectionFailed, connection_reason, os_reason
 from kubeproxy.errors import SourceError
 from support.http_client import cluster_at, run
 from support.scripted import TLS

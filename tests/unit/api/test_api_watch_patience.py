@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from kubeproxy.api.patience import Silence
+from kubeproxy.api.recovery import Silence
 from kubeproxy.api.source import ListPace
 from support.scripted import bookmark, event, eventually, service
 from support.watch_scripts import PACE, fails, kinds, lists, scripted, watch, watches

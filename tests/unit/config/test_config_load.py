@@ -110,6 +110,14 @@ def test_json_is_read_too():
     assert config.mode == "ipvs"
 
 
+def test_json_may_have_escapes_that_yaml_lacks():
+    tree = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "ipvs"}
+    assert (
+        load_text(json.dumps(tree | {"winkernel": {"networkName": "\U0001f600"}})).winkernel.network_name
+        == "\U0001f600"
+    )
+
+
 def test_only_the_first_document_counts():
     assert load_text(HEAD + "mode: ipvs\n---\n" + HEAD + "mode: iptables\n").mode == "ipvs"
 
