@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -67,6 +68,37 @@ class FamilyStanding(Struct, frozen=True):
             "refused": self.refusal,
             "differs": self.difference,
         }
+
+
+Plans = dict[ServiceName, tuple[ServicePlan, ...]]
+
+
+class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
+    """The plans of each Service, made by `take` at the first access, on the thread of the access.
+
+    To read a kernel takes a tenth of a second or more, in which another kube-proxy may write newer plans: earlier plans
+    would restore an endpoint that was removed.
+    """
+
+    def __init__(self, take: Callable[[], Plans]) -> None:
+        self._take = take
+
+    @cached_property
+    def _plans(self) -> Plans:
+        return self._take()
+
+    def __getitem__(self, name: ServiceName) -> tuple[ServicePlan, ...]:
+        return self._plans[name]
+
+    def __iter__(self) -> Iterator[ServiceName]:
+        return iter(self._plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def items(self) -> ItemsView[ServiceName, tuple[ServicePlan, ...]]:
+        """Return names and plans, as quickly as a dict does."""
+        return self._plans.items()
 
 
 def retries() -> Backoff:
@@ -159,7 +191,7 @@ class Backlog:
         """Return the desired plans of each changed Service."""
         return [(change.name, self._of(change.after)) for change in changes]
 
-    def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> dict[ServiceName, tuple[ServicePlan, ...]]:
+    def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> Plans:
         """Return the desired plans of every Service; the changed ones come first, in their order."""
         ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
         ordered.update(compiled)

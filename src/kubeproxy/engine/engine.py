@@ -18,9 +18,8 @@ from typing import Final, Self
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, ForeignChange
-from kubeproxy.engine.backlog import Backlog, FamilyStanding, note, retries
+from kubeproxy.engine.backlog import Backlog, FamilyStanding, LatestPlans, Plans, note, retries
 from kubeproxy.engine.inspection import Inspector
-from kubeproxy.engine.latest import LatestPlans, Plans
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
 from kubeproxy.engine.turns import Intake, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported

@@ -1,7 +1,7 @@
-"""Tracker of deleted endpoints: those that were terminating when their slices dropped them. Events in; pure.
+"""Tracker of deleted endpoints: those that were terminating when they left their slices. Pure.
 
-An endpoint that is dropped in any other state (its label changed, it is not ready) may still serve its connections. The
-last state of an endpoint is in no object, so it is kept here: the only state of the model that depends on the past.
+An endpoint that leaves in another state (its label changed, it is not ready) may still serve its connections. No object
+has the last state of an endpoint, so it is kept here: the only state of the model that depends on the past.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ DELETED: Final = 5.0
 """The same after its slice was deleted: a deleted namespace loses slices, Services and pods in any order, and the pods
 finish their work."""
 
-
 SECONDS: Final = 3600
 """Seconds for which connections to an endpoint are reset: a TCP client gives up after a quarter of an hour
 (tcp_retries2), and an idle one sends data or a keepalive later."""
@@ -32,10 +31,10 @@ MOST: Final = 1 << 16  # the limit of deleted endpoints to keep; beyond it the o
 
 
 class Departed(NamedTuple):
-    """Changes since the last look.
+    """Changes since the last `look`.
 
-    `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes, network order). `taken`
-    are the addresses that endpoints have now and none had before.
+    `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes, network order). `taken` are new
+    addresses of endpoints.
     """
 
     gone: tuple[bytes, ...] = ()
@@ -57,7 +56,7 @@ class Departures:
     def __init__(self) -> None:
         self._slices: dict[bytes, int] = {}  # address to the number of slices that have it
         self._terminating: dict[bytes, set[bytes]] = {}  # address to its keys, as in Departed
-        self._fresh: dict[bytes, _Missing] = {}  # since the last look
+        self._fresh: dict[bytes, _Missing] = {}  # since the last `look`
         self._missing: dict[bytes, _Missing] = {}
         self._gone: dict[bytes, _Missing] = {}  # reported as deleted, oldest first; until they are due
         self._due: float | None = None

@@ -9,19 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Child(Protocol):
-    """One time series, or one histogram's time series, of a family."""
-
-    def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return (suffix of the name, additional label text, value) of each sample."""
-
-
-C = TypeVar("C", bound=Child)
 
 
 class GaugeMetric:
@@ -42,7 +32,7 @@ class GaugeMetric:
         self._function = function
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return the one sample."""
+        """Return (suffix of the name, additional label text, value) of each sample."""
         if self._function is not None:
             self.set(self._function())
         return (("", "", self.value),)
@@ -86,13 +76,16 @@ class Histogram:
         return sum(self._counts)
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return the cumulative buckets, the sum and the count."""
+        """Return samples as GaugeMetric does: the cumulative buckets, the sum and the count."""
         seen = 0
         for label, number in zip(self._labels, self._counts, strict=True):
             seen += number
             yield "_bucket", label, seen
         yield "_sum", "", self.total
         yield "_count", "", seen
+
+
+C = TypeVar("C", CounterMetric, GaugeMetric, Histogram)
 
 
 class MetricFamily(Generic[C]):
@@ -105,7 +98,7 @@ class MetricFamily(Generic[C]):
         self.kind = kind
         self.help = text
         self._names = names
-        self._make = make
+        self._make: Callable[[], C] = make
         self._children: dict[tuple[str, ...], C] = {}
 
     def labels(self, *values: str) -> C:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.engine.latest import LatestPlans
+from kubeproxy.engine.backlog import LatestPlans
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
@@ -23,7 +23,7 @@ def test_a_restart_changes_nothing(ground):
 
 
 def test_the_table_is_read_before_the_plans_are_taken(ground):
-    """Plans that came while it was read are written as well: engine/latest.py."""
+    """Plans that came while it was read are written as well: engine/backlog.py."""
     resync(ground.start(), cluster("a"))
     again = ground.start()
     read = []
