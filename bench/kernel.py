@@ -14,6 +14,7 @@ from msgspec import Struct
 from kubeproxy.kernel.netlink.protocol import (
     HEADER,
     NETLINK_CAP_ACK,
+    NETLINK_NETFILTER,
     NLM_F_ACK,
     NLM_F_REQUEST,
     NLMSG_ERROR,
@@ -87,7 +88,7 @@ class Replayer:
     """Sends encoded transactions and waits for the kernel's word; nothing else."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, nfnetlink.NETLINK_NETFILTER)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 512 << 20)

@@ -25,7 +25,14 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.engine.backlog import Backlog
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, grow_receive_buffer, messages
+from kubeproxy.kernel.netlink.protocol import (
+    NETLINK_NETFILTER,
+    Netlink,
+    grow_receive_buffer,
+    messages,
+    netfilter_header,
+    text_attribute,
+)
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
@@ -135,7 +142,7 @@ def _answering() -> Iterator[list[float]]:
 @contextmanager
 def _written() -> Iterator[Any]:
     """Count the messages about elements of our table in the kernel's announcements."""
-    ours = nfnetlink.text_attribute(nfta.SET_ELEM_LIST_TABLE, TABLE)
+    ours = text_attribute(nfta.SET_ELEM_LIST_TABLE, TABLE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as link:
         link.bind((0, 1 << (_GROUP - 1)))
         link.setblocking(False)
@@ -181,10 +188,10 @@ def compare(size: str) -> dict[str, float]:
 
 def _dump(names: Sequence[str]) -> float:
     """Return the CPU seconds that the kernel's dumps of these sets take, read and thrown away."""
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         began = time.process_time()
         for name in names:
-            where = nfnetlink.in_set(Family.IPV4, TABLE, name)
+            where = netfilter_header(Family.IPV4) + nfnetlink.names(TABLE, name)
             link.dump_all(nfnetlink.GET_ELEMENT, where, name)
         return time.process_time() - began
 

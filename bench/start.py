@@ -18,6 +18,7 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.backends.nftables.layout import TABLE, SetId
 from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.elements import all_elements
 from kubeproxy.model.addresses import Family
 
 FILLED = "10kx10"
@@ -106,7 +107,7 @@ def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], boo
 
 
 def _endpoints() -> int:
-    return sum(1 for _ in nfnetlink.elements(Family.IPV4, TABLE, SetId.ENDPOINTS.value))
+    return sum(1 for _ in all_elements(Family.IPV4, TABLE, SetId.ENDPOINTS.value))
 
 
 def run(with_: Run) -> Report:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, attributes
+from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan
 from kubeproxy.report.registry import MetricRegistry
@@ -113,7 +113,7 @@ def _chains(text: str) -> dict[str, list[str]]:
 def others(mode: str) -> list[str]:
     """Return the tables and chains that other modes, or another kube-proxy, left in this thread's network namespace."""
     ours = {"nftables": "kube-proxy", "userspace": "kube-proxy-userspace"}.get(mode)
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         tables, chains = _tables(link), _all_chains(link)
     found = sorted(f"table {table}" for table in tables if table.startswith("kube-proxy") and table != ours)
     if COMPARED.get(mode) != "nft":
@@ -134,7 +134,7 @@ def _of_proxy(chain: str) -> bool:
 def _tables(link: Netlink) -> set[str]:
     """Return the names of the tables of nf_tables, of any family."""
     found = set()
-    for data, start, end in nfnetlink._dump(nfnetlink.GET_TABLE, socket.AF_UNSPEC, b"", "tables", link):
+    for data, start, end in nfnetlink.dump(nfnetlink.GET_TABLE, socket.AF_UNSPEC, b"", "tables", link):
         parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
         found.add(parts[nfta.TABLE_NAME].rstrip(b"\0").decode())
     return found
@@ -144,7 +144,7 @@ def _all_chains(link: Netlink) -> list[tuple[str, str, str]]:
     """Return family, table and name of each chain of nf_tables, which are those of iptables-nft as well."""
     found = []
     for family, name in ((socket.AF_INET, "ip"), (socket.AF_INET6, "ip6")):
-        for data, start, end in nfnetlink._dump(nfnetlink.GET_CHAIN, family, b"", "chains", link):
+        for data, start, end in nfnetlink.dump(nfnetlink.GET_CHAIN, family, b"", "chains", link):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
             texts = [parts[kind].rstrip(b"\0").decode() for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME)]
             found.append((name, *texts))

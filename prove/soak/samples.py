@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from bench import memory
-from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages
+from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, text_attribute
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import (
-    GENERIC,
-    GET_SET,
-    NETLINK_NETFILTER,
-    SUBSYSTEM,
-    rule_handles,
-    text_attribute,
-)
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rule_handles
 from kubeproxy.kernel.xtables.iptables_info import TableInfo
 from kubeproxy.model.addresses import Family
 
@@ -78,7 +71,7 @@ def set_elements(table: str) -> float:
     0 where it does not tell, as before Linux 6.16.
     """
     total = 0
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         request = GENERIC.pack(_NF_IPV4, 0, 0) + text_attribute(nfta.SET_TABLE, table)
         # No set comes or goes, so a dump that was interrupted by changes of elements has all of them.
         for data in link.dump_once(GET_SET, request, "sets"):

@@ -10,7 +10,7 @@ import pytest
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.route.addresses import source_for, way_out
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor

@@ -11,7 +11,7 @@ import pytest
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import HEADER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables import elements, nfnetlink
-from kubeproxy.kernel.nftables.contents import pairs
+from kubeproxy.kernel.nftables.elements import all_elements, element_messages, pairs
 from kubeproxy.kernel.nftables.tables import read
 from kubeproxy.model.addresses import Family
 from support import nft
@@ -44,21 +44,21 @@ def address(n):
 
 
 def add(name, packed):
-    return nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, name, packed)
+    return element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, name, packed)
 
 
 def delete(name, packed):
-    return nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, Family.IPV4, TABLE, name, packed)
+    return element_messages(nfnetlink.DELETE_ELEMENT, Family.IPV4, TABLE, name, packed)
 
 
 def keys(name, count=None):
-    return {e.key for e in (nfnetlink.elements(Family.IPV4, TABLE, name) if count is None else whole(name, count))}
+    return {e.key for e in (all_elements(Family.IPV4, TABLE, name) if count is None else whole(name, count))}
 
 
 def whole(name, count):
     """Return a dump without repetitions: while a hash table is resized, some are listed twice, others not at all."""
     for _ in range(200):
-        dump = list(nfnetlink.elements(Family.IPV4, TABLE, name))
+        dump = list(all_elements(Family.IPV4, TABLE, name))
         assert len(dump) == count
         if len({e.key for e in dump}) == count:
             return dump
@@ -89,7 +89,7 @@ def test_elements_of_every_kind_read_back(link):
     )
 
     def only(name):
-        (found,) = nfnetlink.elements(Family.IPV4, TABLE, name)
+        (found,) = all_elements(Family.IPV4, TABLE, name)
         assert [*chain(*pairs(Family.IPV4, TABLE, name))] == [(found.key, found.data)]
         return found
 
@@ -119,7 +119,7 @@ def test_a_message_stays_under_the_length_of_an_attribute(link):
 def test_pieces_of_one_size_are_cut_between_elements(link):
     packed = b"".join(SET.pack(address(n), b"") for n in range(20_000))
     pieces = [packed[:30_000], packed[30_000:30_001], packed[30_001:]]
-    parts = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, "addresses", pieces, SET.size)
+    parts = element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, TABLE, "addresses", pieces, SET.size)
     link.commit(parts)
     assert keys("addresses", 20_000) == {address(n) for n in range(20_000)}
 
@@ -136,7 +136,7 @@ def test_a_big_transaction_and_a_big_dump_are_whole(link):
 def test_a_value_is_replaced_in_one_transaction(link):
     link.commit(add("pairs", [MAP.pack(address(1), address(2))]))
     link.commit([*delete("pairs", [SET.pack(address(1), b"")]), *add("pairs", [MAP.pack(address(1), address(3))])])
-    assert [e.data for e in nfnetlink.elements(Family.IPV4, TABLE, "pairs")] == [address(3)]
+    assert [e.data for e in all_elements(Family.IPV4, TABLE, "pairs")] == [address(3)]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_another_value_for_a_key_is_refused(link):
 
 def test_an_unknown_set_table_or_chain_is_refused(link):
     assert refusal(link, add("nobody", [SET.pack(address(1), b"")])).code == errno.ENOENT
-    missing = nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, "nobody", "s", [SET.pack(address(1), b"")])
+    missing = element_messages(nfnetlink.NEW_ELEMENT, Family.IPV4, "nobody", "s", [SET.pack(address(1), b"")])
     assert refusal(link, missing).code == errno.ENOENT
     head, tail = elements.goto_frame(4, b"nobody")
     assert refusal(link, add("verdicts", [head + address(1) + tail])).code == errno.ENOENT
@@ -242,9 +242,9 @@ def test_chains_and_rules_of_one_table_only(link):
         "add table ip other\nadd chain ip other c\nadd set ip other s { type ipv4_addr ; }\nadd rule ip other c drop\n"
     )
     nft.run(f"add table ip6 {TABLE}\nadd chain ip6 {TABLE} six\n")
-    assert nfnetlink.chains(Family.IPV4, TABLE) == {"target"}
-    assert nfnetlink.chains(Family.IPV6, TABLE) == {"six"}
-    assert nfnetlink.chains(Family.IPV4, "nobody") == frozenset()
+    assert nfnetlink.chain_names(Family.IPV4, TABLE) == {"target"}
+    assert nfnetlink.chain_names(Family.IPV6, TABLE) == {"six"}
+    assert nfnetlink.chain_names(Family.IPV4, "nobody") == frozenset()
     assert nfnetlink.rule_handles(Family.IPV4, TABLE) == ()
     assert len(nfnetlink.rule_handles(Family.IPV4, "other")) == 1
 
@@ -256,7 +256,7 @@ def test_rules_are_alike_when_they_do_the_same(link):
         nft.run(f"add chain ip {table} c\nadd rule ip {table} c {text}\n")
 
     def rules(table):
-        with Netlink.open(nfnetlink.NETLINK_NETFILTER) as reads:
+        with Netlink.open() as reads:
             return read(Family.IPV4, table, reads).chains["c"].rules
 
     assert rules(TABLE) == rules("other")
@@ -268,7 +268,7 @@ def test_rules_are_alike_when_they_do_the_same(link):
 
 def test_a_missing_set_is_an_error(link):
     with pytest.raises(NetlinkError) as caught:
-        list(nfnetlink.elements(Family.IPV4, TABLE, "nobody"))
+        list(all_elements(Family.IPV4, TABLE, "nobody"))
     assert caught.value.code == errno.ENOENT
 
 

@@ -8,8 +8,8 @@ import pytest
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import fetch
-from kubeproxy.kernel.nftables.contents import pairs
-from kubeproxy.kernel.nftables.fetch import Answers, Fetcher, Reader
+from kubeproxy.kernel.nftables.elements import pairs
+from kubeproxy.kernel.nftables.fetch import AnswerReader, Answers, Fetcher
 from support import nft
 from support.own_network import own_network
 
@@ -121,4 +121,4 @@ def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypat
 def test_what_another_process_says_is_not_taken_for_the_kernels_answer():
     senders = b"\x10\0\0\0" + (4711).to_bytes(4, "little") + bytes(4)
     with pytest.raises(NetlinkError, match="another process answered"):
-        Reader().read(Answers(bytes(256), senders, 1), keys(1), {}, "m")
+        AnswerReader().read(Answers(bytes(256), senders, 1), keys(1), {}, "m")

@@ -4,10 +4,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink, shapes
+from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.expressions import Lookup
-from kubeproxy.kernel.nftables.tables import read
+from kubeproxy.kernel.nftables.tables import chains_by_name, read
 from support import nft
 from support.own_network import own_network
 
@@ -24,14 +24,14 @@ add rule ip {0} other tcp dport vmap {{ 81 : drop, 82 : goto base-2 }}
 
 @contextmanager
 def tables(*names):
-    with own_network(), Netlink.open(NETLINK_NETFILTER) as link:
+    with own_network(), Netlink.open() as link:
         for name in names:
             nft.run(TEXT.format(name).replace("\nadd rule", f"\nadd chain ip {name} base-2\nadd rule", 1))
         yield link
 
 
 def bases(link, table):
-    return {name: shape.base for name, shape in shapes.chains(IP, table, link).items()}
+    return {name: chain.hook for name, chain in chains_by_name(IP, table, link).items()}
 
 
 def contents(link, table):
@@ -67,10 +67,10 @@ def test_where_a_chain_hangs_shows(line):
 
 def test_a_chain_that_is_made_anew_has_another_handle():
     with tables("one") as link:
-        before = shapes.chains(IP, "one", link)
+        before = chains_by_name(IP, "one", link)
         nft.run("delete chain ip one base\nadd chain ip one base { type filter hook forward priority 0 ; }\n")
-        after = shapes.chains(IP, "one", link)
-        assert before["base"].base == after["base"].base
+        after = chains_by_name(IP, "one", link)
+        assert before["base"].hook == after["base"].hook
         assert before["base"].handle != after["base"].handle
         assert before["other"] == after["other"]
 
@@ -94,6 +94,6 @@ def test_what_is_in_the_sets_of_a_rule_shows(verdict):
 
 def test_what_is_missing():
     with tables("one") as link:
-        assert shapes.chains(IP, "none", link) == {}
+        assert chains_by_name(IP, "none", link) == {}
         with pytest.raises(NetlinkError, match="No such file"):
             read(IP, "none", link)

@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.listing import shortened, text
-from kubeproxy.kernel.nftables.tables import chain_rules
-from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.nftables.tables import Hook, chain_rules
+from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Mark, Step, TracedFlow, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.places import ROOT
 
@@ -38,8 +37,8 @@ def rules(netns) -> None:
     subprocess.run(["nft", "-f", "-"], input=RULES, text=True, check=True)
 
 
-def flow(family: str, protocol: str, port: int) -> Flow:
-    return Flow(b"", pack(LOOPBACK[family]) or b"", PROTOCOLS[protocol], port, (OUTPUT,))
+def flow(family: str, protocol: str, port: int) -> TracedFlow:
+    return TracedFlow(b"", pack(LOOPBACK[family]) or b"", PROTOCOLS[protocol], port, (OUTPUT,))
 
 
 def datagram(family: str, port: int) -> None:
@@ -70,7 +69,7 @@ def test_the_rules_that_a_packet_meets_are_told(rules, family):
 
 
 def listed():
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         rules = chain_rules(1, "firewall", "input", link)
     return {handle: shortened(text(rule, "ip")) for handle, rule in rules.items()}
 
@@ -99,17 +98,17 @@ def test_few_packets_a_second_are_traced(rules):
 
 
 def test_base_chains_are_told_with_their_hooks(rules):
-    with Netlink.open(NETLINK_NETFILTER) as link, Mark.open(flow("IPv4", "UDP", 5353)) as mark:
+    with Netlink.open() as link, Mark.open(flow("IPv4", "UDP", 5353)) as mark:
         chains = base_chains(link)
-    assert chains[1, "firewall", "input"] == BaseChain(INPUT, 0)
-    assert chains[2, mark.table, "requests-output"] == BaseChain(OUTPUT, -350)
-    assert chains[2, mark.table, "answers-prerouting"] == BaseChain(PREROUTING, -190)
+    assert chains[1, "firewall", "input"] == Hook("filter", INPUT, 0)
+    assert chains[2, mark.table, "requests-output"] == Hook("filter", OUTPUT, -350)
+    assert chains[2, mark.table, "answers-prerouting"] == Hook("filter", PREROUTING, -190)
 
 
 def test_the_table_goes_when_its_process_is_killed(rules):
     program = (
         "import sys\nfrom kubeproxy.kernel.nftables.trace import *\n"
-        "mark = Mark.open(Flow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
+        "mark = Mark.open(TracedFlow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
         "print('open', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(

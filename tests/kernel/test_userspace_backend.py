@@ -27,7 +27,7 @@ from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import (
@@ -336,7 +336,7 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             list(backend.resync(states[-1]))
             assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
-            with closing(NftablesView(family, Netlink.open(NETLINK_NETFILTER), lambda *_: frozenset())) as view:
+            with closing(NftablesView(family, Netlink.open(), lambda *_: frozenset())) as view:
                 assert view.rules() == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._elements, list(backend._listeners.names())) == ({}, [])

@@ -21,6 +21,7 @@ from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS,
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import monitor_table
+from kubeproxy.kernel.nftables.elements import Element
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support import nft
@@ -127,7 +128,7 @@ class Ground(ABC):
         with closing(self.table(family)) as table:
             return table.rule_handles()
 
-    def packed(self, name: str, family: Family = V4) -> list[nfnetlink.Element]:
+    def packed(self, name: str, family: Family = V4) -> list[Element]:
         """Return the elements of one set or map as the kernel has them."""
         with closing(self.table(family)) as table:
             return list(table.elements(name))

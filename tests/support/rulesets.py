@@ -30,7 +30,7 @@ def nftables_rules(
 ) -> CompiledRules:
     """A ruleset of one nf_tables table: hook and rules of each chain, in nft's language."""
     made = {
-        name: tables.Chain(hook, tuple(compiling.rule(rule, "ip") for rule in rules))
+        name: tables.ChainContents(hook, tuple(compiling.rule(rule, "ip") for rule in rules))
         for name, (hook, rules) in chains.items()
     }
     elements = {name: _set(key, entries) for name, (key, entries) in (sets or {}).items()}

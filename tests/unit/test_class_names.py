@@ -9,8 +9,6 @@ from support.places import ROOT
 
 SHARED = frozenset(
     [
-        "Chain",
-        "Flow",
         "Layout",
         "Options",
         "Table",

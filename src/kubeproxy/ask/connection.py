@@ -14,7 +14,7 @@ from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.kernel.nftables.chains import HOOKS
+from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.route.addresses import source_for
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Packet

@@ -20,10 +20,8 @@ from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.chains import IP_FAMILIES, RuleChain
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
-from kubeproxy.kernel.nftables.lookup import lookup
-from kubeproxy.kernel.nftables.nfnetlink import NETLINK_NETFILTER
-from kubeproxy.kernel.nftables.tables import read_sets
+from kubeproxy.kernel.nftables.elements import look_up
+from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, read_sets
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import writer_of
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
@@ -114,11 +112,11 @@ def _table_catches(family: str, table: str, packet: Packet) -> bool:
         return False
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
     port = bytes((packet.protocol, 0, 0, 0)) + PORT_BYTES[packet.port] + bytes(2)
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         for name in read_sets(number, table, link):
             for key in (packet.destination + port, port) if not name.startswith("affinity-") else ():
                 with suppress(NetlinkError):  # its keys are of another kind
-                    if lookup(number, table, name, [key], link, ranges=False):
+                    if look_up(number, table, name, [key], link, ranges=False):
                         return True
     return False
 

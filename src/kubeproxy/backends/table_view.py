@@ -10,13 +10,13 @@ from kubeproxy.backends.examination import Finding
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.state import Wording, findings
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import lookup, nfnetlink, tables
-from kubeproxy.kernel.nftables.lookup import Entries
-from kubeproxy.kernel.nftables.tables import Chain
+from kubeproxy.kernel.nftables import nfnetlink, tables
+from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
+from kubeproxy.kernel.nftables.tables import ChainContents
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 
-Rules = Mapping[str, Chain]
+Rules = Mapping[str, ChainContents]
 """The chains of a table by name."""
 
 
@@ -54,11 +54,11 @@ class TableView:
 
     def elements(self, name: str) -> Entries:
         """Return the elements of a set; a set that other programs change meanwhile may lack some."""
-        return lookup.glance(self.family, self._table, name, self._link)
+        return one_pass(self.family, self._table, name, self._link)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
         """Return those of these elements that a set has."""
-        return lookup.lookup(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
+        return look_up(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
 
 
 def complete(

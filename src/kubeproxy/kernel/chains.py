@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import chains as nf_chains
-from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES
+from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, ListedChain, listed_chains
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 
@@ -36,8 +34,8 @@ class Chain(NamedTuple):
 
 def chains() -> list[Chain]:
     """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
-    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        there = list(nf_chains.chains(link))
+    with Netlink.open() as link:
+        there = listed_chains(link)
     return [
         Chain(TABLE_FAMILIES[one.family], one.table, one.name, _filtered_hook(one))
         for one in there
@@ -45,9 +43,9 @@ def chains() -> list[Chain]:
     ]
 
 
-def _filtered_hook(one: nf_chains.Chain) -> str:
-    filters = one.base is not None and one.kind != "nat" and one.base.hook < len(HOOKS)
-    return HOOKS[one.base.hook] if filters and one.base is not None else ""
+def _filtered_hook(one: ListedChain) -> str:
+    hook = one.hook
+    return HOOKS[hook.number] if hook is not None and hook.kind != "nat" and hook.number < len(HOOKS) else ""
 
 
 class RuleChain(NamedTuple):

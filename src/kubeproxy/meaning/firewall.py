@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, Chain, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.chains import TABLE_FAMILIES
+from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES
 from kubeproxy.kernel.route.addresses import local_addresses
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.meaning import iptables, nft_tables, nftables, regions
@@ -142,7 +141,7 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
     """Return the tables that filter, but for tables of nf_tables of some names. Raises NetlinkError, ApplyError."""
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
     found, place = [], cache(place_of)
-    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         for family, name in tables:
             table = nft_tables.read(_NUMBERS[family], name, link)
             found.append(Firewall(f"table {family} {name}", family, _of_table(table), place))

@@ -7,7 +7,7 @@ from typing import Final
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import chains, nfnetlink
+from kubeproxy.kernel.nftables.tables import listed_chains
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.meaning import iptables, nft_tables, nftables
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
@@ -19,8 +19,8 @@ _TABLE: Final = "kube-proxy"
 def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
     """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
     found = []
-    with Netlink.open(nfnetlink.NETLINK_NETFILTER) as link:
-        if any(chain.table == _TABLE for chain in chains.chains(link, family)):
+    with Netlink.open() as link:
+        if any(chain.table == _TABLE for chain in listed_chains(link, family)):
             found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
     return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
 

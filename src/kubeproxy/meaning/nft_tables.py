@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
+from kubeproxy.kernel.nftables.elements import element_lists
 
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
@@ -27,7 +28,7 @@ class NftTable(NamedTuple):
 
     family: int
     name: str
-    chains: Mapping[str, tables.Chain]
+    chains: Mapping[str, tables.ChainContents]
     sets: Mapping[str, Elements]
 
 
@@ -35,11 +36,12 @@ def read(family: int, name: str, link: Netlink) -> NftTable:
     """Read a table with all elements from the kernel. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
     sets = {each: _filled(form, list(_elements(family, name, each, form, link))) for each, form in forms.items()}
-    hooks = tables.read_hooks(family, name, link)
+    hooks = {one.name: one.hook for one in tables.listed_chains(link, family, name)}
     rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
     for rule in nfnetlink.rules(family, name, link):
         rules[rule.chain].append(x.parse(rule.raw))
-    return NftTable(family, name, {each: tables.Chain(hooks[each], tuple(its)) for each, its in rules.items()}, sets)
+    chains = {each: tables.ChainContents(hooks[each], tuple(its)) for each, its in rules.items()}
+    return NftTable(family, name, chains, sets)
 
 
 def _filled(form: tables.SetForm, elements: list[tuple[bytes, bytes, bytes | x.RuleVerdict]]) -> Elements:
@@ -52,7 +54,7 @@ def _elements(
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
     """Yield first key, last key and data of each element; an element that matches all the rest has no key."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
-    for data, first, last in nfnetlink.element_lists(family, table, name, link):
+    for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
             key = parts.get(nfta.SET_ELEM_KEY, b"")[4:]

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from kubeproxy.kernel.nftables import chains as kernel_chains
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
+from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.nft_parts import Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.nft_tables import Elements, NftTable
@@ -77,13 +77,13 @@ def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledF
 
 def prefix(table: NftTable) -> str:
     """Return what the names of a table's chains begin with."""
-    return f"{kernel_chains.TABLE_FAMILIES.get(table.family, table.family)}/{table.name}/"
+    return f"{TABLE_FAMILIES.get(table.family, table.family)}/{table.name}/"
 
 
 def _hook(hook: tables.Hook | None) -> HookPlace | None:
     if hook is None:
         return None
-    name = kernel_chains.HOOKS[hook.number] if hook.number < len(kernel_chains.HOOKS) else "ingress"
+    name = HOOKS[hook.number] if hook.number < len(HOOKS) else "ingress"
     return HookPlace(name, hook.priority, hook.kind == "nat", hook.drops)
 
 

@@ -7,7 +7,7 @@ import pytest
 from kubeproxy.backends.mode import Depth
 from kubeproxy.backends.nftables.layout import TABLE, SetId
 from kubeproxy.kernel.nftables import messages, nfnetlink
-from kubeproxy.kernel.nftables.tables import Chain
+from kubeproxy.kernel.nftables.tables import ChainContents
 from support.nftables_disturbances import disturbed
 from support.nftables_ground import resync
 from support.nftables_plans import V4, cluster
@@ -60,7 +60,7 @@ def test_names_may_have_any_bytes(ground):
     backend, plans = disturbed(ground)
     chains = ground.chains()
     name = b"\xff\xfe".decode(errors="surrogateescape")
-    made = [messages.chain_message(V4, TABLE, name), *messages.rules(V4, TABLE, {name: Chain(None, ((),))})]
+    made = [messages.chain_message(V4, TABLE, name), *messages.rules(V4, TABLE, {name: ChainContents(None, ((),))})]
     with closing(nfnetlink.Transactions.open()) as other:
         other.commit(made)
     assert backend.inspect(Depth.THOROUGH) is not None

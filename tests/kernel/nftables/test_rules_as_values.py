@@ -14,8 +14,9 @@ from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink import protocol
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import Netlink, text_attribute
 from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nfta, tables
+from kubeproxy.kernel.nftables.elements import all_elements
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support import nft
@@ -65,7 +66,7 @@ def written(text):
 def dumped(family, table):
     """The rules that the kernel has, by chain, with the sets that belong to them."""
     found = {}
-    with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+    with closing(Netlink.open()) as link:
         for rule in nfnetlink.rules(family, table, link):
             parsed = (with_set(each, family, table, link) for each in expressions.parse(rule.raw))
             found.setdefault(rule.chain, []).append(tuple(parsed))
@@ -75,7 +76,7 @@ def dumped(family, table):
 def with_set(expression, family, table, link):
     if not isinstance(expression, expressions.Lookup) or not expression.set.startswith("__"):
         return expression
-    elements = nfnetlink.elements(family, table, expression.set, link)
+    elements = all_elements(family, table, expression.set, link)
     return replace(expression, set=frozenset((each.key, each.data) for each in elements))
 
 
@@ -137,7 +138,7 @@ def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads
         with closing(nfnetlink.Transactions.open()) as transactions:
             transactions.commit(ruleset.creation(names))
         assert notes(family) == sets
-        with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+        with closing(Netlink.open()) as link:
             assert tables.read(family, TABLE, link) == ruleset.definition(names).contents
         assert dumped(family, TABLE) == by_nft
         assert list_table(ruleset) == listed
@@ -151,15 +152,15 @@ def test_the_table_of_userspace_mode_comes_back(family):
         ruleset = UserspaceRuleset(family, world, None)
         with own_network(), closing(nfnetlink.Transactions.open()) as transactions:
             transactions.commit(ruleset.creation())
-            with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+            with closing(Netlink.open()) as link:
                 assert tables.read(family, USERSPACE, link) == ruleset.definition().contents
 
 
 def notes(family):
     """What the kernel has of each set, and what nft notes of it for itself; without handles and counts."""
     found = {}
-    request = nfnetlink.GENERIC.pack(family, 0, 0) + nfnetlink.text_attribute(nfta.SET_TABLE, TABLE)
-    with closing(Netlink.open(NETLINK_NETFILTER)) as link:
+    request = nfnetlink.GENERIC.pack(family, 0, 0) + text_attribute(nfta.SET_TABLE, TABLE)
+    with closing(Netlink.open()) as link:
         for data in link.dump_all(nfnetlink.GET_SET, request, "sets"):
             for at in protocol.messages(data):
                 if at.kind >> 8 == nfnetlink.SUBSYSTEM:

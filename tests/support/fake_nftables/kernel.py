@@ -13,9 +13,9 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, nfnetlink
 from kubeproxy.kernel.nftables.changes import ForeignChanges
+from kubeproxy.kernel.nftables.elements import Element as KernelElement
 from kubeproxy.kernel.nftables.expressions import Expression, Opaque
-from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import Chain, TableContents
+from kubeproxy.kernel.nftables.tables import ChainContents, ListedChain, TableContents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table
@@ -149,10 +149,13 @@ class FakeTable:
         chains = table.chains.values() if table is not None else ()
         return tuple(rule.handle for chain in chains for rule in chain.rules)
 
-    def chains(self) -> dict[str, ChainShape]:
+    def chains(self) -> dict[str, ListedChain]:
         found = self._table(TABLE)
         chains = found.chains.values() if found is not None else ()
-        return {chain.name: ChainShape(chain.handle, chain.hook.encode()) for chain in chains}
+        hooks = {chain.name: netlink.hook_of(chain.hook) for chain in chains}
+        return {
+            chain.name: ListedChain(self.family, TABLE, chain.name, chain.handle, hooks[chain.name]) for chain in chains
+        }
 
     def contents(self) -> TableContents:
         found = self._table(TABLE)
@@ -160,7 +163,7 @@ class FakeTable:
             return TableContents({}, {})
         word = WORDS[self.family]
         chains = {
-            chain.name: Chain(netlink.hook_of(chain.hook), tuple(_rule(rule.text, word) for rule in chain.rules))
+            chain.name: ChainContents(netlink.hook_of(chain.hook), tuple(_rule(r.text, word) for r in chain.rules))
             for chain in found.chains.values()
         }
         return TableContents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
@@ -193,17 +196,17 @@ class FakeTable:
             raise NetlinkError(2, f"cannot read elements of {name}")
         return target
 
-    def elements(self, name: str) -> list[nfnetlink.Element]:
+    def elements(self, name: str) -> list[KernelElement]:
         target = self._set(name)
         now, listed = self.kernel.now, []
         for key, element in target.alive(now):
             if target.auto_merge:
                 first, last = key[: target.key.size], key[target.key.size :]
-                listed.append(nfnetlink.Element(first, b"", 0, 0))
-                listed.append(nfnetlink.Element(_following(last), b"", 0, 0, ends=True))
+                listed.append(KernelElement(first, b"", 0, 0))
+                listed.append(KernelElement(_following(last), b"", 0, 0, ends=True))
                 continue
             expires = element.until - now if element.until is not None else 0
-            listed.append(nfnetlink.Element(key, element.value, element.timeout, expires))
+            listed.append(KernelElement(key, element.value, element.timeout, expires))
         return listed
 
     def _table(self, name: str) -> Table | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from kubeproxy.kernel.netlink.protocol import HEADER, attributes
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import listing, nfnetlink, tables
 from kubeproxy.kernel.nftables.fields import VERDICTS
@@ -29,7 +29,7 @@ def execute(message: bytes, transaction: Transaction) -> None:
     length, kind, flags, _, _ = HEADER.unpack_from(message)
     assert length == len(message), "a message says how long it is"
     parts = _parts(message[HEADER.size + _GENERIC_SIZE :])
-    family, creating = Table.FAMILIES[message[HEADER.size]], bool(flags & nfnetlink.NLM_F_CREATE)
+    family, creating = Table.FAMILIES[message[HEADER.size]], bool(flags & NLM_F_CREATE)
     if kind == nfnetlink.NEW_TABLE:
         transaction.add_table(family, _text(parts[1]), _text(parts[6][2:]), dormant=False)
         return

@@ -21,9 +21,10 @@ from kubeproxy.kernel.ipset import Ipsets, SetKind
 from kubeproxy.kernel.ipvs import Ipvs, ServerKey, family_id
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
-from kubeproxy.kernel.nftables import counters, counts, fetch, lookup, nfnetlink, shapes, tables, trace
-from kubeproxy.kernel.nftables.chains import chains
+from kubeproxy.kernel.nftables import fetch, nfnetlink, tables, trace
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, Interest
+from kubeproxy.kernel.nftables.elements import all_elements, element_counts, look_up, one_pass
+from kubeproxy.kernel.nftables.tables import chains_by_name, counter_packets, listed_chains
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.port_holder import holder
 from kubeproxy.kernel.proc.processes import descriptors, proxies
@@ -113,17 +114,17 @@ def nf_tables(data: bytes) -> None:
         lambda: nfnetlink.rules(V4, name, _link(answer)),
         lambda: nfnetlink.rule_handles(V4, name, _link(answer)),
         lambda: nfnetlink.rules(V4, name, _link(answer), "c"),
-        lambda: nfnetlink.chains(V4, name, _link(answer)),
-        lambda: shapes.chains(V4, name, _link(answer)),
+        lambda: nfnetlink.chain_names(V4, name, _link(answer)),
+        lambda: chains_by_name(V4, name, _link(answer)),
         lambda: tables.read_sets(V4, name, _link(answer)),
         lambda: tables.read(V4, name, _link(answer)),
-        lambda: nfnetlink.elements(V4, name, "s", _link(answer)),
-        lambda: chains(_link(answer)),
-        lambda: lookup.glance(V4, name, "s", _link(answer)),
-        lambda: lookup.lookup(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
-        lambda: counts.counts(V4, name, "s", [bytes(8)], _link(answer)),
-        lambda: counters.packets(V4, name, _link(answer)),
-        lambda: fetch.Reader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
+        lambda: all_elements(V4, name, "s", _link(answer)),
+        lambda: listed_chains(_link(answer)),
+        lambda: one_pass(V4, name, "s", _link(answer)),
+        lambda: look_up(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
+        lambda: element_counts(V4, name, "s", [bytes(8)], _link(answer)),
+        lambda: counter_packets(V4, name, _link(answer)),
+        lambda: fetch.AnswerReader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.ask.kernel.journey import LEFT, KnownRules, TracedReply, journeys, verdict
-from kubeproxy.kernel.nftables.chains import BaseChain
+from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
 
@@ -12,14 +12,14 @@ INET, IP = 1, 2
 TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 CLIENT, VIP, POD = ("10.0.0.1", 40000), ("10.96.0.1", 80), ("10.244.0.1", 8080)
 BASE = {
-    (IP, OWN, "requests-prerouting"): BaseChain(PREROUTING, -350),
-    (IP, OWN, "answers-prerouting"): BaseChain(PREROUTING, -190),
-    (IP, "ours", "nat"): BaseChain(PREROUTING, -100),
-    (INET, "firewall", "forward"): BaseChain(FORWARD, 0),
-    (INET, "firewall", "input"): BaseChain(INPUT, 0),
-    (IP, "ours", "out"): BaseChain(POSTROUTING, 100),
-    (IP, "ours", "output"): BaseChain(OUTPUT, 0),
-    (IP, "left", "nat"): BaseChain(OUTPUT, -100),
+    (IP, OWN, "requests-prerouting"): Hook("filter", PREROUTING, -350),
+    (IP, OWN, "answers-prerouting"): Hook("filter", PREROUTING, -190),
+    (IP, "ours", "nat"): Hook("filter", PREROUTING, -100),
+    (INET, "firewall", "forward"): Hook("filter", FORWARD, 0),
+    (INET, "firewall", "input"): Hook("filter", INPUT, 0),
+    (IP, "ours", "out"): Hook("filter", POSTROUTING, 100),
+    (IP, "ours", "output"): Hook("filter", OUTPUT, 0),
+    (IP, "left", "nat"): Hook("filter", OUTPUT, -100),
 }
 RULES = KnownRules(
     {(INET, "firewall", "forward", 4): "tcp dport 8080 drop", (IP, "ours", "refuse", 9): "reject with tcp reset"},

@@ -5,15 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.kernel.netlink.protocol import attribute
-from kubeproxy.kernel.nftables import contents, nfta
-from kubeproxy.kernel.nftables.contents import pairs
-from kubeproxy.kernel.nftables.nfnetlink import elements
+from kubeproxy.kernel.nftables import elements, nfta
+from kubeproxy.kernel.nftables.elements import _alike, all_elements, pairs
 
 
 def both_ways():
     """Return the elements of a dump taken apart at once, and one by one."""
     at_once = [pair for part in pairs(2, "t", "s") for pair in part]
-    return at_once, [(element.key, element.data) for element in elements(2, "t", "s")]
+    return at_once, [(element.key, element.data) for element in all_elements(2, "t", "s")]
 
 
 def element(key, data=b"", *, more=b""):
@@ -33,8 +32,7 @@ def dumped(monkeypatch):
         data = b"".join(lists)
         ends = [sum(map(len, lists[: n + 1])) for n in range(len(lists))]
         spans = [(data, end - len(each), end) for each, end in zip(lists, ends, strict=True)]
-        monkeypatch.setattr(contents, "element_lists", lambda *_: iter(spans))
-        monkeypatch.setattr("kubeproxy.kernel.nftables.nfnetlink.element_lists", lambda *_: iter(spans))
+        monkeypatch.setattr(elements, "element_lists", lambda *_: iter(spans))
         return both_ways()
 
     return dump
@@ -53,8 +51,7 @@ def test_at_once_is_as_one_by_one(data):
             for _ in range(draw(st.integers(0, 3)))
         ]
         spans = [(each, 0, len(each)) for each in lists]
-        patch.setattr(contents, "element_lists", lambda *_: iter(spans))
-        patch.setattr("kubeproxy.kernel.nftables.nfnetlink.element_lists", lambda *_: iter(spans))
+        patch.setattr(elements, "element_lists", lambda *_: iter(spans))
         at_once, one_by_one = both_ways()
         assert at_once == one_by_one
 
@@ -71,7 +68,7 @@ def test_elements_with_timeouts_are_alike(dumped):
     """A key's end of the size of a timeout is still read."""
     timed = [element(bytes([n]) * 8, more=attribute(nfta.SET_ELEM_TIMEOUT, bytes([n]) * 8)) for n in (1, 2)]
     assert dumped(b"".join(timed))[0] == [(b"\1" * 8, b""), (b"\2" * 8, b"")]
-    assert contents._alike(b"".join(timed), 0, len(timed[0]) * 2) is not None
+    assert _alike(b"".join(timed), 0, len(timed[0]) * 2) is not None
     ended = element(b"k" * 8, more=attribute(nfta.SET_ELEM_KEY_END, attribute(nfta.DATA_VALUE, b"end!")))
     assert len(ended) == len(timed[0])
     assert dumped(timed[0] + ended)[0] == [(b"\1" * 8, b""), (b"k" * 8 + b"end!", b"")]

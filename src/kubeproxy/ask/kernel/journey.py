@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.kernel.nftables.chains import HOOKS, TABLE_FAMILIES, BaseChain
+from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, Hook
 from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, place_text
 
@@ -32,7 +32,7 @@ class KnownRules(NamedTuple):
     """
 
     texts: Mapping[RuleKey, str]
-    base_chains: Mapping[tuple[int, str, str], BaseChain]
+    base_chains: Mapping[tuple[int, str, str], Hook]
     decision: Callable[[str, str], str | None]
 
 
@@ -136,7 +136,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
     step = run.steps[0]
     base = ruleset.base_chains.get((step.family, step.table, step.chain))
     return Met(
-        HOOKS[base.hook] if base is not None and base.hook < len(HOOKS) else "",
+        HOOKS[base.number] if base is not None and base.number < len(HOOKS) else "",
         f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
         step.chain,
         place_text(run.headers.destination, run.headers.destination_port),
@@ -191,8 +191,8 @@ def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
     for run in reversed(runs):
         step = run.steps[0]
         base = ruleset.base_chains.get((step.family, step.table, step.chain))
-        if base is not None and base.hook < len(HOOKS):
-            return HOOKS[base.hook]
+        if base is not None and base.number < len(HOOKS):
+            return HOOKS[base.number]
     return ""
 
 
@@ -246,7 +246,7 @@ def _became(
     if any(one.answered for one in served):
         return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
     last = next((one.last for one in reversed(found) if one.direction == "request"), "")
-    later = {base.hook for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
+    later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if last == HOOKS[PREROUTING] and later:
         return Verdict(
             "it was not dropped by a rule and went no further than prerouting: there is no route to where it goes, "

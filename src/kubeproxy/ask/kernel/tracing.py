@@ -27,10 +27,10 @@ from kubeproxy.ask.kernel.journey import (
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import entries_to, target_of
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables
-from kubeproxy.kernel.nftables.chains import BaseChain
-from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Flow, Mark, Step, Traces, base_chains
+from kubeproxy.kernel.nftables.tables import Hook
+from kubeproxy.kernel.nftables.trace import OUTPUT, PREROUTING, REQUESTS, Mark, Step, TracedFlow, Traces, base_chains
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
@@ -81,20 +81,20 @@ class _Heard(NamedTuple):
     steps: list[Step]
     lost: int
     table: str
-    base_chains: dict[tuple[int, str, str], BaseChain]
+    base_chains: dict[tuple[int, str, str], Hook]
 
 
 def _listen(packet: Packet, limits: Limits) -> _Heard:
     """Follow packets until there are enough of them, or the time is over. Raises KubeProxyError."""
     hooks = (OUTPUT,) if packet.source is None else (PREROUTING, OUTPUT)
-    flow = Flow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
+    flow = TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
     sends = packet.source is None and limits.sends
     steps: list[Step] = []
     requests: set[int] = set()
     with contextlib.ExitStack() as stack:
         traces = stack.enter_context(Traces.open())
         mark = stack.enter_context(Mark.open(flow))
-        with Netlink.open(NETLINK_NETFILTER) as link:
+        with Netlink.open() as link:
             chains = base_chains(link)
         end = time.monotonic() + limits.seconds
         if sends:
@@ -152,7 +152,7 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
     for family, table, chain in wanted:
         with (
             contextlib.suppress(ApplyError),
-            Netlink.open(NETLINK_NETFILTER) as link,
+            Netlink.open() as link,
         ):  # gone by now: its handle is shown
             for handle, rule in tables.chain_rules(family, table, chain, link).items():
                 ip = "ip6" if family == socket.AF_INET6 else "ip"
@@ -165,7 +165,7 @@ def _served(packet: Packet, found: Sequence[Journey]) -> list[TracedReply]:
     clients = {one.source for one in found if one.direction == "request"}
     target = target_of(packet.destination, packet.protocol, packet.port)
     family = 2 if len(packet.destination) == 4 else 10
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    with Netlink.open() as link:
         return [
             TracedReply(destination_text(entry.server), entry.answered)
             for entry in entries_to(link, family, packet.protocol, packet.port)

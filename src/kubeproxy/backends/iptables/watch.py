@@ -105,7 +105,7 @@ class NftWatch:
 
     def present(self, table: str) -> FoundTable:
         """See Watch."""
-        chains = nfnetlink.chains(self._family, table)
+        chains = nfnetlink.chain_names(self._family, table)
         kept: dict[str, list[str]] = {}
         for chain in sorted(_with_jumps(table) & chains):
             try:

@@ -16,6 +16,7 @@ from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import elements, nfnetlink
+from kubeproxy.kernel.nftables.elements import Element, element_messages
 from kubeproxy.kernel.nftables.fetch import Fetcher
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
@@ -81,7 +82,7 @@ def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
     return [
         message
         for name, elements in packed.items()
-        for message in nfnetlink.element_messages(nfnetlink.NEW_ELEMENT, table.family, TABLE, name, elements)
+        for message in element_messages(nfnetlink.NEW_ELEMENT, table.family, TABLE, name, elements)
     ]
 
 
@@ -91,9 +92,9 @@ class _Clients:
     def __init__(self, table: KernelTable) -> None:
         self.sets = table.sets()
         self._table = table
-        self._read: dict[str, dict[bytes, dict[bytes, nfnetlink.Element]]] = {}
+        self._read: dict[str, dict[bytes, dict[bytes, Element]]] = {}
 
-    def of(self, name: str, pool: bytes) -> dict[bytes, nfnetlink.Element]:
+    def of(self, name: str, pool: bytes) -> dict[bytes, Element]:
         """Return a pool's clients in a set by element key; {} if the set does not exist."""
         if name not in self._read:
             by_pool = self._read[name] = {}

@@ -30,9 +30,8 @@ from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.kernel.nftables import messages, nfnetlink
-from kubeproxy.kernel.nftables.elements import catch_all_element
-from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import Definition, TableContents
+from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
+from kubeproxy.kernel.nftables.tables import Definition, ListedChain, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
@@ -47,7 +46,7 @@ class Signature(NamedTuple):
 
     header: nfnetlink.TableHeader | None = None
     rules: tuple[int, ...] = ()
-    chains: frozenset[tuple[str, ChainShape]] = frozenset()
+    chains: frozenset[tuple[str, ListedChain]] = frozenset()
 
 
 def signature(table: KernelTable) -> Signature:
@@ -124,7 +123,7 @@ def catch_alls(table: KernelTable) -> list[str]:
 def catch_all_removals(table: KernelTable) -> list[bytes]:
     """Return the messages that remove catch-all elements. Lookups by key do not show them."""
     place, element = (table.family, TABLE), [catch_all_element()]
-    found = (nfnetlink.element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
+    found = (element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
     return [message for messages in found for message in messages]
 
 

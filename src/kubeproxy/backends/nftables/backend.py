@@ -32,7 +32,7 @@ from kubeproxy.backends.table_view import altered, inspected
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables import messages, nfnetlink
+from kubeproxy.kernel.nftables import messages
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
@@ -244,7 +244,7 @@ class NftablesBackend:
         gone = self._chains - used
         self._prune_at = max(PRUNE_FROM, 2 * _weight(used))
         try:
-            self._transact(nfnetlink.chain_removals(self.family, TABLE, map(str, sorted(gone))))
+            self._transact(messages.chain_removals(self.family, TABLE, map(str, sorted(gone))))
         except ApplyError as error:
             # A rule of another program goes to one of them, or the kernel is older than 6.4.
             self._prune_at = 2 * _weight(self._chains)
@@ -413,7 +413,7 @@ class NftablesBackend:
         log.info("Replacing the table that is there table=%r elements=%d", self._ruleset.name, total.elements)
         elements = messages.ranges(*place, SERVICE_CIDRS, audit.edges(ours.service_cidrs))
         elements += total.messages()
-        removal = [messages.table_message(*place, COMMENT), nfnetlink.table_removal(*place)]
+        removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
         ranges = source_ranges.spelled_out(self._ruleset, self._placed.values())
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:

@@ -18,9 +18,8 @@ from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import counts
-from kubeproxy.kernel.nftables.counts import AT_ONCE, Count
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount, element_counts
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
 
@@ -130,12 +129,12 @@ class ConnectionMetrics:
 class _Pass:
     """One pass: the counters of all elements, and the increase since the pass before."""
 
-    def __init__(self, before: Mapping[tuple[str, bytes], Count]) -> None:
-        self.seen: dict[tuple[str, bytes], Count] = {}
+    def __init__(self, before: Mapping[tuple[str, bytes], ElementCount]) -> None:
+        self.seen: dict[tuple[str, bytes], ElementCount] = {}
         self.new: Counts[ServicePortKey] = Counts()
         self._before = before
 
-    def take(self, name: str, count: Count, owner: ServicePortKey) -> None:
+    def take(self, name: str, count: ElementCount, owner: ServicePortKey) -> None:
         """Add the counter of an element. With a lower count or another endpoint the element is a new one."""
         self.seen[name, count.key] = count
         last = self._before.get((name, count.key))
@@ -152,7 +151,7 @@ class Counting:
         self._metrics = metrics
         self._totals = Totals()
         self._placed: Mapping[ServiceName, Sequence[Placed]] = {}
-        self._seen: dict[tuple[str, bytes], Count] = {}
+        self._seen: dict[tuple[str, bytes], ElementCount] = {}
         self._pass: Iterator[None] = iter(())
         self._next = 0.0
 
@@ -184,15 +183,15 @@ class Counting:
         made = _Pass(self._seen)
         asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in ENDPOINT_MAPS}
         for number, service in enumerate(list(self._placed.values())):
-            if number % AT_ONCE == 0:
+            if number % COUNTED_AT_ONCE == 0:
                 yield
             for item in service:
                 for name, key in _elements(item):
                     asked[name].append((key, item.plan.key))
             for name, elements in asked.items():
-                while len(elements) >= AT_ONCE:
-                    self._read(name, elements[:AT_ONCE], made)
-                    del elements[:AT_ONCE]
+                while len(elements) >= COUNTED_AT_ONCE:
+                    self._read(name, elements[:COUNTED_AT_ONCE], made)
+                    del elements[:COUNTED_AT_ONCE]
                     yield
         for name, elements in asked.items():
             self._read(name, elements, made)
@@ -221,11 +220,11 @@ class KernelCounters:
     @classmethod
     def open(cls, family: Family) -> Self:
         """Open the socket. Raises NetlinkError."""
-        return cls(family, Netlink.open(NETLINK_NETFILTER))
+        return cls(family, Netlink.open())
 
-    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[Count]:
+    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
         """Return key, data and counter of those of these elements that a map has. Raises NetlinkError."""
-        return counts.counts(self._family, TABLE, name, keys, self._link)
+        return element_counts(self._family, TABLE, name, keys, self._link)
 
     def close(self) -> None:
         """Close the socket."""

@@ -36,7 +36,7 @@ from kubeproxy.backends.nftables.view import NftablesView
 from kubeproxy.backends.nftables.words import ElementWords
 from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
 from kubeproxy.features import RESETS
-from kubeproxy.kernel.nftables.lookup import Entries
+from kubeproxy.kernel.nftables.elements import Entries
 from kubeproxy.kernel.proc.listening import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan

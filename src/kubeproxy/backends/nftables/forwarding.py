@@ -16,8 +16,8 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.features import FAST_FORWARDING, Forwarding
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
-from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES, flowtable_message
-from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook
+from kubeproxy.kernel.nftables.messages import MOST_DEVICES, flowtable_message
+from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook
 from kubeproxy.kernel.proc import modules
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.world import Settings
@@ -71,11 +71,11 @@ def _probe() -> None:
     """Create a table with a flowtable, and remove it at once. Raises NetlinkError if the kernel refuses."""
     place = Family.IPV4, _PROBE
     rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
-    probe = Definition((), {"probe": Chain(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
+    probe = Definition((), {"probe": ChainContents(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
     with closing(nfnetlink.Transactions.open()) as transactions:
         made = [messages.table_message(*place), *messages.objects(*place, probe)]
         transactions.commit([*made, *messages.rules(*place, probe.chains)])
-        transactions.commit([nfnetlink.table_removal(*place)])
+        transactions.commit([messages.table_removal(*place)])
 
 
 class Monitor(Protocol):

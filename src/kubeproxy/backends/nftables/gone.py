@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
-from kubeproxy.kernel.nftables.elements import plain_element, timed_element
-from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, Element, element_messages
+from kubeproxy.kernel.nftables.elements import Element, element_messages, plain_element, timed_element
+from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family, destination_text
 from kubeproxy.model.gone import MOST, SECONDS, Departed

@@ -21,8 +21,8 @@ from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import counters
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables.tables import counter_packets
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
     FrontendKind,
@@ -226,8 +226,8 @@ class TableCounters:
 
     def _read(self) -> Mapping[str, int]:
         try:
-            self._link = self._link or Netlink.open(NETLINK_NETFILTER)
-            return counters.packets(self._family, TABLE, self._link)
+            self._link = self._link or Netlink.open()
+            return counter_packets(self._family, TABLE, self._link)
         except ApplyError:
             if self._link is not None:
                 self._link.close()

@@ -13,8 +13,8 @@ from kubeproxy.backends.nftables.layout import CLIENTS, POOL_MAPS, TABLE, VERDIC
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.ruleset import Ruleset, client_number
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.kernel.nftables.elements import timed_element
-from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
+from kubeproxy.kernel.nftables.elements import element_messages, timed_element
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import Definition, SetForm, TableContents
 
 _OLDER: Final[dict[str, str]] = {name: name.replace("session", "affinity") for name in (*VERDICT_MAPS, *POOL_MAPS)}

@@ -19,8 +19,8 @@ from kubeproxy.backends.nftables.layout import (
     parse_chain_name,
     slot_bytes,
 )
-from kubeproxy.kernel.nftables.elements import Packer, goto_frame, interval_element
-from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT, element_messages
+from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
+from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.model.plan import Pool
 
 Users = dict[str, Counter[bytes]]

@@ -34,14 +34,14 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
 from kubeproxy.kernel.nftables import compiling, messages
-from kubeproxy.kernel.nftables.elements import plain_element
-from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
+from kubeproxy.kernel.nftables.elements import element_messages, plain_element
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import (
     COUNTED,
     DYNAMIC,
     INTERVAL,
     TIMEOUT,
-    Chain,
+    ChainContents,
     Definition,
     Hook,
     SetSpec,
@@ -116,7 +116,7 @@ class Ruleset:
         self,
         chains: Iterable[ChainName] = (),
         elements: Iterable[bytes] = (),
-        others: Mapping[str, Chain] = MappingProxyType({}),
+        others: Mapping[str, ChainContents] = MappingProxyType({}),
     ) -> list[bytes]:
         """Return the messages that create the table with these elements; `others` replace chains of the same name.
 
@@ -132,8 +132,8 @@ class Ruleset:
         elements = [plain_element(bytes([protocol])) for protocol in PROTOCOL_NAMES]
         return element_messages(NEW_ELEMENT, self.family, TABLE, TRANSPORTS, elements)
 
-    def _chain(self, rules: Iterable[str], hook: Hook | None = None) -> Chain:
-        return Chain(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
+    def _chain(self, rules: Iterable[str], hook: Hook | None = None) -> ChainContents:
+        return ChainContents(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
 
     def sets(self) -> list[SetSpec]:
         """Return the sets that every table has."""

@@ -16,21 +16,21 @@ from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
 from kubeproxy.kernel.nftables import compiling, messages
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables.nfnetlink import rules_removal
-from kubeproxy.kernel.nftables.tables import Chain
+from kubeproxy.kernel.nftables.messages import rules_removal
+from kubeproxy.kernel.nftables.tables import ChainContents
 from kubeproxy.model.addresses import unpack
 
 _MOST: Final = 2000
 """Maximum number of ranges that become rules: packets to restricted addresses pass them one by one."""
 
 
-def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, Chain]:
+def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
     """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for none."""
     rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
     if not rules:
         return {}
     to_number, *others = ruleset.definition(()).chains[SOURCE_RANGES].rules
-    return {SOURCE_RANGES: Chain(None, (to_number, *rules, *others))}
+    return {SOURCE_RANGES: ChainContents(None, (to_number, *rules, *others))}
 
 
 def ordinary(ruleset: Ruleset) -> list[bytes]:

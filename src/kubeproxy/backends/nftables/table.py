@@ -9,12 +9,11 @@ from typing import Self
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
-from kubeproxy.kernel.nftables import fetch, nfnetlink, shapes, tables
+from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
+from kubeproxy.kernel.nftables import fetch, nfnetlink, tables
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
-from kubeproxy.kernel.nftables.contents import Pairs, pairs
-from kubeproxy.kernel.nftables.shapes import ChainShape
-from kubeproxy.kernel.nftables.tables import TableContents
+from kubeproxy.kernel.nftables.elements import Element, Pairs, all_elements, pairs
+from kubeproxy.kernel.nftables.tables import ListedChain, TableContents, chains_by_name
 from kubeproxy.model.addresses import Family
 
 
@@ -39,7 +38,7 @@ class KernelTable:
         """Open the sockets. Raises NetlinkError."""
         with ExitStack() as opened:
             transactions = opened.enter_context(closing(nfnetlink.Transactions.open()))
-            reads = opened.enter_context(closing(Netlink.open(NETLINK_NETFILTER)))
+            reads = opened.enter_context(closing(Netlink.open()))
             table = cls(family, transactions, reads, fetch.Fetcher.open())
             opened.pop_all()
             return table
@@ -115,9 +114,9 @@ class KernelTable:
         """Return the handles of all rules of the table. The kernel never reuses one."""
         return nfnetlink.rule_handles(self.family, TABLE, self._reads)
 
-    def chains(self) -> Mapping[str, ChainShape]:
+    def chains(self) -> Mapping[str, ListedChain]:
         """Return the shapes of the table's chains by name."""
-        return shapes.chains(self.family, TABLE, self._reads)
+        return chains_by_name(self.family, TABLE, self._reads)
 
     def contents(self) -> TableContents:
         """Return the whole table except the elements of its named sets."""
@@ -127,9 +126,9 @@ class KernelTable:
         """Return the names of the table's sets and maps."""
         return tables.read_sets(self.family, TABLE, self._reads)
 
-    def elements(self, name: str) -> Iterable[nfnetlink.Element]:
+    def elements(self, name: str) -> Iterable[Element]:
         """Return the elements of a set. Raises NetlinkError with code ENOENT when it is missing."""
-        return nfnetlink.elements(self.family, TABLE, name, self._reads)
+        return all_elements(self.family, TABLE, name, self._reads)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
         """Yield the elements of a set as lists of (key, data), one list a dump buffer. Raises as `elements`."""

@@ -20,11 +20,11 @@ from kubeproxy.backends.table_view import inspected
 from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from kubeproxy.kernel.nftables import nfnetlink, shapes
-from kubeproxy.kernel.nftables.contents import pairs
-from kubeproxy.kernel.nftables.messages import table_message
-from kubeproxy.kernel.nftables.shapes import ChainShape
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.elements import element_messages, pairs
+from kubeproxy.kernel.nftables.messages import table_message, table_removal
+from kubeproxy.kernel.nftables.tables import ListedChain, chains_by_name
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
@@ -37,7 +37,7 @@ class TableSignature(NamedTuple):
 
     header: nfnetlink.TableHeader | None = None
     rules: tuple[int, ...] = ()
-    chains: frozenset[tuple[str, ChainShape]] = frozenset()
+    chains: frozenset[tuple[str, ListedChain]] = frozenset()
 
 
 Addresses = Callable[[], Sequence[bytes]]
@@ -159,7 +159,7 @@ class UserspaceBackend:
     def _messages(self, kind: int, part: Mapping[str, Sequence[tuple[bytes, bytes]]]) -> Iterator[bytes]:
         for name, entries in part.items():
             data = [packed(self._ruleset.shapes[name], key, value) for key, value in entries]
-            yield from nfnetlink.element_messages(kind, self.family, TABLE, name, data)
+            yield from element_messages(kind, self.family, TABLE, name, data)
 
     def _note(
         self, after: Mapping[ServiceName, Elements], needed: Mapping[ServiceName, dict[ListenerName, Assignment]]
@@ -187,7 +187,7 @@ class UserspaceBackend:
         total = merged(after.values())
         expected = self._transactions.generation() + 1
         filled = {name: list(entries.items()) for name, entries in total.items()}
-        removal = table_message(self.family, TABLE), nfnetlink.table_removal(self.family, TABLE)
+        removal = table_message(self.family, TABLE), table_removal(self.family, TABLE)
         self._transactions.commit([*removal, *self._ruleset.creation(), *self._messages(nfnetlink.NEW_ELEMENT, filled)])
         self._elements, self._needed = {}, {}
         self._note(after, needed)
@@ -246,9 +246,9 @@ class UserspaceBackend:
 
     def _sign(self) -> TableSignature:
         where = self.family, TABLE
-        with Netlink.open(NETLINK_NETFILTER) as link:
+        with Netlink.open() as link:
             header, rules = nfnetlink.table(*where, link), nfnetlink.rule_handles(*where, link)
-            return TableSignature(header, rules, frozenset(shapes.chains(*where, link).items()))
+            return TableSignature(header, rules, frozenset(chains_by_name(*where, link).items()))
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

@@ -27,7 +27,7 @@ from kubeproxy.backends.userspace.layout import (
 from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
 from kubeproxy.backends.userspace.ruleset import NODEPORT_IPS, UserspaceRuleset
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.lookup import Entries
+from kubeproxy.kernel.nftables.elements import Entries
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan

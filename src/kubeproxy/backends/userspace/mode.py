@@ -16,7 +16,7 @@ from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.model.addresses import Family
@@ -43,7 +43,7 @@ def _examine(
     families: Sequence[Family],
 ) -> list[UserspaceExaminer]:
     # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (nft_rcv_nl_event).
-    link = Netlink.open(NETLINK_NETFILTER)
+    link = Netlink.open()
     return [_examiner(KernelView(family, link, listening), world) for family in families]
 
 

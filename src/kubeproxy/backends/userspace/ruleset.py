@@ -12,9 +12,9 @@ from typing import Final
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.backends.userspace.layout import FIREWALL_ALLOW, FIREWALL_IPS, LISTENERS, ORIGINS, TABLE, shapes
 from kubeproxy.kernel.nftables import compiling, messages
-from kubeproxy.kernel.nftables.elements import plain_element
-from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, element_messages
-from kubeproxy.kernel.nftables.tables import Chain, Definition, Hook, SetSpec
+from kubeproxy.kernel.nftables.elements import element_messages, plain_element
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
+from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook, SetSpec
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
@@ -56,7 +56,7 @@ class UserspaceRuleset:
         if self._ours.nodeport_ips is not None:
             sets.append(SetSpec(NODEPORT_IPS, (f"{self._ip} daddr",)))
         chains = {
-            name: Chain(hook, tuple([compiling.rule(rule, self._ip) for rule in rules]))
+            name: ChainContents(hook, tuple([compiling.rule(rule, self._ip) for rule in rules]))
             for name, (hook, rules) in self.chains().items()
         }
         return Definition(tuple(sets), chains)

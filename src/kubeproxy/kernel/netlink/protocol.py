@@ -178,6 +178,16 @@ def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, byte
     return {kind: data[first:last] for kind, first, last in attributes(data, start, end)}
 
 
+def find(data: bytes, start: int, end: int, *path: int) -> tuple[int, int] | None:
+    """Return start and end of the payload of the first attribute at a path of types, None if it is missing."""
+    for kind in path:
+        place = next((place[1:] for place in attributes(data, start, end) if place[0] == kind), None)
+        if place is None:
+            return None
+        start, end = place
+    return start, end
+
+
 def messages(data: bytes) -> Iterator[Message]:
     """Yield the messages of one received buffer. Copies nothing. Raises ApplyError when a length exceeds the data."""
     offset, size = 0, len(data)
@@ -252,8 +262,8 @@ class Netlink(Closing):
         self._sequence = count(1)
 
     @classmethod
-    def open(cls, protocol: int) -> Self:
-        """Open a socket of a protocol (NETLINK_ROUTE and the like). Raises NetlinkError."""
+    def open(cls, protocol: int = NETLINK_NETFILTER) -> Self:
+        """Open a socket of a protocol (NETLINK_...). Raises NetlinkError."""
         return cls(protocol, open_socket(protocol))
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""nf_tables' rules, sets and chains as values: from nft's language, to netlink and back, and to nft's language."""
+"""nf_tables: rules, sets and chains as values, in nft's language and in netlink's."""

@@ -1,12 +1,11 @@
-"""Compiles rules from nft's language: the part of it that our rules are written in, with the expressions that nft 1.0.6
-writes for it.
+"""A compiler of the part of nft's language in which our rules are written, to the expressions that nft 1.0.6 produces.
 
     match:      KEY [!=] VALUE | PREFIX | @SET | { VALUE, ... }, KEY & MASK OPERATOR VALUE, KEY OPERATOR VALUE
     map:        KEY vmap @MAP | { VALUE : VERDICT, ... }
     statement:  KEY set KEY | KEY map @MAP, dnat, redirect, masquerade, reject, counter name, flow add, update
     verdict:    accept, drop, return, jump CHAIN, goto CHAIN
 
-A KEY is a field of fields.FIELDS, or several with dots in between.
+A KEY is a field of fields.FIELDS, or several, separated by dots.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from kubeproxy.kernel.nftables.fields import (
 
 _TOKENS: Final = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
 _PORT_OF_MAP: Final = re.compile(r"(\b(?:redirect|dnat) to (?:\[\S*?\]|[^\s\[]*?)):(?=[a-z])")
-"""Where nft lists no space before a key."""
+"""The place before a key where nft lists no space."""
 _TIMES: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}
-"""What `reject` answers: ICMP port unreachable, of either version."""
+"""The code of ICMP port unreachable, with which `reject` answers, in either version."""
 _SPECIFIED, _MAPPED, _FULLY_RANDOM = 2, 1, 16  # NF_NAT_RANGE_PROTO_SPECIFIED, _MAP_IPS, _PROTO_RANDOM_FULLY
 
 
 @lru_cache(maxsize=4096)
 def rule(text: str, ip: str) -> x.Rule:
-    """Return a rule of a table of a family ('ip' or 'ip6'). Raises ValueError for what is not in this language."""
+    """Return a rule for a table of a family ('ip' or 'ip6'). Raises ValueError for text outside this language."""
     reader = _Reader(text, ip)
     found: list[x.Expression] = []
     while reader.left:
@@ -54,12 +53,12 @@ def rule(text: str, ip: str) -> x.Rule:
 
 
 def register(slot: int) -> int:
-    """Return the register that begins at a multiple of 4 bytes."""
+    """Return the register at a slot: slots have 4 bytes each."""
     return 8 + slot if slot % 4 else 1 + slot // 4
 
 
 class _Key(NamedTuple):
-    """Fields that are loaded one after another; the last one may be loaded by several expressions (a hash)."""
+    """Fields that are loaded into consecutive registers; `hashed` are the operands of a hash among them."""
 
     fields: tuple[Field, ...]
     hashed: tuple[Field, ...] = ()
@@ -69,7 +68,7 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield what loads the key into registers from a slot on. A hash is made of what lies `spare` slots behind."""
+        """Yield expressions that load the key from a slot on, and the operands of a hash `spare` slots after it."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
@@ -95,7 +94,7 @@ class _Reader:
         self.left: list[str] = _TOKENS.findall(_PORT_OF_MAP.sub(r"\1 : ", text))
 
     def statement(self) -> Iterator[x.Expression]:
-        """Yield the expressions of what comes next."""
+        """Yield the expressions of the next statement."""
         for words, read in _STATEMENTS:
             if self.take(*words.split()):
                 yield from read(self)
@@ -103,25 +102,25 @@ class _Reader:
         yield from self._about_key()
 
     def take(self, *words: str) -> bool:
-        """Read these words, if they come next."""
+        """Consume these words, if they come next; return whether they do."""
         if tuple(self.left[: len(words)]) != words:
             return False
         del self.left[: len(words)]
         return True
 
     def word(self) -> str:
-        """Read one word."""
+        """Consume one word."""
         if not self.left:
             raise ValueError(f"incomplete rule: {self.text}")
         return self.left.pop(0)
 
     def expect(self, word: str) -> None:
-        """Read this word. Raises ValueError."""
+        """Consume this word. Raises ValueError if another comes next."""
         if self.word() != word:
             raise ValueError(f"{word!r} expected in rule: {self.text}")
 
     def key(self) -> _Key:
-        """Read fields with dots in between, at most one of which is a hash."""
+        """Consume fields separated by dots, of which one may be a hash."""
         fields: list[Field] = []
         hashed: tuple[Field, ...] = ()
         while not fields or self.take("."):
@@ -157,7 +156,7 @@ class _Reader:
         elif self.take("&") or self.take("and"):
             yield from self._masked(field)
         else:
-            # `!` before one of several bits means that it is not set.
+            # `!` before the name of a bit: it is not set.
             signs = (*enumerate(x.OPERATORS), (1, "!"))
             op = next((i for i, word in signs if self.take(word)), 0)
             operand = self.word()
@@ -227,7 +226,7 @@ class _Reader:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def dnat(self) -> Iterator[x.Expression]:
-        """Read what follows 'dnat': to an address and port of a map, or to a port of a map at one address."""
+        """Consume the rest after 'dnat': to the address and port in a map, or to one address and the port in a map."""
         flags = _SPECIFIED | _MAPPED
         family = _NAT[self.ip]
         if self.take(self.ip):
@@ -259,7 +258,7 @@ class _Reader:
         return ipaddress.ip_address(word.strip("[]")).packed
 
     def redirect(self) -> Iterator[x.Expression]:
-        """Read what follows 'redirect to :'."""
+        """Consume the rest after 'redirect to :'."""
         key = self.key()
         self.expect("map")
         yield from key.load()
@@ -267,7 +266,7 @@ class _Reader:
         yield x.Redirect(1, 1, _SPECIFIED)
 
     def update(self) -> Iterator[x.Expression]:
-        """Read what follows 'update': a client's key, and how long it is remembered."""
+        """Consume the rest after 'update': the key of a client, and its timeout."""
         name = self._name()
         self.expect("{")
         key = self.key()
@@ -279,12 +278,12 @@ class _Reader:
 
 
 def _element_key(field: Field, word: str) -> bytes:
-    """Return a value as the kernel lists it in a set: in whole registers."""
+    """Return a value as a key of a set, padded to whole registers."""
     return packed(field.type, field.size, word).ljust(padded(field.size), b"\0")
 
 
 def milliseconds(text: str) -> int:
-    """Return a time as nft writes it, '1h30m' or '5s', in milliseconds."""
+    """Return the milliseconds of a time in nft's notation: '1h30m', '5s'."""
     return sum(int(number) * _TIMES[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
 
 
@@ -303,13 +302,13 @@ def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
         yield from _bits(field, value, 1 - op, bytes(field.size))
         return
     yield from _Key((field,)).load()
-    if field.size == 8 and op > 1:  # a number of this machine, to be compared as the kernel compares: byte by byte
+    if field.size == 8 and op > 1:  # in host byte order, but the kernel compares byte by byte
         yield x.Byteorder(1, 1, 1, 8, 8)
     yield x.Compare(1, op, value)
 
 
 def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
-    """Yield the match of a network: the first bytes of the address, where its length is one of whole bytes."""
+    """Yield the match of a network: of the first bytes of the address, if the prefix has whole bytes."""
     network = ipaddress.ip_network(operand)
     size, load = network.prefixlen // 8, field.load
     if network.prefixlen % 8 or not size or not isinstance(load, x.Payload):
@@ -320,7 +319,7 @@ def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
 
 
 def _reset() -> Iterator[x.Expression]:
-    """Yield what resets a connection, of TCP alone, whether or not that is said."""
+    """Yield a TCP reset, with the condition TCP, which nft adds itself if the rule lacks it."""
     yield from _compared(FIELDS["meta l4proto"], 0, "tcp")
     yield x.Reject(1)
 

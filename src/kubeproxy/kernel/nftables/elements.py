@@ -1,25 +1,86 @@
-"""Elements of nf_tables' sets and maps, as they are packed for netlink. What they mean is a backend's affair.
+"""Elements of nf_tables' sets and maps: packed for a transaction, dumped, asked for by key, and with their counters.
 
-Source: nf_tables_newsetelem in net/netfilter/nf_tables_api.c of Linux 6.18.
+Sources: nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c,
+nft_rhash_walk and nft_counter_do_dump of Linux 6.18.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.protocol import attribute, nested
+from kubeproxy.kernel.netlink.protocol import (
+    ATTRIBUTE,
+    NLA_F_NESTED,
+    NLM_F_REQUEST,
+    Netlink,
+    NetlinkError,
+    answers,
+    attribute,
+    attributes,
+    find,
+    nested,
+    netfilter_header,
+    number_attribute,
+    understood,
+)
 from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NEW_ELEMENT, dump, names, nft_message
 
 _GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
-_CATCH_ALL: Final = struct.pack(">I", 2)  # NFT_SET_ELEM_CATCHALL
+_INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
+_CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
+# The length of a nested attribute has 16 bits, so a message's list of elements must stay below 64 KiB.
+_LIST_LIMIT: Final = 60_000
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+def element_messages(
+    kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
+) -> list[bytes]:
+    """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set.
+
+    If all elements are `size` bytes long, `elements` may be their bytes in any pieces. `set_id` is the number under
+    which the same transaction creates an anonymous set.
+    """
+    where = names(table, name)
+    if set_id:
+        where += number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
+    chunks = _cut(b"".join(elements), size) if size else _chunks(elements)
+    payloads = (where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk) for chunk in chunks)
+    flags = CREATE if kind == NEW_ELEMENT else NLM_F_REQUEST
+    return [nft_message(kind, family, payload, flags) for payload in payloads]
+
+
+def _cut(joined: bytes, size: int) -> Iterator[bytes]:
+    step = _LIST_LIMIT // size * size
+    for start in range(0, len(joined), step):
+        yield joined[start : start + step]
+
+
+def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
+    chunk: list[bytes] = []
+    used = 0
+    for element in elements:
+        if used + len(element) > _LIST_LIMIT:
+            yield b"".join(chunk)
+            chunk, used = [], 0
+        chunk.append(element)
+        used += len(element)
+    if chunk:
+        yield b"".join(chunk)
 
 
 class Packer(NamedTuple):
-    """Packs the elements of one set: the bytes around the key and around the data never change.
+    """Packs the elements of one set, from the bytes around key and data, which are constant.
 
-    `key_size` and `data_size` are in bytes; data_size 0 is a plain set, or an element that is removed. `size` is that
-    of the whole element.
+    `key_size` and `data_size` of `of` are in bytes; data_size is 0 for a plain set, or to remove elements. `size` is
+    that of a whole element.
     """
 
     before_key: bytes
@@ -30,52 +91,295 @@ class Packer(NamedTuple):
     @classmethod
     def of(cls, key_size: int, data_size: int) -> Packer:
         """Return the packer of a set, or of a map to fixed-size values."""
-        data = nested(nfta.SET_ELEM_DATA, attribute(nfta.DATA_VALUE, bytes(data_size))) if data_size else b""
-        element = nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, bytes(key_size)), data)
+        data = _value(nfta.SET_ELEM_DATA, bytes(data_size)) if data_size else b""
+        element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), data)
         padding = bytes(-data_size % 4)
         before_data = data[: len(data) - data_size - len(padding)]
         return cls(element[: len(element) - len(data) - key_size], before_data, padding, len(element))
 
     def pack(self, key: bytes, data: bytes) -> bytes:
-        """Return one element; the size of a key is a multiple of four, as the kernel pads its registers."""
+        """Return one element. The size of a key is a multiple of four: the kernel pads its registers."""
         return self.before_key + key + self.before_data + data + self.after_data
 
 
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
-    """Return what stands before and after the key in the element of a verdict map whose verdict is `goto chain`."""
+    """Return the bytes before and after the key in the element of a verdict map whose verdict is `goto chain`."""
     code, name = attribute(nfta.VERDICT_CODE, _GOTO), attribute(nfta.VERDICT_CHAIN, chain + b"\0")
     verdict = nested(nfta.SET_ELEM_DATA, nested(nfta.DATA_VERDICT, code, name))
-    element = nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
+    element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
     return element[: len(element) - len(verdict) - key_size], verdict
 
 
 def interval_element(key: bytes) -> bytes:
     """Return the element of a concatenated interval set. `key` is its first key followed by its last one."""
     half = len(key) // 2
-    first, last = _value_of(nfta.SET_ELEM_KEY, key[:half]), _value_of(nfta.SET_ELEM_KEY_END, key[half:])
+    first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
     return nested(nfta.LIST_ELEM, first, last)
 
 
 def plain_element(key: bytes, data: bytes = b"") -> bytes:
     """Return the element of a set, or of a map to values."""
-    value = _value_of(nfta.SET_ELEM_DATA, data) if data else b""
-    return nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, key), value)
+    value = _value(nfta.SET_ELEM_DATA, data) if data else b""
+    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value)
 
 
 def catch_all_element() -> bytes:
-    """Return the element, without a key, that matches what no other element of its set does (nft writes it as `*`)."""
-    return nested(nfta.LIST_ELEM, attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
-
-
-def _value_of(kind: int, value: bytes) -> bytes:
-    return nested(kind, attribute(nfta.DATA_VALUE, value))
+    """Return the element without a key, `*` in nft, which matches everything that no other element matches."""
+    return nested(nfta.LIST_ELEM, number_attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
 
 
 def timed_element(key: bytes, timeout: int, expires: int) -> bytes:
     """Return the element of a set with timeouts; both in milliseconds.
 
-    A timeout of 0 is the set's own: kernels from 6.12 on leave that one out of a dump, and refuse a 0 with an expiry.
+    A timeout of 0 is that of the set: kernels from 6.12 on omit it in dumps, and refuse a 0 with an expiration.
     """
-    lasts = attribute(nfta.SET_ELEM_TIMEOUT, timeout.to_bytes(8, "big")) if timeout else b""
-    ends = attribute(nfta.SET_ELEM_EXPIRATION, expires.to_bytes(8, "big"))
-    return nested(nfta.LIST_ELEM, _value_of(nfta.SET_ELEM_KEY, key), lasts, ends)
+    lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
+    ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
+    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), lasts, ends)
+
+
+def _value(kind: int, value: bytes) -> bytes:
+    return nested(kind, attribute(nfta.DATA_VALUE, value))
+
+
+# -- parsing -----------------------------------------------------------------------------------------------------------
+
+
+class Element(NamedTuple):
+    """An element: packed key and data, which for a verdict map is the name of a chain.
+
+    Times are in milliseconds, 0 if the set has none. The key of an interval is its first value followed by its last
+    one; in a set of one field an interval is two elements, of which the second `ends` it with the value after the last.
+    """
+
+    key: bytes
+    data: bytes
+    timeout: int
+    expires: int
+    ends: bool = False
+
+
+Entries = dict[bytes, bytes]
+"""Elements as key and data, as in Element; the data of a plain set is empty."""
+Pairs = Sequence[tuple[bytes, bytes]]
+"""The same as a sequence, which may have duplicates."""
+
+
+def element_of(data: bytes, start: int, end: int) -> Element:
+    """Return the element whose attributes are in data[start:end]."""
+    key = end_key = value = b""
+    timeout = expires = flags = 0
+    for kind, s, e in attributes(data, start, end):
+        if kind == nfta.SET_ELEM_KEY:
+            key = data[s + ATTRIBUTE.size : e]
+        elif kind == nfta.SET_ELEM_DATA:
+            value = _parse_data(data, s, e)
+        elif kind == nfta.SET_ELEM_KEY_END:
+            end_key = data[s + ATTRIBUTE.size : e]
+        elif kind == nfta.SET_ELEM_TIMEOUT:
+            timeout = int.from_bytes(data[s:e], "big")
+        elif kind == nfta.SET_ELEM_EXPIRATION:
+            expires = int.from_bytes(data[s:e], "big")
+        elif kind == nfta.SET_ELEM_FLAGS:
+            flags = int.from_bytes(data[s:e], "big")
+    return Element(key + end_key, value, timeout, expires, bool(flags & _INTERVAL_END))
+
+
+def _parse_data(data: bytes, start: int, end: int) -> bytes:
+    for kind, s, e in attributes(data, start, end):
+        if kind == nfta.DATA_VALUE:
+            return data[s:e]
+        for inner, first, last in attributes(data, s, e):
+            if inner == nfta.VERDICT_CHAIN:
+                return data[first:last].rstrip(b"\0")
+    return b""
+
+
+class Layout(NamedTuple):
+    """Where records of equal size have key and data. `constant`: the offsets whose bytes are equal in all of them."""
+
+    fields: struct.Struct
+    constant: tuple[int, ...]
+
+
+def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> Layout | None:
+    """Return the layout of records like the one of `size` bytes at `origin`, whose element is in data[start:end].
+
+    None if the element has an interval as its key, or a verdict.
+    """
+    values = {kind: first + ATTRIBUTE.size for kind, first, _ in attributes(data, start, end)}
+    element = element_of(data, start, end)
+    if nfta.SET_ELEM_KEY not in values or bool(element.data) != (nfta.SET_ELEM_DATA in values):
+        return None
+    key = values[nfta.SET_ELEM_KEY]
+    after_key = key + len(element.key)
+    value = values.get(nfta.SET_ELEM_DATA, after_key)
+    after_value = value + len(element.data)
+    if value < after_key or data[key:after_key] != element.key or data[value:after_value] != element.data:
+        return None
+    return _layout(key - origin, len(element.key), value - after_key, len(element.data), size - (after_value - origin))
+
+
+@lru_cache(maxsize=64)
+def _layout(before: int, key: int, between: int, value: int, rest: int) -> Layout:
+    used, size = before + key + between + value, before + key + between + value + rest
+    following = range(used, min(used + ATTRIBUTE.size, size))
+    constant = (*range(before), *range(before + key, before + key + between), *following)
+    return Layout(struct.Struct(f"{before}x{key}s{between}x{value}s{rest}x"), constant)
+
+
+def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
+    """Return whether all records of `size` bytes have the same bytes in these columns."""
+    count = len(body) // size
+    return all(body[at::size].count(body[at]) == count for at in columns)
+
+
+def decoded(data: bytes, start: int, end: int) -> Pairs:
+    """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
+
+    The elements of a set nearly always have one layout; if that is so, the list is decoded at C speed.
+    """
+    alike = _alike(data, start, end)
+    if alike is None:
+        return [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
+    return alike
+
+
+def _alike(data: bytes, start: int, end: int) -> Pairs | None:
+    """Return the elements of a list, None unless all have the layout of the first."""
+    if end - start < ATTRIBUTE.size:
+        return []
+    size = ATTRIBUTE.unpack_from(data, start)[0]
+    if size < ATTRIBUTE.size or size == end - start or (end - start) % size:
+        return None
+    layout = layout_of(data, start, size, start + ATTRIBUTE.size, start + size)
+    body = data[start:end]
+    if layout is None or not equal_columns(body, size, layout.constant):
+        return None
+    return list(layout.fields.iter_unpack(body))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def all_elements(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Element]:
+    """Yield the elements of a set. Raises NetlinkError, with code ENOENT if the set is missing."""
+    for data, start, end in element_lists(family, table, name, link):
+        for _, first, last in attributes(data, start, end):
+            yield element_of(data, first, last)
+
+
+def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
+    """Yield the elements of a set, one buffer of the dump at a time; one may be listed twice (nft_rhash_walk).
+
+    Raises NetlinkError, with code ENOENT if the set is missing.
+    """
+    for place in element_lists(family, table, name, link):
+        yield decoded(*place)
+
+
+def element_lists(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError as `pairs`."""
+    return _lists(dump(GET_ELEMENT, family, names(table, name), f"elements of {name}", link))
+
+
+def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
+    for data, start, end in places:
+        for kind, first, last in attributes(data, start, end):
+            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
+                yield data, first, last
+
+
+@understood("elements of nf_tables")
+def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
+    """Return key and data of the elements of a set as one dump shows them. Raises NetlinkError.
+
+    It misses some while other programs change the set: the kernel continues by counting from the first element.
+    """
+    found: Entries = {}
+    buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
+    for place in _lists(answers(buffers, GENERIC.size)):
+        found.update(decoded(*place))
+    return found
+
+
+@understood("elements of nf_tables")
+def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
+    """Return key and data of those of these elements that a set has, with a request for each. Raises NetlinkError.
+
+    With `ranges`, a key is the first value followed by the last one.
+    """
+    where = netfilter_header(family) + names(table, name)
+    pack = interval_element if ranges else plain_element
+    payloads = [where + nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
+    found: Entries = {}
+    for code, places in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
+        if code and code != errno.ENOENT:
+            raise NetlinkError(code, f"cannot read elements of {name}")
+        for place in _lists((data, start + GENERIC.size, end) for data, start, end in places):
+            found.update(decoded(*place))
+    return found
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+COUNTED_AT_ONCE: Final = 100
+"""The best number of elements for one call of `element_counts`, which then takes about 0.6 ms."""
+
+_NUMBER: Final = struct.Struct(">Q").unpack_from
+
+
+class ElementCount(NamedTuple):
+    """The packets and bytes that an element of a map has counted, with its packed key and data."""
+
+    key: bytes
+    data: bytes
+    packets: int
+    bytes: int
+
+
+@understood("counters of nf_tables")
+def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
+    """Return the counts of those of these elements that exist and have a counter. Raises NetlinkError.
+
+    All keys have one length. They are asked for by key: for each of its buffers a dump starts at the first element
+    again, and misses some while other programs change the map.
+    """
+    where = netfilter_header(family) + names(table, name)
+    found: list[ElementCount] = []
+    layouts: dict[int, tuple[int, int, int, int] | None] = {}
+    packer = Packer.of(len(keys[0]) if keys else 0, 0)
+    left = list(keys)
+    while left:
+        asked = b"".join([packer.pack(key, b"") for key in left[:COUNTED_AT_ONCE]])
+        payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, asked)
+        ((code, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
+        if code and code != errno.ENOENT:
+            raise NetlinkError(code, f"cannot read the counters of {name}")
+        # The kernel answers element by element, up to the first that is missing.
+        for key, (data, start, end) in zip(left, places, strict=False):
+            if end - start not in layouts:
+                layouts[end - start] = _counter_places(data, start, end)
+            if (offsets := layouts[end - start]) is not None:
+                value, after, packets, octets = offsets
+                counts = _NUMBER(data, start + packets)[0], _NUMBER(data, start + octets)[0]
+                found.append(ElementCount(key, data[start + value : start + after], *counts))
+        del left[: len(places) + 1 if code else COUNTED_AT_ONCE]
+    return found
+
+
+def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
+    """Return the offsets of the data, its end, and the counts of packets and bytes in an answer; None without them.
+
+    Answers of one length have one layout.
+    """
+    element = find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
+    if element is None:
+        return None
+    value = find(data, *element, nfta.SET_ELEM_DATA)
+    counter = find(data, *element, nfta.SET_ELEM_EXPR, nfta.EXPR_DATA)
+    if value is None or counter is None:
+        return None
+    *_, (_, first, last) = attributes(data, *value)  # the value or the verdict: one attribute
+    at = {kind: place for kind, place, _ in attributes(data, *counter)}
+    return first - start, last - start, at[nfta.COUNTER_PACKETS] - start, at[nfta.COUNTER_BYTES] - start

@@ -1,7 +1,7 @@
-"""The expressions of nf_tables' rules: values that are packed into netlink attributes, and parsed back.
+"""The expressions of nf_tables' rules, as values that are packed into netlink attributes and parsed from them.
 
-An expression of another kind is kept as bytes (Opaque). Registers have the numbers that the kernel lists: 1 to 4 have
-16 bytes, 8 to 23 have 4 bytes; 0 is the verdict's. Sources: include/uapi/linux/netfilter/nf_tables.h and the dump
+An expression of an unknown kind is kept as bytes (Opaque). Registers are numbered as the kernel lists them: 1 to 4 have
+16 bytes, 8 to 23 have 4 bytes, 0 is the verdict's. Sources: include/uapi/linux/netfilter/nf_tables.h and the dump
 functions of net/netfilter/nft_*.c of Linux 6.18.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.kernel.netlink.protocol import attribute, attributes, nested
+from kubeproxy.kernel.netlink.protocol import attribute, attributes, nested, parts, text_attribute, text_of
 from kubeproxy.kernel.nftables import nfta
 
 VERDICT: Final = 0
@@ -35,9 +35,9 @@ class RuleVerdict(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """A set or map without a name, which belongs to one rule: types and lengths as `sets.SetSpec` has them.
+    """An anonymous set or map, which belongs to one rule: types and lengths as in `tables.SetForm`.
 
-    `elements` are pairs of key and data; the data of a set's element is b''.
+    `elements` are pairs of key and data; the data in a set is b''.
     """
 
     key_type: int
@@ -47,7 +47,7 @@ class Inline(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """How a field's value becomes an attribute's payload and is read from it."""
+    """Functions that turn the value of a field into the payload of an attribute, and back."""
 
     pack: Callable[[Any], bytes]
     parse: Callable[[bytes], Any]
@@ -62,30 +62,43 @@ def pack_value(value: bytes | RuleVerdict) -> bytes:
     if isinstance(value, bytes):
         return attribute(nfta.DATA_VALUE, value)
     code = attribute(nfta.VERDICT_CODE, value.code.to_bytes(4, "big", signed=True))
-    chain = attribute(nfta.VERDICT_CHAIN, value.chain.encode(errors=nfta.NOT_TEXT) + b"\0") if value.chain else b""
+    chain = text_attribute(nfta.VERDICT_CHAIN, value.chain) if value.chain else b""
     return nested(nfta.DATA_VERDICT, code, chain)
 
 
 def parse_value(data: bytes) -> bytes | RuleVerdict:
-    """Return a value or a verdict from the payload of what holds it."""
+    """Return the value or the verdict in the payload of an attribute."""
     for kind, start, end in attributes(data, 0, len(data)):
         if kind == nfta.DATA_VALUE:
             return data[start:end]
-        found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
+        found = parts(data, start, end)
         code = int.from_bytes(found[nfta.VERDICT_CODE], "big", signed=True)
-        return RuleVerdict(code, found.get(nfta.VERDICT_CHAIN, b"").rstrip(b"\0").decode(errors=nfta.NOT_TEXT))
+        return RuleVerdict(code, text_of(found.get(nfta.VERDICT_CHAIN, b"")))
     return b""
 
 
-_U8, _U32, _U64 = _whole(1), _whole(4), _whole(8)
-_TEXT: Final = Codec(
-    lambda text: text.encode(errors=nfta.NOT_TEXT) + b"\0", lambda data: data.rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
-)
 _VALUE: Final = Codec(pack_value, parse_value)
+_CODECS: Final = {
+    "": _whole(4),
+    "u8": _whole(1),
+    "u64": _whole(8),
+    "text": Codec(lambda text: text.encode(errors="surrogateescape") + b"\0", text_of),
+    "value": _VALUE,
+}
+
+
+def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
+    """Return name, number and codec of each attribute.
+
+    `text` has their names, numbered from 1, each with `:` and its codec unless it is a number of 32 bits. `-` is an
+    attribute that is not used.
+    """
+    words = [word.partition(":") for word in text.split()]
+    return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
 
 
 class Expression(Struct, frozen=True):
-    """An expression. A field with a default is left out of the message when it has that value."""
+    """An expression. A field that has its default is left out of the message."""
 
     KIND: ClassVar[str] = ""
     LAYOUT: ClassVar[tuple[tuple[str, int, Codec], ...]] = ()
@@ -95,16 +108,7 @@ class Payload(Expression, frozen=True):
     """Loads bytes of a packet's header (`dreg`), or writes them (`sreg`)."""
 
     KIND = "payload"
-    LAYOUT = (
-        ("dreg", 1, _U32),
-        ("base", 2, _U32),
-        ("offset", 3, _U32),
-        ("length", 4, _U32),
-        ("sreg", 5, _U32),
-        ("checksum", 6, _U32),
-        ("checksum_offset", 7, _U32),
-        ("checksum_flags", 8, _U32),
-    )
+    LAYOUT = _layout("dreg base offset length sreg checksum checksum_offset checksum_flags")
     base: int
     offset: int
     length: int
@@ -116,20 +120,20 @@ class Payload(Expression, frozen=True):
 
 
 class Meta(Expression, frozen=True):
-    """Loads a property of the packet beside its bytes, or sets it."""
+    """Loads metadata of the packet, or sets it."""
 
     KIND = "meta"
-    LAYOUT = (("dreg", 1, _U32), ("key", 2, _U32), ("sreg", 3, _U32))
+    LAYOUT = _layout("dreg key sreg")
     key: int
     dreg: int | None = None
     sreg: int | None = None
 
 
 class Ct(Expression, frozen=True):
-    """Loads what connection tracking has of the packet's connection, or sets it."""
+    """Loads a property of the packet's connection from connection tracking, or sets it."""
 
     KIND = "ct"
-    LAYOUT = (("dreg", 1, _U32), ("key", 2, _U32), ("direction", 3, _U8), ("sreg", 4, _U32))
+    LAYOUT = _layout("dreg key direction:u8 sreg")
     key: int
     dreg: int | None = None
     direction: int | None = None
@@ -137,20 +141,20 @@ class Ct(Expression, frozen=True):
 
 
 class Fib(Expression, frozen=True):
-    """Looks an address of the packet up in the routing tables."""
+    """Looks up an address of the packet in the routing tables."""
 
     KIND = "fib"
-    LAYOUT = (("dreg", 1, _U32), ("result", 2, _U32), ("flags", 3, _U32))
+    LAYOUT = _layout("dreg result flags")
     dreg: int
     result: int
     flags: int
 
 
 class Lookup(Expression, frozen=True):
-    """Looks a key up in a set; with `dreg` in a map, whose data it loads: VERDICT for a map to verdicts."""
+    """Looks up a key in a set; with `dreg`, in a map, whose data it loads there: VERDICT for a verdict map."""
 
     KIND = "lookup"
-    LAYOUT = (("set", 1, _TEXT), ("sreg", 2, _U32), ("dreg", 3, _U32), ("flags", 5, _U32))
+    LAYOUT = _layout("set:text sreg dreg - flags")
     set: str | Inline
     sreg: int
     dreg: int | None = None
@@ -158,10 +162,10 @@ class Lookup(Expression, frozen=True):
 
 
 class Compare(Expression, frozen=True):
-    """Breaks the rule unless a register compares with a value: `op` is an index of OPERATORS."""
+    """Ends the rule unless a register compares with a value. `op` is an index of OPERATORS."""
 
     KIND = "cmp"
-    LAYOUT = (("sreg", 1, _U32), ("op", 2, _U32), ("value", 3, _VALUE))
+    LAYOUT = _layout("sreg op value:value")
     sreg: int
     op: int
     value: bytes
@@ -171,10 +175,10 @@ OPERATORS: Final = ("==", "!=", "<", "<=", ">", ">=")
 
 
 class Range(Expression, frozen=True):
-    """Breaks the rule unless a register is, or is not, in a range."""
+    """Ends the rule unless a register is in a range (`op` 0), or is not (1)."""
 
     KIND = "range"
-    LAYOUT = (("sreg", 1, _U32), ("op", 2, _U32), ("first", 3, _VALUE), ("last", 4, _VALUE))
+    LAYOUT = _layout("sreg op first:value last:value")
     sreg: int
     op: int
     first: bytes
@@ -185,16 +189,7 @@ class Bitwise(Expression, frozen=True):
     """Changes bits of a register: (sreg & mask) ^ xor."""
 
     KIND = "bitwise"
-    LAYOUT = (
-        ("sreg", 1, _U32),
-        ("dreg", 2, _U32),
-        ("length", 3, _U32),
-        ("mask", 4, _VALUE),
-        ("xor", 5, _VALUE),
-        ("op", 6, _U32),
-        ("data", 7, _VALUE),
-        ("sreg2", 8, _U32),
-    )
+    LAYOUT = _layout("sreg dreg length mask:value xor:value op data:value sreg2")
     sreg: int
     dreg: int
     length: int
@@ -206,10 +201,10 @@ class Bitwise(Expression, frozen=True):
 
 
 class Byteorder(Expression, frozen=True):
-    """Turns the bytes of numbers in a register around."""
+    """Reverses the bytes of numbers in a register."""
 
     KIND = "byteorder"
-    LAYOUT = (("sreg", 1, _U32), ("dreg", 2, _U32), ("op", 3, _U32), ("length", 4, _U32), ("size", 5, _U32))
+    LAYOUT = _layout("sreg dreg op length size")
     sreg: int
     dreg: int
     op: int
@@ -221,16 +216,16 @@ class Immediate(Expression, frozen=True):
     """Loads a value, or ends the rule with a verdict (`dreg` VERDICT)."""
 
     KIND = "immediate"
-    LAYOUT = (("dreg", 1, _U32), ("value", 2, _VALUE))
+    LAYOUT = _layout("dreg value:value")
     dreg: int
     value: bytes | RuleVerdict
 
 
 class Numgen(Expression, frozen=True):
-    """Loads a number: `offset` plus one below `modulus`, one after another (0) or at random (1)."""
+    """Loads `offset` plus a number below `modulus`: the next one (`type` 0), or a random one (1)."""
 
     KIND = "numgen"
-    LAYOUT = (("dreg", 1, _U32), ("modulus", 2, _U32), ("type", 3, _U32), ("offset", 4, _U32))
+    LAYOUT = _layout("dreg modulus type offset")
     dreg: int
     modulus: int
     type: int
@@ -238,18 +233,10 @@ class Numgen(Expression, frozen=True):
 
 
 class Hash(Expression, frozen=True):
-    """Loads the hash of registers, below a modulus: jhash (0) or symhash (1)."""
+    """Loads a hash below `modulus`: jhash of registers (`type` 0), or symhash (1)."""
 
     KIND = "hash"
-    LAYOUT = (
-        ("sreg", 1, _U32),
-        ("dreg", 2, _U32),
-        ("length", 3, _U32),
-        ("modulus", 4, _U32),
-        ("seed", 5, _U32),
-        ("offset", 6, _U32),
-        ("type", 7, _U32),
-    )
+    LAYOUT = _layout("sreg dreg length modulus seed offset type")
     dreg: int
     modulus: int
     sreg: int | None = None
@@ -260,18 +247,10 @@ class Hash(Expression, frozen=True):
 
 
 class Nat(Expression, frozen=True):
-    """Translates the connection's source (0) or destination (1)."""
+    """Translates the connection's source (`type` 0) or destination (1)."""
 
     KIND = "nat"
-    LAYOUT = (
-        ("type", 1, _U32),
-        ("family", 2, _U32),
-        ("address", 3, _U32),
-        ("address_last", 4, _U32),
-        ("port", 5, _U32),
-        ("port_last", 6, _U32),
-        ("flags", 7, _U32),
-    )
+    LAYOUT = _layout("type family address address_last port port_last flags")
     type: int
     family: int
     address: int | None = None
@@ -282,45 +261,45 @@ class Nat(Expression, frozen=True):
 
 
 class Masquerade(Expression, frozen=True):
-    """Translates the connection's source to an address of the interface that the packet leaves by."""
+    """Translates the connection's source to an address of the outgoing interface."""
 
     KIND = "masq"
-    LAYOUT = (("flags", 1, _U32), ("port", 2, _U32), ("port_last", 3, _U32))
+    LAYOUT = _layout("flags port port_last")
     flags: int = 0
     port: int | None = None
     port_last: int | None = None
 
 
 class Redirect(Expression, frozen=True):
-    """Translates the connection's destination to the address of the interface that the packet came in by."""
+    """Translates the connection's destination to the address of the incoming interface."""
 
     KIND = "redir"
-    LAYOUT = (("port", 1, _U32), ("port_last", 2, _U32), ("flags", 3, _U32))
+    LAYOUT = _layout("port port_last flags")
     port: int | None = None
     port_last: int | None = None
     flags: int = 0
 
 
 class Reject(Expression, frozen=True):
-    """Drops the packet and answers: ICMP unreachable (0), TCP reset (1)."""
+    """Drops the packet and answers with ICMP unreachable (`type` 0) or TCP reset (1)."""
 
     KIND = "reject"
-    LAYOUT = (("type", 1, _U32), ("code", 2, _U8))
+    LAYOUT = _layout("type code:u8")
     type: int
     code: int = 0
 
 
 class PacketCount(Expression, frozen=True):
-    """Counts packets and bytes. What it has counted is no part of the value."""
+    """Counts packets and bytes. The counts are not part of the value."""
 
     KIND = "counter"
 
 
 class NamedObject(Expression, frozen=True):
-    """Uses a named object of the table: counter (1), quota (2), limit (4) and others."""
+    """Uses a named object of the table: counter (`type` 1), quota (2), limit (4) and others."""
 
     KIND = "objref"
-    LAYOUT = (("type", 1, _U32), ("name", 2, _TEXT), ("sreg", 3, _U32), ("set", 4, _TEXT))
+    LAYOUT = _layout("type name:text sreg set:text")
     type: int = 0
     name: str = ""
     sreg: int | None = None
@@ -328,18 +307,18 @@ class NamedObject(Expression, frozen=True):
 
 
 class Offload(Expression, frozen=True):
-    """Hands the connection over to a flowtable."""
+    """Adds the connection to a flowtable."""
 
     KIND = "flow_offload"
-    LAYOUT = (("flowtable", 1, _TEXT),)
+    LAYOUT = _layout("flowtable:text")
     flowtable: str
 
 
 class Limit(Expression, frozen=True):
-    """Breaks the rule above a rate: `rate` per `unit` seconds, of packets (0) or bytes (1); `flags` 1 inverts."""
+    """Ends the rule above `rate` packets (`type` 0) or bytes (1) per `unit` seconds; `flags` 1 inverts that."""
 
     KIND = "limit"
-    LAYOUT = (("rate", 1, _U64), ("unit", 2, _U64), ("burst", 3, _U32), ("type", 4, _U32), ("flags", 5, _U32))
+    LAYOUT = _layout("rate:u64 unit:u64 burst type flags")
     rate: int
     unit: int
     burst: int = 0
@@ -348,17 +327,10 @@ class Limit(Expression, frozen=True):
 
 
 class Update(Expression, frozen=True):
-    """Adds a key to a set (0), refreshes it (1), or deletes it (2); `timeout` is in milliseconds, 0 for the set's."""
+    """Adds a key to a set (`op` 0), refreshes it (1), or deletes it (2). `timeout` is in ms, 0 for that of the set."""
 
     KIND = "dynset"
-    LAYOUT = (
-        ("set", 1, _TEXT),
-        ("op", 3, _U32),
-        ("key", 4, _U32),
-        ("data", 5, _U32),
-        ("timeout", 6, _U64),
-        ("flags", 9, _U32),
-    )
+    LAYOUT = _layout("set:text - op key data timeout:u64 - - flags")
     set: str
     op: int
     key: int
@@ -368,7 +340,7 @@ class Update(Expression, frozen=True):
 
 
 class Opaque(Expression, frozen=True):
-    """An expression of a kind that is not described here: its name, and its attributes as the kernel sent them."""
+    """An expression of another kind: its name, and its packed attributes."""
 
     name: str
     raw: bytes
@@ -376,43 +348,18 @@ class Opaque(Expression, frozen=True):
 
 Rule = tuple[Expression, ...]
 
-KINDS: Final[dict[str, type[Expression]]] = {
-    kind.KIND: kind
-    for kind in (
-        Payload,
-        Meta,
-        Ct,
-        Fib,
-        Lookup,
-        Compare,
-        Range,
-        Bitwise,
-        Byteorder,
-        Immediate,
-        Numgen,
-        Hash,
-        Nat,
-        Masquerade,
-        Redirect,
-        Reject,
-        PacketCount,
-        NamedObject,
-        Offload,
-        Limit,
-        Update,
-    )
-}
+KINDS: Final = {kind.KIND: kind for kind in Expression.__subclasses__() if kind.KIND}
 _SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 
 
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
-    """Return an expression as an entry of a rule's list. It refers to no set without a name: see `pack_rule`."""
+    """Return an expression as an entry of a rule's list; `pack_lookup` packs one with an anonymous set."""
     if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
         name, body = expression.KIND, b"".join(_packed(expression))
-    return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, name.encode() + b"\0"), nested(nfta.EXPR_DATA, body))
+    return nested(nfta.LIST_ELEM, text_attribute(nfta.EXPR_NAME, name), nested(nfta.EXPR_DATA, body))
 
 
 def _packed(expression: Expression) -> Iterator[bytes]:
@@ -431,19 +378,18 @@ def _defaults(kind: type[Expression]) -> dict[str, Any]:
 
 
 def pack_lookup(expression: Lookup, name: str, set_id: int) -> bytes:
-    """Return a lookup in a set without a name, which the same transaction makes under a number."""
+    """Return a lookup in an anonymous set, which the same transaction creates under a number."""
     named = Lookup(name, expression.sreg, expression.dreg, expression.flags)
     body = b"".join(_packed(named)) + attribute(_SET_ID, set_id.to_bytes(4, "big"))
     return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, b"lookup\0"), nested(nfta.EXPR_DATA, body))
 
 
 def parse(data: bytes) -> Rule:
-    """Return a rule of the list that the kernel sends; a set without a name has the name that the kernel gave it."""
+    """Return the rule in a list of expressions. Its anonymous sets have the names that the kernel assigned."""
     found = []
     for _, first, last in attributes(data, 0, len(data)):
-        parts = {kind: (s, e) for kind, s, e in attributes(data, first, last)}
-        name = data[slice(*parts[nfta.EXPR_NAME])].rstrip(b"\0").decode()
-        found.append(_parsed(name, data[slice(*parts.get(nfta.EXPR_DATA, (0, 0)))]))
+        one = parts(data, first, last)
+        found.append(_parsed(text_of(one[nfta.EXPR_NAME]), one.get(nfta.EXPR_DATA, b"")))
     return tuple(found)
 
 
@@ -452,9 +398,9 @@ def _parsed(name: str, body: bytes) -> Expression:
     kind = KINDS.get(name)
     if kind is None:
         return Opaque(name, body)
-    present = {number: body[s:e] for number, s, e in attributes(body, 0, len(body))}
+    present = parts(body)
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
-    # What is not described may mean anything; the kernel's padding, and what a counter has counted, mean nothing.
+    # An unknown attribute may change the meaning; padding and counts do not.
     if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
         return Opaque(name, body)
     return kind(**values)

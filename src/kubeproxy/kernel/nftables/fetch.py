@@ -1,8 +1,9 @@
-"""Many elements of one map of nf_tables by their keys, a microsecond each: a dump takes longer the larger the map is.
+"""Many elements of one map of nf_tables by their keys, at a microsecond each.
 
-A dump is read in buffers of 32 KiB, and for each the kernel passes over all that it has told before, so a million
-elements take half a minute (nft_rhash_walk). Here each key is a request; hundreds are sent, and answered, at once.
-Source: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux 6.18, recvmmsg(2).
+A dump is slower the larger the map is: for each buffer of 32 KiB the kernel skips all elements that it has sent before,
+so a million elements take half a minute (nft_rhash_walk). Here each key is a request, and hundreds are sent, and their
+answers received, in one system call. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux 6.18,
+recvmmsg(2).
 """
 
 from __future__ import annotations
@@ -16,32 +17,40 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink.protocol import (
-    ATTRIBUTE,
     HEADER,
     NETLINK_NETFILTER,
     NLM_F_REQUEST,
     NLMSG_ERROR,
+    READ_SIZE,
     Closing,
     NetlinkError,
-    attributes,
+    find,
     message,
     nested,
+    netfilter_header,
     open_socket,
     understood,
 )
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.elements import catch_all_element, plain_element
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, element_of, in_set
+from kubeproxy.kernel.nftables.elements import (
+    Layout,
+    catch_all_element,
+    element_of,
+    equal_columns,
+    layout_of,
+    plain_element,
+)
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, names
 
 _AT_ONCE: Final = 500
-_ROOM: Final = 256  # bytes of an answer: one with a counter has some 150
-_TAKEN: Final = 8192  # bytes of the receive buffer that an answer takes up, at most
+_ROOM: Final = 256  # bytes of an answer: one with a counter has about 150
+_TAKEN: Final = 8192  # bytes of the receive buffer that the kernel counts for an answer, at most
 _RECEIVE_BUFFER: Final = 4 << 20
 _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
 _KERNEL: Final = _NAME.pack(socket.AF_NETLINK, 0, 0, 0)
 _CODE: Final = struct.Struct("=i")
-_KIND: Final = struct.Struct("=H")
-_KIND_AT: Final = 4  # nlmsg_type of struct nlmsghdr
+_LENGTH_AND_KIND: Final = 6  # the size of nlmsg_len and nlmsg_type, with which struct nlmsghdr starts
+_ATTRIBUTES: Final = HEADER.size + GENERIC.size
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,7 +75,7 @@ class _Received(ctypes.Structure):
 
 
 class Answers(NamedTuple):
-    """What was received at once: so many messages, each in its own _ROOM bytes, and the addresses of their senders."""
+    """Messages received at once: `number` of them, each in _ROOM bytes, and the addresses of their senders."""
 
     data: bytes
     senders: bytes
@@ -74,7 +83,7 @@ class Answers(NamedTuple):
 
 
 class Fetcher(Closing):
-    """A socket, and room for hundreds of answers. For one thread."""
+    """A socket with buffers for hundreds of answers. For one thread."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -89,7 +98,7 @@ class Fetcher(Closing):
             self._vectors[at].length = _ROOM
             header = self._received[at].header
             header.name = ctypes.addressof(self._senders) + at * _NAME.size
-            header.name_length = _NAME.size  # and so it stays: the kernel writes whole addresses
+            header.name_length = _NAME.size  # stays so: the kernel writes whole addresses
             header.vectors = ctypes.addressof(self._vectors) + at * ctypes.sizeof(_Vector)
             header.vectors_length = 1
 
@@ -105,22 +114,20 @@ class Fetcher(Closing):
         self._socket.close()
 
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return what those of these keys lead to that a map of values has. Raises NetlinkError.
+        """Return key and data of those of these keys that a map of values has. Raises NetlinkError.
 
-        All keys are of one length, of whole registers.
+        All keys have one length, a multiple of four.
         """
         found: dict[bytes, bytes] = {}
         if not keys:
             return found
         self._drain()
+        where = netfilter_header(family) + names(table, name)
         first = message(
-            GET_ELEMENT,
-            NLM_F_REQUEST,
-            0,
-            in_set(family, table, name) + nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0])),
+            GET_ELEMENT, NLM_F_REQUEST, 0, where + nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0]))
         )
-        head = first[: -len(keys[0])]  # whole registers, so nothing is padded
-        reader = Reader()
+        head = first[: -len(keys[0])]  # the key comes last, and has no padding
+        reader = AnswerReader()
         for start in range(0, len(keys), self._at_once):
             batch = keys[start : start + self._at_once]
             try:
@@ -133,37 +140,38 @@ class Fetcher(Closing):
 
     @understood("sets of nf_tables")
     def count(self, family: int, table: str, name: str) -> int | None:
-        """Return how many elements a set has; None before Linux 6.16, or where nothing can be said of it."""
-        payload = in_set(family, table, name)
-        self._drain()
-        try:
-            self._socket.send(message(GET_SET, NLM_F_REQUEST, 0, payload))
-            data, sender = self._socket.recvfrom(1 << 15, socket.MSG_DONTWAIT)  # it is there by now
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, f"cannot count the elements of {name}") from error
-        if sender[0]:
-            raise NetlinkError(errno.EPROTO, f"cannot count the elements of {name}", "another process answered")
-        if _KIND.unpack_from(data, _KIND_AT)[0] == NLMSG_ERROR:
+        """Return the number of elements of a set; None before Linux 6.16, or if the kernel refuses."""
+        what = f"cannot count the elements of {name}"
+        data = self._ask(GET_SET, netfilter_header(family) + names(table, name), what)
+        if HEADER.unpack_from(data)[1] == NLMSG_ERROR:
             return None
-        found = attributes(data, HEADER.size + GENERIC.size, len(data))
-        return next((int.from_bytes(data[s:e], "big") for kind, s, e in found if kind == nfta.SET_COUNT), None)
+        place = find(data, _ATTRIBUTES, len(data), nfta.SET_COUNT)
+        return int.from_bytes(data[slice(*place)], "big") if place is not None else None
 
     def has_catch_all(self, family: int, table: str, name: str) -> bool:
-        """Return whether a set has an element that matches what no other one does. Raises NetlinkError.
+        """Return whether a set has an element that matches everything else. Raises NetlinkError.
 
-        No dump by key shows it, and the kernel does not count it.
+        Neither requests by key nor the kernel's count include it.
         """
-        self._drain()
         elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
+        request = netfilter_header(family) + names(table, name) + elements
+        data = self._ask(GET_ELEMENT, request, f"cannot read elements of {name}")
+        return bool(HEADER.unpack_from(data)[1] == NEW_ELEMENT)
+
+    def _ask(self, kind: int, payload: bytes, what: str) -> bytes:
+        """Return the answer to one request. Raises NetlinkError."""
+        self._drain()
         try:
-            self._socket.send(message(GET_ELEMENT, NLM_F_REQUEST, 0, in_set(family, table, name) + elements))
-            data, sender = self._socket.recvfrom(1 << 15, socket.MSG_DONTWAIT)
+            self._socket.send(message(kind, NLM_F_REQUEST, 0, payload))
+            data, sender = self._socket.recvfrom(READ_SIZE, socket.MSG_DONTWAIT)  # the kernel answers during the send
         except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, f"cannot read elements of {name}") from error
-        return not sender[0] and _KIND.unpack_from(data, _KIND_AT)[0] == NEW_ELEMENT
+            raise NetlinkError(error.errno or errno.EIO, what) from error
+        if sender[0]:
+            raise NetlinkError(errno.EPROTO, what, "another process answered")
+        return data
 
     def _receive(self, count: int) -> Answers:
-        """Return so many answers: they are there when the request was sent. Raises OSError."""
+        """Return `count` answers, which the kernel sends during the send. Raises OSError."""
         found = _LIBC.recvmmsg(self._socket.fileno(), self._received, count, socket.MSG_DONTWAIT, None)
         if found != count:
             code = ctypes.get_errno() if found < 0 else errno.ENOBUFS
@@ -173,7 +181,7 @@ class Fetcher(Closing):
         )
 
     def _drain(self) -> None:
-        """Read away what is left of a question that failed, so that it answers nothing else."""
+        """Discard the answers to a request that failed, so that none is taken for the answer to another one."""
         while True:
             try:
                 self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
@@ -184,76 +192,65 @@ class Fetcher(Closing):
                     return
 
 
-class Reader:
-    """Reads answers of one map. Those of one length are alike; how is learned from the first, and the keys prove it."""
+class AnswerReader:
+    """Reads the answers of one map. The first shows the layout of all answers of its length; the keys prove it."""
 
     def __init__(self) -> None:
-        self._length = b""
-        self._key = self._value = slice(0, 0)
-        self._layout = struct.Struct("")
+        self._head = b""  # length and kind of the answers that have the layout
+        self._layout: Layout | None = None
 
     @understood("elements of nf_tables")
     def read(self, answers: Answers, keys: Sequence[bytes], found: dict[bytes, bytes], name: str) -> None:
-        """Add what was found to the rest. Raises NetlinkError."""
+        """Add key and data of each answer to `found`. Raises NetlinkError."""
         data, count = answers.data, answers.number
         if answers.senders != _KERNEL * count:
             raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another process answered")
-        if not self._length:
+        if self._layout is None:
             self._learn(data, count)
-        alike = [data[at::_ROOM].count(self._length[at : at + 1]) == count for at in range(len(self._length))]
-        if self._length and all(alike):
-            pairs = list(self._layout.iter_unpack(data))
+        alike = data.startswith(self._head) and equal_columns(data, _ROOM, range(_LENGTH_AND_KIND))
+        if self._layout is not None and alike:
+            pairs = list(self._layout.fields.iter_unpack(data))
             if [key for key, _ in pairs] == list(keys):
                 found.update(pairs)
                 return
         for at, key in zip(range(0, count * _ROOM, _ROOM), keys, strict=True):
-            self._one(data[at : at + _ROOM], key, found, name)
+            value = self._value(data[at : at + _ROOM], key, name)
+            if value is not None:
+                found[key] = value
 
-    def _one(self, data: bytes, key: bytes, found: dict[bytes, bytes], name: str) -> None:
-        length, kind, *_ = HEADER.unpack_from(data)
+    def _value(self, one: bytes, key: bytes, name: str) -> bytes | None:
+        """Return the data in one answer, None if the map has no such key."""
+        if self._layout is not None and one.startswith(self._head):
+            there, value = self._layout.fields.unpack(one)
+            if there == key:
+                return value  # type: ignore[no-any-return]
+        length, kind, *_ = HEADER.unpack_from(one)
         if kind == NLMSG_ERROR:
-            code = -_CODE.unpack_from(data, HEADER.size)[0]
+            code = -_CODE.unpack_from(one, HEADER.size)[0]
             if code != errno.ENOENT:
                 raise NetlinkError(code, f"cannot read elements of {name}")
-            return
-        if data.startswith(self._length) and self._length and data[self._key] == key:
-            found[key] = data[self._value]
-            return
-        if length > len(data):
+            return None
+        if length > len(one):
             raise NetlinkError(errno.EMSGSIZE, f"cannot read elements of {name}", "an element is longer than expected")
-        element = element_of(data, *_first_element(data, length))
+        element = element_of(one, *_first_element(one, length))
         if element.key != key:
-            raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another element was told")
-        found[key] = element.data
+            raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "the kernel answered for another key")
+        return element.data
 
     def _learn(self, data: bytes, count: int) -> None:
-        """Learn from the first element that there is."""
+        """Learn the layout from the first answer with an element."""
         for at in range(0, count * _ROOM, _ROOM):
             one = data[at : at + _ROOM]
             length, kind, *_ = HEADER.unpack_from(one)
-            if kind != NEW_ELEMENT or length > _ROOM:
-                continue
-            start, end = _first_element(one, length)
-            parts = {kind: (s, e) for kind, s, e in attributes(one, start, end)}
-            if nfta.SET_ELEM_DATA not in parts:
+            if kind == NEW_ELEMENT and length <= _ROOM:
+                self._layout = layout_of(one, 0, _ROOM, *_first_element(one, length))
+                self._head = one[:_LENGTH_AND_KIND]
                 return
-            (first, last), (begin, finish) = parts[nfta.SET_ELEM_KEY], parts[nfta.SET_ELEM_DATA]
-            value = element_of(one, start, end).data
-            self._key = slice(first + ATTRIBUTE.size, last)
-            self._value = slice(begin + ATTRIBUTE.size, begin + ATTRIBUTE.size + len(value))
-            if self._key.stop > self._value.start or one[self._value] != value or self._value.stop > finish:
-                return
-            between = self._value.start - self._key.stop
-            sizes = (self._key.start, len(one[self._key]), between, len(value), _ROOM - self._value.stop)
-            self._layout = struct.Struct("{}x{}s{}x{}s{}x".format(*sizes))
-            self._length = one[: _KIND_AT + _KIND.size]
-            return
 
 
 def _first_element(data: bytes, length: int) -> tuple[int, int]:
-    """Return where the attributes of the element in an answer begin and end."""
-    for kind, start, end in attributes(data, HEADER.size + GENERIC.size, length):
-        if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-            for _, first, last in attributes(data, start, end):
-                return first, last
-    raise ValueError("no element in an answer")
+    """Return start and end of the attributes of the element in an answer. Raises ValueError."""
+    place = find(data, _ATTRIBUTES, length, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
+    if place is None:
+        raise ValueError("no element in an answer")
+    return place

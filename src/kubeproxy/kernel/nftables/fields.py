@@ -1,4 +1,4 @@
-"""What rules match and what keys of sets consist of, by nft's names: how each is loaded, its size and its type.
+"""The fields that rules match and that keys of sets consist of, by nft's names: expression, size and type.
 
 Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6.
 """
@@ -21,7 +21,7 @@ _STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
     1027,
     1028,
     1029,
-)  # no types of keys here
+)  # types that no key has
 
 STATES: Final = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 STATUSES: Final = {"expected": 1, "seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32, "dying": 512}
@@ -30,9 +30,9 @@ _DIRECTIONS: Final = {"original": 0, "reply": 1}
 
 
 class Field(NamedTuple):
-    """Something that can be loaded: the expression without a register, its bytes, its type.
+    """A field: the expression that loads it, without a register, its size in bytes, and its type.
 
-    `typeof` says what it is in nft's own notes about a set: the kind of expression, and its attributes.
+    `typeof` describes it in nft's user data of a set: the kind of expression, and its attributes.
     """
 
     load: Expression
@@ -81,10 +81,10 @@ FIELDS: Final[dict[str, Field]] = {
         }.items()
     },
 }
-"""By name; `{}` of connection tracking is the direction."""
+"""By name."""
 
 NAMES: Final[dict[Expression, str]] = {field.load: name for name, field in FIELDS.items() if "numgen" not in name}
-"""The names of what is loaded, by the expression without a register."""
+"""The names of fields, by the expression that loads them, without a register."""
 
 _SYMBOLS: Final[dict[int, dict[str, int]]] = {
     PROTOCOL: {"icmp": 1, "ipv6-icmp": 58} | {name.lower(): number for name, number in PROTOCOLS.items()},
@@ -98,14 +98,14 @@ _HOST_ORDER: Final = frozenset({MARK, INTEGER, _STATE, _STATUS, _ADDRESS_TYPE})
 
 
 def packed(kind: int, size: int, word: str) -> bytes:
-    """Return a value of a type, as it is in a register. Raises ValueError for a word that is none."""
+    """Return the bytes of a value of a type, as in a register. Raises ValueError."""
     if kind == INTERFACE:
         name = word.strip('"').encode()
         return name[:-1] if name.endswith(b"*") else name.ljust(size, b"\0")
     if kind in {IPV4_ADDRESS, IPV6_ADDRESS}:
         address = pack(word)
         if address is None:
-            raise ValueError(f"{word!r} is no address")
+            raise ValueError(f"{word!r} is not an address")
         return address
     symbols = _SYMBOLS.get(kind, {})
     number = symbols[word] if word in symbols else int(word, 0)
@@ -113,7 +113,7 @@ def packed(kind: int, size: int, word: str) -> bytes:
 
 
 def shown(kind: int, value: bytes) -> str:
-    """Return a value of a type as nft lists it."""
+    """Return a value of a type in nft's notation."""
     if kind in {IPV4_ADDRESS, IPV6_ADDRESS}:
         return unpack(value)
     if kind == INTERFACE:
@@ -128,5 +128,5 @@ def shown(kind: int, value: bytes) -> str:
 
 
 def padded(size: int) -> int:
-    """Return the bytes that a field fills in a key: whole registers of 4 bytes."""
+    """Return the bytes that a field occupies in a key: whole registers of 4 bytes."""
     return size + (-size & 3)

@@ -1,7 +1,7 @@
-"""Rules in nft's language, as `nft list` prints them, of their expressions.
+"""Rules in nft's language, as `nft list` prints them.
 
-What our rules are written in is printed exactly; an expression in a place where it is not expected, as in rules of
-other programs, is printed in brackets by its kind and fields, so that nothing is left out.
+Our own rules are printed exactly. Other expressions, as in rules of other programs, are printed in brackets with their
+kind and fields, so that nothing is omitted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.protocol import attributes
+from kubeproxy.kernel.netlink.protocol import parts
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, VERDICTS, padded, shown
@@ -21,7 +21,7 @@ _MASK: Final = b"\xff\xff\xff\xff"
 
 
 class _Term(NamedTuple):
-    """What a register holds: its words, its type and size, and the mask that was put over it."""
+    """The contents of a register: its text, type and size, and the mask applied to it."""
 
     text: str
     type: int
@@ -32,7 +32,7 @@ class _Term(NamedTuple):
 
 
 def text(rule: x.Rule, ip: str) -> str:
-    """Return a rule of a table of a family ('ip' or 'ip6') as nft lists it."""
+    """Return the text of a rule in a table of a family ('ip' or 'ip6')."""
     writer = _Writer(ip)
     for expression in rule:
         writer.add(expression)
@@ -47,7 +47,7 @@ _IMPLIED: Final = (
 
 
 def shortened(text: str) -> str:
-    """Return a rule's text without what nft writes by itself where it is implied: `tcp dport` for both conditions."""
+    """Return a rule's text without conditions that others imply: `tcp dport` for `meta l4proto tcp th dport`."""
     for condition, short in _IMPLIED:
         text = condition.sub(short, text)
     return text
@@ -56,9 +56,7 @@ def shortened(text: str) -> str:
 def _bracketed(expression: x.Expression) -> str:
     if isinstance(expression, x.Opaque):
         if expression.name in {"match", "target"}:  # of iptables-nft
-            raw = expression.raw
-            parts = {kind: raw[s:e] for kind, s, e in attributes(raw, 0, len(raw))}
-            name = parts.get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
+            name = parts(expression.raw).get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
             return f'xt {expression.name} "{name}"'
         return f"[ {expression.name} {expression.raw.hex()} ]"
     fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
@@ -69,10 +67,10 @@ class _Writer:
     def __init__(self, ip: str) -> None:
         self.words: list[str] = []
         self._ip = ip
-        self._terms: dict[int, _Term] = {}  # by the first of their slots of 4 bytes
+        self._terms: dict[int, _Term] = {}  # by their first slot
 
     def add(self, expression: x.Expression) -> None:
-        """Take in the next expression."""
+        """Print the next expression, or keep it in a register."""
         write = getattr(self, f"_{expression.KIND}", None) if expression.KIND else None
         try:
             if write is not None:
@@ -86,7 +84,7 @@ class _Writer:
         self._terms[_slot(register)] = term
 
     def _key(self, register: int) -> tuple[str, _Term]:
-        """Return what is in registers from this one on, and the first of it; they are free again."""
+        """Take the terms in registers from this one on; return their text, and the first term."""
         slot = _slot(register)
         first = self._terms[slot]
         words = []
@@ -108,7 +106,7 @@ class _Writer:
         self._load(register, _Term(whole, FIELDS[whole].type, _length(bare), load=bare))
 
     def _whole(self, part: x.Expression) -> str:
-        """Return the address whose first bytes are loaded, as for a network of whole bytes."""
+        """Return the field of which only the first bytes are loaded: an address, for a network of whole bytes."""
         if isinstance(part, x.Payload):
             for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
                 load = FIELDS[name].load
@@ -221,7 +219,7 @@ class _Writer:
         usual = 3 if self._ip == "ip" else 4
         if expression.type == 1:
             if self.words[-1:] == ["meta l4proto tcp"]:
-                self.words.pop()  # nft adds it by itself
+                self.words.pop()  # nft adds it itself
             self.words.append("reject with tcp reset")
         elif (expression.type, expression.code) == (0, usual):
             self.words.append("reject")
@@ -253,7 +251,7 @@ class _Writer:
 
 
 def _bare(expression: x.Expression) -> x.Expression:
-    """Return what loads something, without its register."""
+    """Return a loading expression without its register."""
     match expression:
         case x.Payload(base, offset, length):
             return x.Payload(base, offset, length)
@@ -305,7 +303,7 @@ def _masked(term: _Term, sign: str, value: bytes) -> str:
 
 
 def duration(milliseconds: int) -> str:
-    """Return a time as nft lists it: '1h30m', '5s'."""
+    """Return a time in nft's notation: '1h30m', '5s'."""
     seconds, rest = divmod(milliseconds, 1000)
     found = ""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

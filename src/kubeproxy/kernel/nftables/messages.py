@@ -1,7 +1,8 @@
-"""Messages that make tables, chains, rules and sets of nf_tables, of values; without sequence numbers.
+"""Messages that create, change and remove tables, chains, rules, sets, counters and flowtables of nf_tables.
 
-A set notes what its keys are made of in user data, in nft's own form, so that nft lists it as it was declared. Sources:
-src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of libnftnl 1.2.4.
+`nfnetlink.Transactions` commits them. A set has a description of its keys in its user data, in the format of nft, so
+that nft lists the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of
+libnftnl 1.2.4, nf_tables_parse_netdev_hooks of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -11,27 +12,35 @@ from collections.abc import Set as AbstractSet
 from itertools import count
 from typing import Final
 
-from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_REQUEST, attribute, nested
+from kubeproxy.kernel.netlink.protocol import (
+    attribute,
+    nested,
+    number_attribute,
+    text_attribute,
+)
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.elements import element_messages
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
-from kubeproxy.kernel.nftables.flowtables import flowtable_message, flowtable_removal
 from kubeproxy.kernel.nftables.nfnetlink import (
+    CREATE,
+    DELETE_CHAIN,
     DELETE_ELEMENT,
+    DELETE_FLOWTABLE,
     DELETE_OBJECT,
+    DELETE_RULE,
     DELETE_SET,
-    GENERIC,
+    DELETE_TABLE,
     NEW_CHAIN,
     NEW_ELEMENT,
+    NEW_FLOWTABLE,
     NEW_OBJECT,
+    NEW_RULE,
     NEW_SET,
     NEW_TABLE,
-    chain_removal,
-    element_messages,
-    in_set,
-    rule_message,
-    rules_removal,
-    text_attribute,
+    NLM_F_APPEND,
+    names,
+    nft_message,
 )
 from kubeproxy.kernel.nftables.tables import (
     ANONYMOUS,
@@ -39,7 +48,7 @@ from kubeproxy.kernel.nftables.tables import (
     COUNTED,
     MAP,
     VERDICT,
-    Chain,
+    ChainContents,
     Definition,
     Hook,
     SetForm,
@@ -53,48 +62,88 @@ _HOST_ENDIAN, _BIG_ENDIAN = 1, 2  # enum byteorder of nft
 _VERDICT_EXPRESSION, _CONCATENATED = 1, 13  # EXPR_... of nft
 _COUNTER: Final = 1  # NFT_OBJECT_COUNTER
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
+MOST_DEVICES: Final = 256
+"""The most interfaces in one message about a flowtable: NFT_NETDEVICE_MAX."""
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
-    """Return the message that makes a table; of one that is there it changes nothing."""
+    """Return the message that creates a table; it does not change an existing one."""
     payload = text_attribute(nfta.TABLE_NAME, table)
     if comment:
         payload += attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
     if flags:
-        payload += _number(nfta.TABLE_FLAGS, flags)
-    return _message(NEW_TABLE, family, payload)
+        payload += number_attribute(nfta.TABLE_FLAGS, flags)
+    return nft_message(NEW_TABLE, family, payload, CREATE)
 
 
-def counter_message(family: int, table: str, name: str, kind: int = NEW_OBJECT) -> bytes:
-    """Return the message that makes a named counter, or, with DELETE_OBJECT, removes one."""
-    names = text_attribute(nfta.OBJ_TABLE, table) + text_attribute(nfta.OBJ_NAME, name)
-    data = _number(nfta.OBJ_TYPE, _COUNTER) + (nested(nfta.OBJ_DATA) if kind == NEW_OBJECT else b"")
-    return _message(kind, family, names + data, NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_OBJECT else 0))
+def table_removal(family: int, table: str) -> bytes:
+    """Return the message that removes a table with all its contents."""
+    return nft_message(DELETE_TABLE, family, text_attribute(nfta.TABLE_NAME, table))
+
+
+def _counter_message(family: int, table: str, name: str) -> bytes:
+    kind = number_attribute(nfta.OBJ_TYPE, _COUNTER) + nested(nfta.OBJ_DATA)
+    return nft_message(NEW_OBJECT, family, names(table, name) + kind, CREATE)
+
+
+def _counter_removal(family: int, table: str, name: str) -> bytes:
+    return nft_message(DELETE_OBJECT, family, names(table, name) + number_attribute(nfta.OBJ_TYPE, _COUNTER))
+
+
+def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
+    """Return the message that creates a flowtable, or adds interfaces to it; it may have them already.
+
+    The kernel refuses the message if one of the interfaces is missing, and removes those that disappear later.
+    """
+    named = b"".join(text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
+    number, priority = number_attribute(nfta.HOOK_NUMBER, 0), number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
+    hook = nested(nfta.FLOWTABLE_HOOK, number, priority, nested(nfta.HOOK_DEVICES, named) if devices else b"")
+    return nft_message(NEW_FLOWTABLE, family, names(table, name) + hook, CREATE)
+
+
+def _flowtable_removal(family: int, table: str, name: str) -> bytes:
+    return nft_message(DELETE_FLOWTABLE, family, names(table, name))
 
 
 def chain_message(family: int, table: str, name: str, hook: Hook | None = None) -> bytes:
-    """Return the message that makes a chain."""
-    payload = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, name)
+    """Return the message that creates a chain."""
+    payload = names(table, name, nfta.CHAIN_NAME)
     if hook is not None:
         priority = attribute(nfta.HOOK_PRIORITY, hook.priority.to_bytes(4, "big", signed=True))
-        payload += nested(nfta.CHAIN_HOOK, _number(nfta.HOOK_NUMBER, hook.number), priority)
-        payload += _number(nfta.CHAIN_POLICY, not hook.drops) + text_attribute(nfta.CHAIN_TYPE, hook.kind)
-    return _message(NEW_CHAIN, family, payload)
+        payload += nested(nfta.CHAIN_HOOK, number_attribute(nfta.HOOK_NUMBER, hook.number), priority)
+        payload += number_attribute(nfta.CHAIN_POLICY, not hook.drops) + text_attribute(nfta.CHAIN_TYPE, hook.kind)
+    return nft_message(NEW_CHAIN, family, payload, CREATE)
+
+
+def chain_removals(family: int, table: str, chains: Iterable[str]) -> list[bytes]:
+    """Return the messages that remove chains with their rules; the chains may lead to each other."""
+    removed = list(chains)
+    rules = [rules_removal(family, table, chain) for chain in removed]
+    return [*rules, *(_chain_removal(family, table, chain) for chain in removed)]
+
+
+def _chain_removal(family: int, table: str, chain: str) -> bytes:
+    return nft_message(DELETE_CHAIN, family, names(table, chain, nfta.CHAIN_NAME))
+
+
+def rules_removal(family: int, table: str, chain: str) -> bytes:
+    """Return the message that removes all rules of a chain."""
+    return nft_message(DELETE_RULE, family, names(table, chain))
 
 
 def objects(family: int, table: str, made: Definition) -> list[bytes]:
-    """Return the messages that make sets, counters, flowtables and chains, without rules, in a table that is there."""
-    found = [made_set(family, table, spec) for spec in made.sets]
-    found += [counter_message(family, table, name) for name in made.counters]
+    """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
+    found = [_made_set(family, table, spec) for spec in made.sets]
+    found += [_counter_message(family, table, name) for name in made.counters]
     found += [flowtable_message(family, table, name, ()) for name in made.flowtables]
     return [*found, *(chain_message(family, table, name, chain.hook) for name, chain in made.chains.items())]
 
 
-def rules(family: int, table: str, chains: Mapping[str, Chain]) -> list[bytes]:
-    """Return the messages that append the rules of chains which are there."""
+def rules(family: int, table: str, chains: Mapping[str, ChainContents]) -> list[bytes]:
+    """Return the messages that append the rules of existing chains."""
     found: list[bytes] = []
     for name, chain in chains.items():
         for rule in chain.rules:
@@ -103,9 +152,10 @@ def rules(family: int, table: str, chains: Mapping[str, Chain]) -> list[bytes]:
 
 
 def changes(family: int, table: str, found: TableContents, wanted: Definition) -> list[bytes]:
-    """Return the messages that make of a table what is wanted, [] where it is that; what is alike stays as it is.
+    """Return the messages that turn the found contents of a table into the wanted ones; [] if they are equal.
 
-    The kernel refuses them (EBUSY) where an element of a map that stays leads to a chain that goes.
+    Equal objects stay untouched. The kernel refuses the messages (EBUSY) if an element of a map that stays leads to a
+    chain that is removed.
     """
     ours = wanted.contents
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
@@ -113,10 +163,10 @@ def changes(family: int, table: str, found: TableContents, wanted: Definition) -
     chains = {name for name, chain in other.items() if name not in ours.chains or chain.hook != ours.chains[name].hook}
     written = other.keys() | {name for name, chain in found.chains.items() if _uses(chain, sets | chains)}
     removed = [rules_removal(family, table, name) for name in written]
-    removed += [set_removal(family, table, name) for name in sets]
-    removed += [chain_removal(family, table, name) for name in chains]
-    removed += [counter_message(family, table, name, DELETE_OBJECT) for name in found.counters - ours.counters]
-    removed += [flowtable_removal(family, table, name) for name in found.flowtables - ours.flowtables]
+    removed += [nft_message(DELETE_SET, family, names(table, name)) for name in sets]
+    removed += [_chain_removal(family, table, name) for name in chains]
+    removed += [_counter_removal(family, table, name) for name in found.counters - ours.counters]
+    removed += [_flowtable_removal(family, table, name) for name in found.flowtables - ours.flowtables]
     missing = wanted._replace(
         sets=tuple([spec for spec in wanted.sets if spec.name in sets or spec.name not in found.sets]),
         chains={name: each for name, each in wanted.chains.items() if name in chains or name not in found.chains},
@@ -128,21 +178,15 @@ def changes(family: int, table: str, found: TableContents, wanted: Definition) -
     return [*removed, *objects(family, table, missing), *rules(family, table, texts)]
 
 
-def _uses(chain: Chain, names: AbstractSet[str]) -> bool:
+def _uses(chain: ChainContents, names: AbstractSet[str]) -> bool:
     """Return whether a rule of a chain refers to one of these sets, or leads to one of these chains."""
     return any(x.names_of(rule) & names for rule in chain.rules) if names else False
-
-
-def _message(kind: int, family: int, payload: bytes, flags: int = NLM_F_REQUEST | NLM_F_CREATE) -> bytes:
-    body = GENERIC.pack(family, 0, 0) + payload
-    return HEADER.pack(HEADER.size + len(body), kind, flags, 0, 0) + body
 
 
 # -- sets --------------------------------------------------------------------------------------------------------------
 
 
-def made_set(family: int, table: str, spec: SetSpec) -> bytes:
-    """Return the message that makes a set."""
+def _made_set(family: int, table: str, spec: SetSpec) -> bytes:
     notes = _note(0, _order(spec.key).to_bytes(4, "little"))
     if spec.data:
         notes += _note(1, _order(spec.data).to_bytes(4, "little"))
@@ -155,51 +199,42 @@ def made_set(family: int, table: str, spec: SetSpec) -> bytes:
 
 
 def _set(family: int, table: str, name: str, form: SetForm, notes: bytes, number: int = 0) -> bytes:
-    parts = [text_attribute(nfta.SET_TABLE, table), text_attribute(nfta.SET_NAME, name)]
-    parts.append(_number(nfta.SET_ID, number or _next_number()))
-    parts.append(_number(nfta.SET_FLAGS, form.flags & ~COUNTED))
-    parts += (_number(nfta.SET_KEY_TYPE, form.key_type), _number(nfta.SET_KEY_LENGTH, form.key_length))
+    parts = [names(table, name)]
+    parts.append(number_attribute(nfta.SET_ID, number or _next_number()))
+    parts.append(number_attribute(nfta.SET_FLAGS, form.flags & ~COUNTED))
+    numbers = [(nfta.SET_KEY_TYPE, form.key_type), (nfta.SET_KEY_LENGTH, form.key_length)]
     if form.flags & MAP:
-        parts += (_number(nfta.SET_DATA_TYPE, form.data_type), _number(nfta.SET_DATA_LENGTH, form.data_length))
-    described = _number(nfta.SET_DESC_SIZE, form.size) if form.size else b""
+        numbers += [(nfta.SET_DATA_TYPE, form.data_type), (nfta.SET_DATA_LENGTH, form.data_length)]
+    parts += [number_attribute(kind, value) for kind, value in numbers]
+    described = number_attribute(nfta.SET_DESC_SIZE, form.size) if form.size else b""
     if form.lengths:
-        lengths = (nested(nfta.LIST_ELEM, _number(nfta.SET_FIELD_LENGTH, each)) for each in form.lengths)
+        lengths = (nested(nfta.LIST_ELEM, number_attribute(nfta.SET_FIELD_LENGTH, each)) for each in form.lengths)
         described += nested(nfta.SET_DESC_CONCAT, *lengths)
     if described:
         parts.append(nested(nfta.SET_DESC, described))
     if form.timeout:
-        parts.append(attribute(nfta.SET_TIMEOUT, form.timeout.to_bytes(8, "big")))
+        parts.append(number_attribute(nfta.SET_TIMEOUT, form.timeout, 8))
     if form.flags & COUNTED:
         parts.append(nested(nfta.SET_EXPR, attribute(nfta.EXPR_NAME, b"counter\0"), nested(nfta.EXPR_DATA)))
     parts.append(attribute(nfta.SET_USERDATA, notes))
-    return _message(NEW_SET, family, b"".join(parts))
-
-
-def set_removal(family: int, table: str, name: str) -> bytes:
-    """Return the message that removes a set, to which no rule refers any more, with its elements."""
-    payload = text_attribute(nfta.SET_TABLE, table) + text_attribute(nfta.SET_NAME, name)
-    return _message(DELETE_SET, family, payload, NLM_F_REQUEST)
+    return nft_message(NEW_SET, family, b"".join(parts), CREATE)
 
 
 def emptied(family: int, table: str, name: str) -> bytes:
     """Return the message that removes all elements of a set."""
-    where = in_set(family, table, name)
-    return HEADER.pack(HEADER.size + len(where), DELETE_ELEMENT, NLM_F_REQUEST, 0, 0) + where
+    return nft_message(DELETE_ELEMENT, family, names(table, name))
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges of one field: where each begins, and, with True, the value behind
-    its last one.
+    """Return the messages that fill a set of ranges of one field.
+
+    `edges` are the first value of each range and, with True, the value after its last one.
     """
     elements = []
     for key, ends in sorted(edges):
-        flags = _number(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
+        flags = number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
         elements.append(nested(nfta.LIST_ELEM, nested(nfta.SET_ELEM_KEY, x.pack_value(key)), flags))
     return element_messages(NEW_ELEMENT, family, table, name, elements)
-
-
-def _number(kind: int, value: int) -> bytes:
-    return attribute(kind, value.to_bytes(4, "big"))
 
 
 def _next_number() -> int:
@@ -240,7 +275,7 @@ def _expression(kind: int, attributes: Sequence[int]) -> bytes:
 
 
 def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[bytes]:
-    """Yield the messages that append a rule, with the sets that belong to it."""
+    """Yield the messages that append a rule, with its anonymous sets."""
     packed = []
     for expression in rule:
         if isinstance(expression, x.Lookup) and isinstance(expression.set, x.Inline):
@@ -250,7 +285,8 @@ def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[byte
             packed.append(x.pack_lookup(expression, name, number))
         else:
             packed.append(x.pack(expression))
-    yield rule_message(family, table, chain, b"".join(packed))
+    payload = names(table, chain) + nested(nfta.RULE_EXPRESSIONS, *packed)
+    yield nft_message(NEW_RULE, family, payload, CREATE | NLM_F_APPEND)
 
 
 def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -> Iterator[bytes]:

@@ -1,7 +1,6 @@
-"""nf_tables over netlink: transactions of set elements, and reading tables, sets and their elements back.
+"""nf_tables over netlink: committing transactions, and reading tables, their rules and the names of their chains.
 
-Packs messages and speaks to the socket; what the elements mean is a backend's affair. Sources:
-include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18.
+Sources: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -9,37 +8,37 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink.protocol import (
-    ATTRIBUTE,
     HEADER,
-    NETLINK_CAP_ACK,
-    NETLINK_EXT_ACK,
-    NLA_F_NESTED,
+    NETLINK_NETFILTER,
     NLM_F_ACK,
+    NLM_F_CREATE,
     NLM_F_REQUEST,
     NLMSG_ERROR,
-    SOL_NETLINK,
+    READ_SIZE,
     Netlink,
     NetlinkError,
     acknowledgement,
-    attribute,
-    attributes,
-    grow_receive_buffer,
+    answers,
+    find,
     grow_send_buffer,
     messages,
-    nested,
+    netfilter_header,
+    open_socket,
+    parts,
+    text_attribute,
+    text_of,
     understood,
 )
 from kubeproxy.kernel.nftables import nfta
 
-NETLINK_NETFILTER: Final = 12
 SUBSYSTEM: Final = 10  # NFNL_SUBSYS_NFTABLES
-NLM_F_CREATE: Final = 0x400
 NLM_F_APPEND: Final = 0x800
+CREATE: Final = NLM_F_REQUEST | NLM_F_CREATE
 
 NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 GET_TABLE: Final = SUBSYSTEM << 8 | 1
@@ -48,15 +47,15 @@ NEW_CHAIN: Final = SUBSYSTEM << 8 | 3
 GET_CHAIN: Final = SUBSYSTEM << 8 | 4
 DELETE_CHAIN: Final = SUBSYSTEM << 8 | 5
 NEW_RULE: Final = SUBSYSTEM << 8 | 6
-DELETE_RULE: Final = SUBSYSTEM << 8 | 8
 GET_RULE: Final = SUBSYSTEM << 8 | 7
+DELETE_RULE: Final = SUBSYSTEM << 8 | 8
 NEW_SET: Final = SUBSYSTEM << 8 | 9
 GET_SET: Final = SUBSYSTEM << 8 | 10
 DELETE_SET: Final = SUBSYSTEM << 8 | 11
 NEW_ELEMENT: Final = SUBSYSTEM << 8 | 12
 GET_ELEMENT: Final = SUBSYSTEM << 8 | 13
 DELETE_ELEMENT: Final = SUBSYSTEM << 8 | 14
-GET_GENERATION: Final = SUBSYSTEM << 8 | 16
+_GET_GENERATION: Final = SUBSYSTEM << 8 | 16
 NEW_OBJECT: Final = SUBSYSTEM << 8 | 18
 GET_OBJECT: Final = SUBSYSTEM << 8 | 19
 DELETE_OBJECT: Final = SUBSYSTEM << 8 | 20
@@ -67,103 +66,27 @@ _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
 GENERIC: Final = struct.Struct("=BBH")
-"""What every message begins with, struct nfgenmsg: family, version, resource id."""
+"""The start of each message, struct nfgenmsg: family, version, resource id."""
 _DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
-_INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
-
-# A nested attribute's length has 16 bits; the list of a message's elements must stay under it.
-_LIST_LIMIT: Final = 60_000
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
 
 
-def element_messages(
-    kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
-) -> list[bytes]:
-    """Return the messages, without sequence numbers, that add (NEW_ELEMENT) or remove elements of one set.
-
-    `size` is that of each element when they are all alike; `elements` may then hold pieces of several elements.
-    `set_id` is the number under which the same transaction makes a set without a name.
-    """
-    flags = NLM_F_REQUEST | (NLM_F_CREATE if kind == NEW_ELEMENT else 0)
-    where = in_set(family, table, name)
-    if set_id:
-        where += attribute(nfta.SET_ELEM_LIST_SET_ID, set_id.to_bytes(4, "big"))
-    found = []
-    for chunk in _cut(b"".join(elements), size) if size else _chunks(elements):
-        payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk)
-        found.append(HEADER.pack(HEADER.size + len(payload), kind, flags, 0, 0) + payload)
-    return found
+def nft_message(kind: int, family: int, payload: bytes, flags: int = NLM_F_REQUEST) -> bytes:
+    """Return a message for `Transactions.commit`, which sets sequence numbers."""
+    return (
+        HEADER.pack(HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0) + netfilter_header(family) + payload
+    )
 
 
-def in_set(family: int, table: str, name: str) -> bytes:
-    """Return what a message about elements of a set begins with."""
-    names = text_attribute(nfta.SET_ELEM_LIST_TABLE, table) + text_attribute(nfta.SET_ELEM_LIST_SET, name)
-    return GENERIC.pack(family, 0, 0) + names
-
-
-def text_attribute(kind: int, text: str) -> bytes:
-    """Pack an attribute that holds a name."""
-    return attribute(kind, text.encode(errors=nfta.NOT_TEXT) + b"\0")
-
-
-def _cut(joined: bytes, size: int) -> Iterator[bytes]:
-    step = _LIST_LIMIT // size * size
-    for start in range(0, len(joined), step):
-        yield joined[start : start + step]
-
-
-def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
-    chunk: list[bytes] = []
-    used = 0
-    for element in elements:
-        if used + len(element) > _LIST_LIMIT:
-            yield b"".join(chunk)
-            chunk, used = [], 0
-        chunk.append(element)
-        used += len(element)
-    if chunk:
-        yield b"".join(chunk)
-
-
-def table_removal(family: int, name: str) -> bytes:
-    """Return the message that removes a table with all that is in it."""
-    payload = GENERIC.pack(family, 0, 0) + attribute(1, name.encode() + b"\0")
-    return HEADER.pack(HEADER.size + len(payload), DELETE_TABLE, NLM_F_REQUEST, 0, 0) + payload
-
-
-def chain_removals(family: int, table: str, names: Iterable[str]) -> list[bytes]:
-    """Return the messages that remove chains, which may lead to each other, with their rules."""
-    chains = list(names)
-    rules = [rules_removal(family, table, chain) for chain in chains]
-    return [*rules, *(chain_removal(family, table, chain) for chain in chains)]
-
-
-def rules_removal(family: int, table: str, chain: str) -> bytes:
-    """Return the message that removes all rules of a chain."""
-    names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, chain)
-    payload = GENERIC.pack(family, 0, 0) + names
-    return HEADER.pack(HEADER.size + len(payload), DELETE_RULE, NLM_F_REQUEST, 0, 0) + payload
-
-
-def chain_removal(family: int, table: str, chain: str) -> bytes:
-    """Return the message that removes a chain, to which nothing leads any more."""
-    names = text_attribute(nfta.CHAIN_TABLE, table) + text_attribute(nfta.CHAIN_NAME, chain)
-    payload = GENERIC.pack(family, 0, 0) + names
-    return HEADER.pack(HEADER.size + len(payload), DELETE_CHAIN, NLM_F_REQUEST, 0, 0) + payload
-
-
-def rule_message(family: int, table: str, chain: str, expressions: bytes) -> bytes:
-    """Return the message that appends a rule, of packed expressions as `Rule.raw` has them."""
-    names = text_attribute(nfta.RULE_TABLE, table) + text_attribute(nfta.RULE_CHAIN, chain)
-    payload = GENERIC.pack(family, 0, 0) + names + nested(nfta.RULE_EXPRESSIONS, expressions)
-    flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
-    return HEADER.pack(HEADER.size + len(payload), NEW_RULE, flags, 0, 0) + payload
+def names(table: str, name: str, number: int = 2) -> bytes:
+    """Return the attributes with the name of a table and of an object in it: those of most kinds are number 1 and 2."""
+    return text_attribute(1, table) + text_attribute(number, name)
 
 
 class Transactions:
-    """The socket that commits batches. Kept open for the life of a backend."""
+    """The socket that commits batches, kept open for the life of a backend."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -172,20 +95,9 @@ class Transactions:
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        try:
-            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, "cannot open an nf_tables socket") from error
-        try:
-            opened.bind((0, 0))
-            opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
-            opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            grow_send_buffer(opened, _SEND_BUFFER)
-            grow_receive_buffer(opened, _RECEIVE_BUFFER)
-            opened.settimeout(_TIMEOUT)
-        except OSError as error:
-            opened.close()
-            raise NetlinkError(error.errno or errno.EIO, "cannot set up an nf_tables socket") from error
+        opened = open_socket(NETLINK_NETFILTER, _RECEIVE_BUFFER)
+        grow_send_buffer(opened, _SEND_BUFFER)
+        opened.settimeout(_TIMEOUT)
         return cls(opened)
 
     def close(self) -> None:
@@ -194,18 +106,18 @@ class Transactions:
 
     @property
     def port(self) -> int:
-        """Return the number by which netlink knows this socket, in its network namespace."""
+        """The netlink port of this socket in its network namespace."""
         return int(self._socket.getsockname()[0])
 
     @property
     def room(self) -> int:
-        """Return how many bytes a transaction may have, about: less in a user namespace (net.core.wmem_max)."""
+        """About the most bytes of a transaction; less in a user namespace (net.core.wmem_max)."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> None:
         """Commit messages as one transaction: all of them or none.
 
-        Raises NetlinkError with the first complaint of the kernel, whose `code` is its errno.
+        Raises NetlinkError with the first refusal of the kernel.
         """
         if not parts:
             return
@@ -216,29 +128,27 @@ class Transactions:
         tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
         last = next(self._sequence) & 0x7FFFFFFF
         length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
-        # The last message asks for the acknowledgement: kernels before 6.10 send none for the end of a batch.
+        # The last message requests the acknowledgement: kernels before 6.10 send none for the end of a batch.
         final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
         try:
             self._settle(begin, last)
         except NetlinkError:
-            self._forget()
+            self._drain()
             raise
 
     def generation(self) -> int:
-        """Return the number of the ruleset's generation: every transaction that any program commits adds one."""
+        """Return the number of the ruleset's generation, to which each transaction of any program adds one."""
         sequence = next(self._sequence) & 0x7FFFFFFF
-        payload = GENERIC.pack(0, 0, 0)
-        self._send(HEADER.pack(HEADER.size + len(payload), GET_GENERATION, NLM_F_REQUEST, sequence, 0) + payload)
+        request = nft_message(_GET_GENERATION, 0, b"")
+        self._send(HEADER.pack(len(request), _GET_GENERATION, NLM_F_REQUEST, sequence, 0) + request[HEADER.size :])
         while True:
             data = self._receive()
             for at in messages(data):
                 if at.sequence == sequence and at.kind == NLMSG_ERROR:
                     raise NetlinkError(acknowledgement(data, at)[0], "cannot read the nf_tables generation")
-                if at.sequence == sequence:
-                    for kind, start, end in attributes(data, at.start + GENERIC.size, at.end):
-                        if kind == nfta.GEN_ID:
-                            return int.from_bytes(data[start:end], "big")
+                if at.sequence == sequence and (place := find(data, at.start + GENERIC.size, at.end, nfta.GEN_ID)):
+                    return int.from_bytes(data[slice(*place)], "big")
 
     def _send(self, data: bytes) -> None:
         try:
@@ -249,20 +159,20 @@ class Transactions:
 
     def _receive(self) -> bytes:
         try:
-            return self._socket.recv(1 << 16)
+            return self._socket.recv(READ_SIZE)
         except OSError as error:
             code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
             raise NetlinkError(code, "no answer from nf_tables") from error
 
-    def _forget(self) -> None:
-        """Read what a failed transaction left: its refusals may have been too many for the buffer.
+    def _drain(self) -> None:
+        """Discard the answers to a failed transaction, of which there may be more than the receive buffer takes.
 
-        Until that is empty the kernel drops all further answers without a word (NETLINK_S_CONGESTED).
+        Until it is empty, the kernel drops all further answers silently (NETLINK_S_CONGESTED).
         """
         self._socket.setblocking(False)
         while True:
             try:
-                self._socket.recv(1 << 16)
+                self._socket.recv(READ_SIZE)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -271,7 +181,7 @@ class Transactions:
         self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> None:
-        """Read answers until the last message's; an answer to the begin message ends the transaction as well."""
+        """Read answers up to that of the last message; a refusal of the begin message ends the transaction as well."""
         complaint: tuple[int, str] | None = None
         while True:
             data = self._receive()
@@ -287,15 +197,15 @@ class Transactions:
                     return
 
 
-# What follows reads through `link` where it is given. Who reads often should keep one: the kernel settles pending work
-# whenever a netfilter socket is closed, and the next transaction of anybody waits 10 to 30 ms (nft_rcv_nl_event).
+# The readers below use `link` if it is given, else a socket of their own. Frequent callers should keep one: closing a
+# netfilter socket makes the next transaction of any program wait for 10 to 30 ms (nft_rcv_nl_event).
 
 
 class TableHeader(NamedTuple):
-    """A table as the kernel has it; another handle is another table. A dormant one does nothing.
+    """A table: a new one of the same name has another handle. A dormant table does nothing.
 
-    `owner` is the netlink port of the one socket that may change it (flags owner), 0 for a table that anybody may. It
-    is a number that the socket's program chose, or that of its process.
+    `owner` is the netlink port of the only socket that may change it (flag owner), 0 if all may. Programs choose this
+    number; by default it is the process number.
     """
 
     handle: int
@@ -306,10 +216,10 @@ class TableHeader(NamedTuple):
 
 @understood("nf_tables")
 def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | None:
-    """Return a table, None when it is missing."""
-    for data, start, end in _dump(GET_TABLE, family, b"", "nf_tables tables", link):
-        found = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-        if found.get(nfta.TABLE_NAME) == name.encode() + b"\0":
+    """Return a table, None if it is missing."""
+    for place in dump(GET_TABLE, family, b"", "nf_tables tables", link):
+        found = parts(*place)
+        if text_of(found.get(nfta.TABLE_NAME, b"")) == name:
             handle, flags, owner = (
                 int.from_bytes(found.get(k, b""), "big")
                 for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS, nfta.TABLE_OWNER)
@@ -326,7 +236,7 @@ def _comment(userdata: bytes) -> str:
 
 
 class Rule(NamedTuple):
-    """A rule's chain and handle; `raw` are its expressions as the kernel sent them."""
+    """A rule's chain and handle; `raw` are its packed expressions."""
 
     chain: str
     handle: int
@@ -340,30 +250,38 @@ def rules(family: int, table_name: str, link: Netlink | None = None, chain: str 
     if chain:
         request += text_attribute(nfta.RULE_CHAIN, chain)
     found = []
-    for data, start, end in _dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link):
-        parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-        name = parts[nfta.RULE_CHAIN].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
-        handle = int.from_bytes(parts[nfta.RULE_HANDLE], "big")
-        found.append(Rule(name, handle, parts.get(nfta.RULE_EXPRESSIONS, b"")))
+    for place in dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link):
+        one = parts(*place)
+        handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
+        found.append(Rule(text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b"")))
     return found
 
 
 def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
-    """Return the handles of a table's rules in order: any rule added, replaced or removed changes them."""
+    """Return the handles of a table's rules in order; adding, replacing or removing a rule changes them."""
     return tuple(rule.handle for rule in rules(family, table_name, link))
 
 
-def chains(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
-    """Return the names of a table's chains."""
-    return frozenset(_names(GET_CHAIN, family, table_name, nfta.CHAIN_NAME, "nf_tables chains", link))
+@understood("chains of nf_tables")
+def chain_names(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
+    """Return the names of a table's chains. Raises NetlinkError."""
+    return frozenset(text_of(parts(*place)[nfta.CHAIN_NAME]) for place in chain_places(family, table_name, link))
+
+
+def chain_places(family: int, table_name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the attributes of a table's chains; of all tables for ''."""
+    first = text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
+    # The name of the table comes first: the chains of other tables, maybe 100,000, are not parsed.
+    places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
+    return (place for place in places if place[0].startswith(first, place[1]))
 
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
-    """Return whether a table has a chain; costs the same whatever else is in there. Raises NetlinkError."""
-    request = text_attribute(nfta.CHAIN_TABLE, table_name) + text_attribute(nfta.CHAIN_NAME, chain)
-    with Netlink.open(NETLINK_NETFILTER) as link:
+    """Return whether a table has a chain, without a dump of all chains. Raises NetlinkError."""
+    with Netlink.open() as link:
         try:
-            link.ask(GET_CHAIN, GENERIC.pack(family, 0, 0) + request, f"chain {chain}")
+            request = netfilter_header(family) + names(table_name, chain, nfta.CHAIN_NAME)
+            link.ask(GET_CHAIN, request, f"chain {chain}")
         except NetlinkError as error:
             if error.code != errno.ENOENT:
                 raise
@@ -371,88 +289,10 @@ def has_chain(family: int, table_name: str, chain: str) -> bool:
     return True
 
 
-def _names(
-    kind: int, family: int, table_name: str, name_attribute: int, what: str, link: Netlink | None
-) -> Iterator[str]:
-    wanted, asked = table_name.encode() + b"\0", (nfta.CHAIN_TABLE, name_attribute)
-    with understood(what):
-        for data, start, end in _dump(kind, family, b"", what, link):
-            found = {k: data[s:e] for k, s, e in attributes(data, start, end) if k in asked}
-            if found.get(nfta.CHAIN_TABLE) == wanted:
-                yield found[name_attribute].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)
-
-
-class Element(NamedTuple):
-    """An element as the kernel has it: packed key and data (a verdict's chain name for verdict maps).
-
-    Times are in milliseconds, 0 where the set has none. The key of an interval is its first value and its last one; in
-    a set of single values it is two elements, of which the second `ends` it: it has the first value behind.
-    """
-
-    key: bytes
-    data: bytes
-    timeout: int
-    expires: int
-    ends: bool = False
-
-
-def elements(family: int, table_name: str, set_name: str, link: Netlink | None = None) -> Iterator[Element]:
-    """Yield the elements of a set. Raises NetlinkError, with code ENOENT when the set is missing."""
-    for data, start, end in element_lists(family, table_name, set_name, link):
-        for _, first, last in attributes(data, start, end):
-            yield element_of(data, first, last)
-
-
-def element_lists(
-    family: int, table_name: str, set_name: str, link: Netlink | None = None
-) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError as `elements`."""
-    request = text_attribute(nfta.SET_ELEM_LIST_TABLE, table_name) + text_attribute(nfta.SET_ELEM_LIST_SET, set_name)
-    for data, start, end in _dump(GET_ELEMENT, family, request, f"elements of {set_name}", link):
-        for kind, s, e in attributes(data, start, end):
-            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                yield data, s, e
-
-
-def element_of(data: bytes, start: int, end: int) -> Element:
-    """Return the element whose attributes are in data[start:end]."""
-    key = end_key = value = b""
-    timeout = expires = flags = 0
-    for kind, s, e in attributes(data, start, end):
-        if kind == nfta.SET_ELEM_KEY:
-            key = data[s + ATTRIBUTE.size : e]
-        elif kind == nfta.SET_ELEM_DATA:
-            value = _value(data, s, e)
-        elif kind == nfta.SET_ELEM_KEY_END:
-            end_key = data[s + ATTRIBUTE.size : e]
-        elif kind == nfta.SET_ELEM_TIMEOUT:
-            timeout = int.from_bytes(data[s:e], "big")
-        elif kind == nfta.SET_ELEM_EXPIRATION:
-            expires = int.from_bytes(data[s:e], "big")
-        elif kind == nfta.SET_ELEM_FLAGS:
-            flags = int.from_bytes(data[s:e], "big")
-    return Element(key + end_key, value, timeout, expires, bool(flags & _INTERVAL_END))
-
-
-def _value(data: bytes, start: int, end: int) -> bytes:
-    for kind, s, e in attributes(data, start, end):
-        if kind == nfta.DATA_VALUE:
-            return data[s:e]
-        for inner, first, last in attributes(data, s, e):
-            if inner == nfta.VERDICT_CHAIN:
-                return data[first:last].rstrip(b"\0")
-    return b""
-
-
-def _dump(kind: int, family: int, request: bytes, what: str, link: Netlink | None) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the attributes of each entry; without a socket to use, through one of its own."""
-    payload = GENERIC.pack(family, 0, 0) + request
+def dump(kind: int, family: int, request: bytes, what: str, link: Netlink | None) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the attributes of each entry of a dump. Raises NetlinkError."""
+    payload = netfilter_header(family) + request
     if link is not None:
-        buffers = link.dump_all(kind, payload, what)
-    else:
-        with Netlink.open(NETLINK_NETFILTER) as own:
-            buffers = own.dump_all(kind, payload, what)
-    for data in buffers:
-        for at in messages(data):
-            if at.kind >> 8 == SUBSYSTEM:
-                yield data, at.start + GENERIC.size, at.end
+        return answers(link.dump_all(kind, payload, what), GENERIC.size)
+    with Netlink.open() as own:
+        return answers(own.dump_all(kind, payload, what), GENERIC.size)

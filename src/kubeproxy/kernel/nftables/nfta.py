@@ -1,14 +1,11 @@
 """The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 
-In each kind of message the attributes begin anew at 1.
+They start at 1 again in each kind of message.
 """
 
 from __future__ import annotations
 
 from typing import Final
-
-NOT_TEXT: Final = "surrogateescape"
-"""How a name is decoded, and packed again: others may give any bytes."""
 
 TABLE_NAME: Final = 1
 TABLE_FLAGS: Final = 2
@@ -24,6 +21,11 @@ CHAIN_POLICY: Final = 5
 CHAIN_TYPE: Final = 7
 HOOK_NUMBER: Final = 1
 HOOK_PRIORITY: Final = 2
+HOOK_DEVICES: Final = 3
+HOOK_DEVICE: Final = 1
+FLOWTABLE_TABLE: Final = 1
+FLOWTABLE_NAME: Final = 2
+FLOWTABLE_HOOK: Final = 3
 
 RULE_TABLE: Final = 1
 RULE_CHAIN: Final = 2
@@ -64,7 +66,7 @@ SET_ELEM_EXPR: Final = 7
 SET_ELEM_KEY_END: Final = 10
 
 LIST_ELEM: Final = 1
-"""Each entry of a list: the elements of a set, the expressions of a rule."""
+"""An entry of a list, such as the elements of a set or the expressions of a rule."""
 
 DATA_VALUE: Final = 1
 DATA_VERDICT: Final = 2
@@ -91,7 +93,6 @@ OBJ_NAME: Final = 2
 OBJ_TYPE: Final = 3
 OBJ_DATA: Final = 4
 
-# Expressions, each with a name and attributes of its own.
 EXPR_NAME: Final = 1
 EXPR_DATA: Final = 2
 COUNTER_BYTES: Final = 1
@@ -99,4 +100,4 @@ COUNTER_PACKETS: Final = 2
 MATCH_NAME: Final = 1
 MATCH_REV: Final = 2
 MATCH_INFO: Final = 3
-"""Of targets as well: NFTA_TARGET_NAME, NFTA_TARGET_REV, NFTA_TARGET_INFO (nf_tables_compat.h)."""
+"""Equal to NFTA_TARGET_NAME, NFTA_TARGET_REV, NFTA_TARGET_INFO (nf_tables_compat.h)."""

@@ -1,4 +1,4 @@
-"""Whether nf_tables can be used here, and tables of a name removed from both families."""
+"""A check that nf_tables works, and the removal of a table from both families."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Final
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables.messages import table_removal
 from kubeproxy.kernel.proc.modules import kernel_version
 
 _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
-"""What a kernel without nf_tables says, or without nfnetlink at all."""
+"""Errors of a kernel without nf_tables, or without nfnetlink."""
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported when nf_tables cannot be used here. `otherwise` says what to do about an old kernel."""
+    """Raise Unsupported unless nf_tables works and the kernel is new enough; `otherwise` is the fix for an old one."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))
@@ -26,7 +27,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
     try:
         nfnetlink.table(socket.AF_INET, "kube-proxy")
     except NetlinkError as error:
-        reason = str(error).replace(": ", ", ")  # what is before the first ": " is what lacks, the rest its fix
+        reason = str(error).replace(": ", ", ")  # the text after the first ": " is the fix
         raise Unsupported(
             f"nf_tables does not answer ({reason}): load the kernel module nf_tables (modprobe nf_tables), "
             "and give the process the capability CAP_NET_ADMIN"
@@ -34,7 +35,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
 
 
 def remove_table(name: str) -> list[str]:
-    """Remove the table of this name from both families, where it is there; return what could not be removed."""
+    """Remove the table of this name from both families, if it exists; return the errors."""
     failures = []
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -45,13 +46,9 @@ def remove_table(name: str) -> list[str]:
                 failures.append(f"cannot look for the table {name}: {error}")
             continue
         try:
-            _remove(family, name)
+            with closing(nfnetlink.Transactions.open()) as transactions:
+                transactions.commit([table_removal(family, name)])
         except ApplyError as error:
-            if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program was faster
+            if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program removed it
                 failures.append(f"cannot remove the table {name}: {error}")
     return failures
-
-
-def _remove(family: int, name: str) -> None:
-    with closing(nfnetlink.Transactions.open()) as transactions:
-        transactions.commit([nfnetlink.table_removal(family, name)])

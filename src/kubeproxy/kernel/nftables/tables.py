@@ -1,33 +1,50 @@
-"""A table of nf_tables as a value: its sets, named counters, flowtables, and chains with their rules. And reading it.
+"""A table of nf_tables as a value: its sets, named counters, flowtables, and chains with their rules; and reading it.
 
-Sources: nf_tables_fill_chain_info, nf_tables_fill_set in net/netfilter/nf_tables_api.c of Linux 6.18.
+Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
+Linux 6.18.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, understood
-from kubeproxy.kernel.nftables import chains, counters, expressions, flowtables, nfnetlink, nfta
+from kubeproxy.kernel.netlink.protocol import (
+    Netlink,
+    NetlinkError,
+    attributes,
+    find,
+    parts,
+    text_attribute,
+    text_of,
+    understood,
+)
+from kubeproxy.kernel.nftables import expressions, nfnetlink, nfta
+from kubeproxy.kernel.nftables.elements import element_lists
 from kubeproxy.kernel.nftables.fields import FIELDS, VERDICTS, Field, padded
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, text_attribute
+from kubeproxy.kernel.nftables.nfnetlink import GET_FLOWTABLE, GET_OBJECT, GET_SET, chain_places, dump
 
+HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
+"""Names of hooks by number (enum nf_inet_hooks)."""
+TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+"""Names of families by number (NFPROTO_... in linux/netfilter.h)."""
 ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC, CONCATENATION, COUNTED = 1, 2, 4, 8, 16, 32, 128, 256
-"""Flags of sets (NFT_SET_...); COUNTED: each element counts packets (NFT_SET_EXPR)."""
+"""Flags of sets (NFT_SET_...). COUNTED: each element counts packets (NFT_SET_EXPR)."""
 VERDICT: Final = ("verdict",)
 """The data of a map to verdicts."""
 
-_BITS: Final = 6  # of each type in that of a concatenation
+_TYPE_BITS: Final = 6  # of each field's type in the type of a concatenation
+_DROP: Final = 0  # NF_DROP
 
 
 class SetForm(NamedTuple):
-    """What the kernel knows of a set: flags; types and lengths (bytes) of keys and data; size, timeout in ms (0: none).
+    """The kernel's form of a set: flags, types and lengths (bytes) of keys and data, size, timeout in ms (0: none).
 
-    `lengths` are those of a key's fields where ranges are kept of several fields.
+    `lengths` are those of the key's fields, if the set has ranges of several fields.
     """
 
     flags: int
@@ -41,8 +58,9 @@ class SetForm(NamedTuple):
 
 
 class SetSpec(NamedTuple):
-    """A set or map as it is declared: of what keys and data consist (names of fields.FIELDS, or VERDICT), and more as
-    SetForm has it. MAP and CONCATENATION among the flags follow from that. `merges`: nft joins ranges that touch.
+    """A declared set or map: the fields of keys and data (names of fields.FIELDS, or VERDICT), and more as in SetForm.
+
+    The flags MAP and CONCATENATION follow from the fields. `merges`: nft joins adjacent ranges.
     """
 
     name: str
@@ -55,12 +73,12 @@ class SetSpec(NamedTuple):
 
     @property
     def keyword(self) -> str:
-        """Return 'map' or 'set'."""
+        """'map' or 'set'."""
         return "map" if self.data else "set"
 
     @property
     def form(self) -> SetForm:
-        """Return what the kernel knows of it."""
+        """The kernel's form of it."""
         key, key_length = _layout(self.key)
         flags, data, data_length = self.flags, 0, 0
         lengths: tuple[int, ...] = ()
@@ -82,13 +100,13 @@ def _layout(names: tuple[str, ...]) -> tuple[int, int]:
     """Return the type and the length in bytes of a concatenation, or of a single field."""
     kind = 0
     for field in fields(names):
-        kind = kind << _BITS | field.type
+        kind = kind << _TYPE_BITS | field.type
     sizes = [field.size for field in fields(names)]
     return kind, sizes[0] if len(sizes) == 1 else sum(map(padded, sizes))
 
 
 class Hook(NamedTuple):
-    """Where a base chain hangs: its type ('filter', 'nat'), the number of its hook, its priority, and its policy."""
+    """The place of a base chain: its type ('filter', 'nat'), the number of its hook, its priority, and its policy."""
 
     kind: str
     number: int
@@ -96,33 +114,33 @@ class Hook(NamedTuple):
     drops: bool = False
 
 
-class Chain(NamedTuple):
-    """A chain: its hook, None for one that is jumped to; its rules, with the sets that belong to them (Inline)."""
+class ChainContents(NamedTuple):
+    """A chain: its hook, None unless it is a base chain, and its rules, with their anonymous sets (Inline)."""
 
     hook: Hook | None
     rules: tuple[expressions.Rule, ...]
 
 
 class Definition(NamedTuple):
-    """All that is made of a table but the elements of its named sets."""
+    """A table to create, without the elements of its named sets."""
 
     sets: tuple[SetSpec, ...]
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, ChainContents]
     counters: tuple[str, ...] = ()
     flowtables: tuple[str, ...] = ()
 
     @property
     def contents(self) -> TableContents:
-        """Return what the kernel has of a table that is made so."""
+        """The contents of the table once it is created."""
         sets = {spec.name: spec.form for spec in self.sets}
         return TableContents(sets, self.chains, frozenset(self.counters), frozenset(self.flowtables))
 
 
 class TableContents(Struct, frozen=True):
-    """All of a table but the elements of its named sets, and the interfaces of its flowtables."""
+    """The contents of a table, without the elements of its named sets and the interfaces of its flowtables."""
 
     sets: Mapping[str, SetForm]
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, ChainContents]
     counters: frozenset[str] = frozenset()
     flowtables: frozenset[str] = frozenset()
 
@@ -132,60 +150,105 @@ class TableContents(Struct, frozen=True):
 
 @understood("a table of nf_tables")
 def read(family: int, table: str, link: Netlink) -> TableContents:
-    """Return what there is of a table; nothing at all of one that is missing. Raises ApplyError."""
+    """Return the contents of a table, empty if it is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
-    hooks = read_hooks(family, table, link)
+    hooks = {one.name: one.hook for one in listed_chains(link, family, table)}
     rules: dict[str, list[expressions.Rule]] = {name: [] for name in hooks}
     for rule in nfnetlink.rules(family, table, link):
-        whole = tuple([_whole(each, family, table, sets, link) for each in expressions.parse(rule.raw)])
-        rules.setdefault(rule.chain, []).append(whole)
+        rules.setdefault(rule.chain, []).append(_whole(rule.raw, family, table, sets, link))
     named = {name: form for name, form in sets.items() if not form.flags & ANONYMOUS}
-    found = {name: Chain(hooks.get(name), tuple(its)) for name, its in rules.items()}
-    others = frozenset(counters.packets(family, table, link)), flowtables.names(family, table, link)
-    return TableContents(named, found, *others)
+    found = {name: ChainContents(hooks.get(name), tuple(its)) for name, its in rules.items()}
+    return TableContents(
+        named, found, frozenset(counter_packets(family, table, link)), _flowtables(family, table, link)
+    )
 
 
 @understood("rules of nf_tables")
 def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
-    """Return the rules of one chain of any program, by handle. Raises NetlinkError."""
+    """Return the rules of one chain of any program by handle. Raises NetlinkError."""
     sets = read_sets(family, table, link)
-    return {
-        rule.handle: tuple([_whole(each, family, table, sets, link) for each in expressions.parse(rule.raw)])
-        for rule in nfnetlink.rules(family, table, link, chain)
-    }
+    rules = nfnetlink.rules(family, table, link, chain)
+    return {rule.handle: _whole(rule.raw, family, table, sets, link) for rule in rules}
 
 
-def read_hooks(family: int, table: str, link: Netlink) -> dict[str, Hook | None]:
-    """Return the hooks of a table's chains by name, None for a chain that is jumped to. Raises NetlinkError."""
-    return {
-        one.name: Hook(one.kind, one.base.hook, one.base.priority, one.drops) if one.base is not None else None
-        for one in chains.chains(link, family)
-        if one.table == table
-    }
+class ListedChain(NamedTuple):
+    """A chain: the number of its family, its table, name, handle, and hook, None unless it is a base chain.
+
+    A new chain of the same name has another handle.
+    """
+
+    family: int
+    table: str
+    name: str
+    handle: int
+    hook: Hook | None
 
 
-def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
-    """Return a table's sets and maps by name, those of its rules (ANONYMOUS) among them. Raises NetlinkError."""
-    request = GENERIC.pack(family, 0, 0) + text_attribute(nfta.SET_TABLE, table)
-    found = {}
-    with understood("sets of nf_tables"):
-        for data in link.dump_all(GET_SET, request, "nf_tables sets"):
-            for at in messages(data):
-                if at.kind >> 8 == SUBSYSTEM:
-                    parts = {kind: data[s:e] for kind, s, e in attributes(data, at.start + GENERIC.size, at.end)}
-                    found[parts[nfta.SET_NAME].rstrip(b"\0").decode(errors=nfta.NOT_TEXT)] = _form(parts)
+@understood("chains of nf_tables")
+def listed_chains(link: Netlink, family: int = 0, table: str = "") -> list[ListedChain]:
+    """Return the chains of a table ('' for all), of a family (0 for all). Raises NetlinkError."""
+    found = []
+    for data, start, end in chain_places(family, table, link):
+        one = parts(data, start, end)
+        hook = None
+        if nfta.CHAIN_HOOK in one:
+            place = parts(one[nfta.CHAIN_HOOK])
+            priority = int.from_bytes(place.get(nfta.HOOK_PRIORITY, b""), "big", signed=True)
+            drops = int.from_bytes(one.get(nfta.CHAIN_POLICY, b"\1"), "big") == _DROP
+            kind = text_of(one.get(nfta.CHAIN_TYPE, b""))
+            hook = Hook(kind, int.from_bytes(place.get(nfta.HOOK_NUMBER, b""), "big"), priority, drops)
+        of_table, name = text_of(one[nfta.CHAIN_TABLE]), text_of(one[nfta.CHAIN_NAME])
+        # struct nfgenmsg, which precedes the attributes, begins with the family.
+        found.append(ListedChain(data[start - 4], of_table, name, int.from_bytes(one[nfta.CHAIN_HANDLE], "big"), hook))
     return found
 
 
-def _form(parts: Mapping[int, bytes]) -> SetForm:
-    def number(kind: int) -> int:
-        return int.from_bytes(parts.get(kind, b""), "big")
+def chains_by_name(family: int, table: str, link: Netlink) -> dict[str, ListedChain]:
+    """Return the chains of a table by name. Raises NetlinkError."""
+    return {one.name: one for one in listed_chains(link, family, table)}
 
-    described = parts.get(nfta.SET_DESC, b"")
-    desc = {kind: described[s:e] for kind, s, e in attributes(described, 0, len(described))}
+
+@understood("counters of nf_tables")
+def counter_packets(family: int, table: str, link: Netlink) -> dict[str, int]:
+    """Return the packets that each named counter of a table has counted; empty if it is missing. Raises ApplyError."""
+    found: dict[str, int] = {}
+    request = text_attribute(nfta.OBJ_TABLE, table)
+    for data, start, end in dump(GET_OBJECT, family, request, f"the counters of table {table}", link):
+        one = parts(data, start, end)
+        place = find(data, start, end, nfta.OBJ_DATA, nfta.COUNTER_PACKETS)
+        if place is not None and text_of(one[nfta.OBJ_TABLE]) == table:
+            found[text_of(one[nfta.OBJ_NAME])] = int.from_bytes(data[slice(*place)], "big")
+    return found
+
+
+@understood("flowtables of nf_tables")
+def _flowtables(family: int, table: str, link: Netlink) -> frozenset[str]:
+    """Return the names of a table's flowtables; none if the kernel does not support them. Raises NetlinkError."""
+    try:
+        places = dump(GET_FLOWTABLE, family, text_attribute(nfta.FLOWTABLE_TABLE, table), "flowtables", link)
+    except NetlinkError as error:
+        if error.code != errno.EOPNOTSUPP:
+            raise
+        return frozenset()
+    found = [parts(*place) for place in places]
+    return frozenset(text_of(one[nfta.FLOWTABLE_NAME]) for one in found if text_of(one[nfta.FLOWTABLE_TABLE]) == table)
+
+
+@understood("sets of nf_tables")
+def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
+    """Return a table's sets and maps by name, with those of its rules (ANONYMOUS). Raises NetlinkError."""
+    places = dump(GET_SET, family, text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
+    return {text_of(one[nfta.SET_NAME]): _form(one) for one in (parts(*place) for place in places)}
+
+
+def _form(one: Mapping[int, bytes]) -> SetForm:
+    def number(kind: int) -> int:
+        return int.from_bytes(one.get(kind, b""), "big")
+
+    desc = parts(one.get(nfta.SET_DESC, b""))
     data = number(nfta.SET_DATA_TYPE)
     return SetForm(
-        flags=number(nfta.SET_FLAGS) | (COUNTED if nfta.SET_EXPR in parts else 0),
+        flags=number(nfta.SET_FLAGS) | (COUNTED if nfta.SET_EXPR in one else 0),
         key_type=number(nfta.SET_KEY_TYPE),
         key_length=number(nfta.SET_KEY_LENGTH),
         data_type=data,
@@ -203,26 +266,28 @@ def _lengths(data: bytes) -> Iterator[int]:
                 yield int.from_bytes(data[first:last], "big")
 
 
-def _whole(
-    expression: expressions.Expression, family: int, table: str, sets: Mapping[str, SetForm], link: Netlink
-) -> expressions.Expression:
-    """Return an expression with what is in a set that belongs to its rule."""
-    if not isinstance(expression, expressions.Lookup) or not isinstance(expression.set, str):
-        return expression
-    form = sets.get(expression.set)
-    if form is None or not form.flags & ANONYMOUS:
-        return expression
-    elements = frozenset(_elements(family, table, expression.set, link))
-    return replace(expression, set=expressions.Inline(form.key_type, form.key_length, form.data_type, elements))
+def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: Netlink) -> expressions.Rule:
+    """Return a rule with the contents of its anonymous sets."""
+    found: list[expressions.Expression] = []
+    for one in expressions.parse(raw):
+        if isinstance(one, expressions.Lookup) and isinstance(one.set, str):
+            form = sets.get(one.set)
+            if form is not None and form.flags & ANONYMOUS:
+                elements = frozenset(_elements(family, table, one.set, link))
+                inline = expressions.Inline(form.key_type, form.key_length, form.data_type, elements)
+                found.append(replace(one, set=inline))
+                continue
+        found.append(one)
+    return tuple(found)
 
 
 def _elements(
     family: int, table: str, name: str, link: Netlink
 ) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
-    """Yield keys, in whole registers, and data of a set's elements."""
-    for data, first, last in nfnetlink.element_lists(family, table, name, link):
+    """Yield keys, padded to whole registers, and data of a set's elements."""
+    for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
-            parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-            key = expressions.parse_value(parts.get(nfta.SET_ELEM_KEY, b""))  # none of one that matches all the rest
+            one = parts(data, start, end)
+            key = expressions.parse_value(one.get(nfta.SET_ELEM_KEY, b""))  # b'' for the catch-all element
             assert isinstance(key, bytes)  # noqa: S101 - no key is a verdict
-            yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(parts.get(nfta.SET_ELEM_DATA, b""))
+            yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(one.get(nfta.SET_ELEM_DATA, b""))

@@ -1,8 +1,8 @@
-"""The kernel's own tracing of packets through nf_tables: marks a flow for it, and reads what is announced.
+"""The kernel's traces of packets through nf_tables: rules that mark a flow for tracing, and the announced steps.
 
-What marks packets stands in a table that belongs to a socket of this process (flags owner, Linux 5.12): it goes when
-that is closed, however the process ends. Sources: net/netfilter/nf_tables_trace.c, nft_rcv_nl_event of
-nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
+The marking rules are in a table that belongs to a socket of this process (flag owner, Linux 5.12): the kernel removes
+it when the socket is closed, so also when the process is killed. Sources: net/netfilter/nf_tables_trace.c,
+nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -14,25 +14,13 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.announcements import Announcements
-from kubeproxy.kernel.netlink.protocol import (
-    Closing,
-    Netlink,
-    NetlinkError,
-    attributes,
-    messages,
-    understood,
-)
+from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, messages, parts, understood
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.chains import HOOKS, BaseChain, chains
 from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
 from kubeproxy.kernel.nftables.messages import appended, chain_message, table_message
-from kubeproxy.kernel.nftables.nfnetlink import (
-    GENERIC,
-    SUBSYSTEM,
-    Transactions,
-)
-from kubeproxy.kernel.nftables.tables import Hook
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, SUBSYSTEM, Transactions
+from kubeproxy.kernel.nftables.tables import HOOKS, Hook, listed_chains
 
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
@@ -43,13 +31,13 @@ PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)
 
 REQUESTS: Final = "requests-"
 ANSWERS: Final = "answers-"
-"""How the names of the chains begin that mark packets."""
+"""Prefixes of the names of the chains that mark packets."""
 _BEFORE_ALL: Final = -350  # before raw, which is at -300
 _TRACKED: Final = -190  # after connection tracking, which is at -200
 _TCP: Final = 6
 
-# A packet that begins a connection passes all the rules; of others a few suffice.
-_FIRST_PACKETS: Final = 20  # a second
+# The first packet of a connection passes all rules; a few of the others suffice.
+_FIRST_PACKETS: Final = 20  # traced per second, at most
 _OTHER_PACKETS: Final = 2
 
 # enum nft_meta_keys and nft_ct_keys
@@ -58,10 +46,10 @@ _CT_DIRECTION, _CT_SOURCE, _CT_DESTINATION, _CT_PROTOCOL, _CT_PORT = 1, 8, 9, 10
 _REGISTER: Final = 1
 
 
-class Flow(NamedTuple):
-    """The packets to mark: from a packed address, or from anywhere (b''), to an address, protocol and port.
+class TracedFlow(NamedTuple):
+    """The packets to trace: from a packed address, b'' for any, to an address, protocol and port.
 
-    `hooks` are where they are met: PREROUTING, OUTPUT.
+    `hooks` are those at which they are marked: PREROUTING, OUTPUT.
     """
 
     source: bytes
@@ -72,7 +60,7 @@ class Flow(NamedTuple):
 
 
 def _is(load: x.Expression, value: bytes) -> x.Rule:
-    """Return the match of what an expression loads into the register."""
+    """Return expressions that compare a loaded value."""
     return load, x.Compare(_REGISTER, 0, value)
 
 
@@ -93,7 +81,7 @@ _FIRST_OF_TCP: Final[x.Rule] = (
 
 
 def _traced(per_second: int) -> x.Rule:
-    """Return what sets the mark, on so many packets a second at most."""
+    """Return expressions that mark packets for tracing, so many per second at most."""
     return (
         x.Limit(per_second, 1, per_second),
         x.Immediate(_REGISTER, b"\1"),
@@ -101,7 +89,7 @@ def _traced(per_second: int) -> x.Rule:
     )
 
 
-def _requests_of(flow: Flow) -> x.Rule:
+def _requests_of(flow: TracedFlow) -> x.Rule:
     source, destination = (12, 16) if len(flow.destination) == 4 else (8, 24)
     return (
         *_is(x.Meta(_META_L4PROTO, _REGISTER), bytes([flow.protocol])),
@@ -111,7 +99,7 @@ def _requests_of(flow: Flow) -> x.Rule:
     )
 
 
-def _answers_of(flow: Flow) -> x.Rule:
+def _answers_of(flow: TracedFlow) -> x.Rule:
     return (
         *_ct(_CT_DIRECTION, b"\1"),
         *_ct(_CT_PROTOCOL, bytes([flow.protocol]), 0),
@@ -121,8 +109,8 @@ def _answers_of(flow: Flow) -> x.Rule:
     )
 
 
-def marking(flow: Flow, table: str) -> list[bytes]:
-    """Return the messages that make the table which marks a flow, and the answers to it."""
+def marking(flow: TracedFlow, table: str) -> list[bytes]:
+    """Return the messages that create the table which marks the packets of a flow, and the answers to them."""
     family = 2 if len(flow.destination) == 4 else 10
 
     def chain(name: str, hook: int, priority: int) -> bytes:
@@ -146,15 +134,15 @@ def marking(flow: Flow, table: str) -> list[bytes]:
 
 
 class Mark(Closing):
-    """Marks a flow while it is open."""
+    """Marks the packets of a flow until it is closed."""
 
     def __init__(self, transactions: Transactions, table: str) -> None:
         self._transactions = transactions
         self.table = table
 
     @classmethod
-    def open(cls, flow: Flow) -> Self:
-        """Begin, in the caller's network namespace. Raises Unsupported where the kernel cannot, NetlinkError else."""
+    def open(cls, flow: TracedFlow) -> Self:
+        """Start, in the caller's network namespace. Raises Unsupported if the kernel cannot trace."""
         table = f"kube-proxy-trace-{os.getpid()}"
         transactions = Transactions.open()
         try:
@@ -169,12 +157,12 @@ class Mark(Closing):
         return cls(transactions, table)
 
     def close(self) -> None:
-        """Let go of the table, which removes it."""
+        """Close the socket that owns the table, which removes it."""
         self._transactions.close()
 
 
 class Headers(NamedTuple):
-    """A packet where it enters a hook: addresses packed, ports 0 where there are none, TCP flags, interfaces ('')."""
+    """A packet that enters a hook: packed addresses, ports (0 for none), TCP flags, interfaces (index or 0)."""
 
     source: bytes
     source_port: int
@@ -187,10 +175,11 @@ class Headers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that a packet met: a rule that matched, or a chain's end ('policy') or that of a chain jumped to.
+    """A step of a packet: a rule that matched ('rule'), the end of a base chain ('policy') or of another ('return').
 
-    `packet` tells packets apart. `verdict` is the kernel's (0 drop, 1 accept, 2 stolen, 3 queue; below 0 it goes on),
-    `leads_to` the chain of a jump or goto. `headers` are given with the first step in each base chain.
+    `packet` is the same number in all steps of a packet. `verdict` is 0 for drop, 1 accept, 2 stolen, 3 queue; below 0
+    the packet goes on. `leads_to` is the chain of a jump or goto. The first step in each base chain has
+    `headers`.
     """
 
     packet: int
@@ -208,30 +197,27 @@ _KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
 
 
 class Traces(Closing):
-    """Listens to the traces of a network namespace, those that others asked for included.
-
-    `lost` counts how often some were lost.
-    """
+    """Receives the traces of a network namespace, also those that other programs requested."""
 
     def __init__(self, announced: Announcements) -> None:
         self._announced = announced
 
     @classmethod
     def open(cls) -> Self:
-        """Listen from now on, in the caller's network namespace. Raises NetlinkError."""
+        """Receive traces from now on, in the caller's network namespace. Raises NetlinkError."""
         return cls(Announcements.open("traces", (_GROUP,), _RECEIVE_BUFFER))
 
     @property
     def lost(self) -> int:
-        """How often some were lost."""
+        """How often the kernel dropped some, as too many came."""
         return self._announced.lost
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the socket."""
         self._announced.close()
 
     def until(self, end: float) -> Iterator[Step]:
-        """Yield what packets meet until `end`, of time.monotonic(). Raises NetlinkError."""
+        """Yield the steps of packets until `end`, of time.monotonic(). Raises NetlinkError."""
         with understood("traced packets"):
             for data in self._announced.until(end):
                 for at in messages(data):
@@ -241,7 +227,7 @@ class Traces(Closing):
 
 def read(data: bytes, start: int, end: int) -> Step:
     """Return the step in a message's payload."""
-    found = {kind: data[s:e] for kind, s, e in attributes(data, start + GENERIC.size, end)}
+    found = parts(data, start + GENERIC.size, end)
     verdict, leads_to = _verdict(found.get(nfta.TRACE_VERDICT, b""))
     kind = _KINDS.get(_number(found.get(nfta.TRACE_TYPE, b"")), "rule")
     if kind == "policy":
@@ -261,8 +247,8 @@ def read(data: bytes, start: int, end: int) -> Step:
 
 
 def _verdict(data: bytes) -> tuple[int, str]:
-    parts = {kind: data[s:e] for kind, s, e in attributes(data, 0, len(data))}
-    return _signed(parts.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff")), _name(parts.get(nfta.VERDICT_CHAIN, b""))
+    found = parts(data)
+    return _signed(found.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff")), _name(found.get(nfta.VERDICT_CHAIN, b""))
 
 
 def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Headers | None:
@@ -298,6 +284,6 @@ def _name(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 
-def base_chains(link: Netlink) -> dict[tuple[int, str, str], BaseChain]:
-    """Return all chains that hang at a hook, by family, table and name. Raises ApplyError."""
-    return {(one.family, one.table, one.name): one.base for one in chains(link) if one.base is not None}
+def base_chains(link: Netlink) -> dict[tuple[int, str, str], Hook]:
+    """Return the hooks of all base chains, by family, table and name. Raises ApplyError."""
+    return {(one.family, one.table, one.name): one.hook for one in listed_chains(link) if one.hook is not None}

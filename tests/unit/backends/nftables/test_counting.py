@@ -9,7 +9,7 @@ from kubeproxy.backends.nftables import counting
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals, connections
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, service_key, slot_bytes
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nftables.counts import Count
+from kubeproxy.kernel.nftables.elements import ElementCount
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.report.registry import MetricRegistry
@@ -35,7 +35,7 @@ class Kernel:
         if name in self.refused:
             raise ApplyError("no such table")
         there = [(key, *self.elements[name, key]) for key in keys if (name, key) in self.elements]
-        return [Count(key, data, packets, 60 * packets) for key, data, packets in there]
+        return [ElementCount(key, data, packets, 60 * packets) for key, data, packets in there]
 
     def close(self):
         pass

@@ -12,7 +12,7 @@ from kubeproxy.backends.nftables.forwarding import Devices, within
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.errors import ApplyError
 from kubeproxy.features import FAST_FORWARDING, Forwarding
-from kubeproxy.kernel.nftables.flowtables import MOST_DEVICES
+from kubeproxy.kernel.nftables.messages import MOST_DEVICES
 from kubeproxy.model.world import Settings
 from support.nft_text import skeleton
 from support.nftables_plans import V4, WORLD

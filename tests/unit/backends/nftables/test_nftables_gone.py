@@ -8,7 +8,7 @@ from kubeproxy.backends.nftables import gone
 from kubeproxy.backends.nftables.gone import GONE, MOST, GoneEndpoints
 from kubeproxy.backends.nftables.layout import service_key
 from kubeproxy.features import RESETS
-from kubeproxy.kernel.nftables.nfnetlink import Element
+from kubeproxy.kernel.nftables.elements import Element
 from kubeproxy.model.addresses import PORT_BYTES, pack
 from kubeproxy.model.gone import Departed
 from support.nftables_ground import resync, sync

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.nftables import messages
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from support.cluster_objects import HERE, endpoint, parsed, service, world
@@ -67,7 +68,7 @@ def test_a_failed_sync_leaves_the_kernel_as_it_was_and_a_resync_mends_it(ground)
     before = ground.contents()
     del plans["default", "a"]
     plans["default", "new"] = plans_of("new", 7)
-    with pytest.raises(nfnetlink.NetlinkError):
+    with pytest.raises(NetlinkError):
         sync(backend, (("default", "a"), ()), (("default", "new"), plans["default", "new"]))
     assert ground.contents() == before
     resync(backend, plans)
@@ -222,9 +223,9 @@ def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(
 
 
 def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
-    removals = nfnetlink.chain_removals
+    removals = messages.chain_removals
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
-    monkeypatch.setattr(nfnetlink, "chain_removals", lambda *where: removals(*where)[-1:])  # with the rules to it there
+    monkeypatch.setattr(messages, "chain_removals", lambda *where: removals(*where)[-1:])  # with the rules to it there
     backend = ground.start()
     plans = {("default", "a"): sticky("a", 1, 4, 10)}
     resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})

@@ -9,7 +9,7 @@ from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
-from kubeproxy.kernel.nftables.tables import Chain, Hook
+from kubeproxy.kernel.nftables.tables import ChainContents, Hook
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
@@ -115,7 +115,7 @@ def test_what_is_nobodys_and_what_all_share(wanted):
     table.sets["pod-services-dropped"][pack("10.96.9.9") + KEY[4:]] = b""
     table.sets["nodeport-ips"] = {}
     first, *_ = RULES["carry-pod"].rules
-    table.chains = {**RULES, "carry-pod": Chain(None, (first,)), "mine": Chain(None, ())}
+    table.chains = {**RULES, "carry-pod": ChainContents(None, (first,)), "mine": ChainContents(None, ())}
     table.chains["filter-input"] = RULES["filter-input"]._replace(hook=Hook("filter", 1, 0, drops=True))
     found = shown(table, wanted)
     assert {finding.service for finding in found} == {None}
