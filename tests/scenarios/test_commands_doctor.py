@@ -132,6 +132,54 @@ async def test_rules_of_another_mode_are_named(live: Live) -> None:
     await healthy(live)
 
 
+@modes("iptables-nft", "iptables-legacy", "userspace")
+async def test_rules_of_each_other_mode_are_named(live: Live) -> None:
+    chain = "KUBE-SVC-AAAAAAAAAAAAAAAA"
+    tables = [name for name in ("kube-proxy", "kube-proxy-userspace") if not name.endswith(live.mode.name)]
+    others = [f"iptables-{one}" for one in ("nft", "legacy") if one != live.mode.variant]
+
+    async def check() -> str:
+        for command in others:  # again: a proxy that has just started removes them once
+            await live.cluster.exec("node", [command, "-t", "nat", "-N", chain])
+        for name in tables:
+            await live.nft(f"add table ip {name}; add chain ip {name} services")
+        status, text = await live.ask("doctor")
+        wanted = [f"left by another kube-proxy: nf_tables table ip {name}" for name in tables]
+        if live.mode.variant:
+            wanted.append("both variants of iptables have a kube-proxy's IPv4 chains: ")
+        else:
+            wanted += [f"left by another kube-proxy: 1 chains KUBE-... of {command}" for command in others]
+        return "" if status == 1 and all(sentence in text for sentence in wanted) else text
+
+    try:
+        await live.eventually(check)
+    finally:
+        for command in others:
+            await live.cluster.exec("node", [command, "-t", "nat", "-X", chain])
+        for name in tables:
+            await live.nft(f"add table ip {name}; delete table ip {name}")
+    await healthy(live)
+
+
+@NFTABLES
+async def test_an_interface_of_pods_that_is_down_is_named(live: Live) -> None:
+    await live.run("ip", "link", "add", "spare0", "type", "bridge")
+    await live.run("ip", "addr", "add", "10.244.200.1/32", "dev", "spare0")
+    try:
+        what = "spare0, which has the address 10.244.200.1 of the pod network, is down"
+        await named(live, "interfaces", what, "ip link set spare0 up")
+        await live.run("ip", "link", "set", "spare0", "up")
+        await healthy(live)  # a bridge without pods has no carrier
+        status, text = await live.ask(
+            "plan", "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "spare1"
+        )
+        named_there = "x  pods of this node count as outside: there is no interface spare1" in text
+        assert (status, named_there) == (1, True), text
+    finally:
+        await live.run("ip", "link", "del", "spare0")
+    await healthy(live)
+
+
 @NFTABLES
 async def test_a_table_that_another_program_owns(bare: Live) -> None:
     await bare.start()

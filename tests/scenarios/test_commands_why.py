@@ -9,10 +9,10 @@ import pytest
 
 from kubeproxy.commands.completion import names
 from lab.probes import Answer
-from support.live import Live
+from support.live import Front, Live
 from support.modes import modes
 
-pytestmark = modes("nftables", "iptables-nft", "userspace")
+pytestmark = modes("nftables", "iptables-nft", "iptables-legacy", "userspace")
 
 
 async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
@@ -45,7 +45,7 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
     await live.expect(front, {"pod": "a1 b1"})
     asked = ("why", live.ips["pod"]["IPv4"], f"{front.address}:80")
 
-    async def stopped(said: str, fix: str = "Fix: ", modes: str = "nftables iptables-nft") -> str:
+    async def stopped(said: str, fix: str = "Fix: ", modes: str = "nftables iptables-nft iptables-legacy") -> str:
         """Return what is wrong with the answer; in other modes than these nothing stops the connection."""
         status, text = await live.ask(*asked)
         stops = live.mode.name in modes.split()
@@ -84,6 +84,7 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         await live.nft(f"add rule inet guard mine ip daddr {live.ips['b1']['IPv4']} drop")
         status, text = await live.ask("why", "node", "default/stopped:80")
         assert (status, f"chain mine: {drops} output" in text) == (1, True), text
+        await live.nft("flush chain inet guard mine")
         await live.nft("flush chain inet guard guard")
         await live.nft(
             f"add rule inet guard guard tcp dport {{ 22, 3000 }} ip daddr {{ {live.ips['b1']['IPv4']} }} drop"
@@ -106,7 +107,7 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
     try:
         drops = f"drops what goes to {front.address}:80 at the hook"
         await live.nft(f"add rule inet early come ip daddr {front.address} tcp dport 80 drop")
-        everywhere = "nftables iptables-nft userspace"
+        everywhere = "nftables iptables-nft iptables-legacy userspace"
         await live.eventually(lambda: stopped(f"x  table inet early, chain come: {drops} prerouting", modes=everywhere))
         assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0
         await live.nft(f"add rule inet early leave ip daddr {front.address} tcp dport 80 drop")
@@ -120,6 +121,55 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
         return "" if status == 0 else text
 
     await live.eventually(fine)
+
+
+async def test_what_stops_real_packets_is_named(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # connections end at the proxy
+    live.service("met", "b1", type="LoadBalancer")
+    front, pod, end = live.front("met"), live.ips["pod"]["IPv4"], live.ips["b1"]["IPv4"]
+    command = f"iptables-{live.mode.variant or 'nft'}"
+    where = "iptables-legacy -t filter" if command == "iptables-legacy" else "table ip filter"
+
+    async def answer(client: str, place: Front, *said: str) -> None:
+        async def check() -> str:
+            status, text = await live.ask("why", client, f"{place.address}:80", "--no-probe")
+            return "" if status == bool(said) and all(one in text for one in said) else f"{status} {text}"
+
+        await live.eventually(check)
+
+    await live.expect(front, {"pod": "b1"})
+    await answer(pod, front)
+    for rule, named in (
+        (f"-d {end}", f"drops what goes to {end}:3000"),
+        (f"-s {end}", f"drops the answers of {end}:3000"),
+        (f"-d {end} -i eth+", ""),
+        ("-d 10.0.0.0/8 ! -o lo -m conntrack --ctstate NEW", f"drops what goes to {end}:3000"),
+    ):
+        await live.cluster.exec("node", [command, "-I", "FORWARD", *rule.split(), "-j", "DROP"])
+        try:
+            await live.expect(front, {"pod": "timeout"} if named else {"pod": "b1"})
+            await answer(pod, front, *([f"x  {where}, chain FORWARD: {named}"] if named else []))
+        finally:
+            await live.cluster.exec("node", [command, "-D", "FORWARD", *rule.split(), "-j", "DROP"])
+    await live.run("sysctl", "-w", "net.ipv4.ip_forward=0")
+    try:
+        await live.expect(front, {"pod": "timeout"})
+        await answer(pod, front, "x  net.ipv4.ip_forward is 0: ")
+    finally:
+        await live.run("sysctl", "-w", "net.ipv4.ip_forward=1")
+    await live.expect(front, {"pod": "b1"})
+    await answer(pod, front)
+    live.service("kept", "b1", type="LoadBalancer", loadBalancerSourceRanges=["198.18.0.0/15"])
+    await live.until(lambda: live.cluster.get("services", "kept")["status"]["loadBalancer"].get("ingress"), "a VIP")
+    balancer = live.front("kept", "loadbalancer")
+    await live.expect(balancer, {"outside": "timeout", "pod": "timeout"})
+    outside = live.ips["outside"]["IPv4"]
+    await answer(outside, balancer, "is not among the source ranges (198.18.0.0/15)", f"Fix: add {outside}/32 to")
+    await answer(pod, balancer, "is not among the source ranges (198.18.0.0/15)", "Fix: have pods use the Service's")
+    live.endpoints("met", "")
+    await live.expect(front, {"pod": "refused"})
+    await answer(pod, front, "refused", "no EndpointSlice of default/met has an IPv4 endpoint")
 
 
 async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
