@@ -22,8 +22,7 @@ from bench.report import Column, Report, Row
 from bench.runs import Run
 from bench.worker import another_namespace
 from kubeproxy.backends.iptables.backend import IptablesBackend, writer_of
-from kubeproxy.backends.iptables.options import Options
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, StartOptions
 from kubeproxy.backends.iptables.watch import watch
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.kernel.xtables.xtables import Commands, Writer
@@ -154,7 +153,7 @@ def _again(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ..
 
 def _opened(commands: Commands, *, idle: bool = False) -> tuple[Recorder, IptablesBackend]:
     recorder = Recorder(commands, idle=idle)
-    options = Options(localhost_nodeports=True, liberal=False, counters=False)
+    options = StartOptions(localhost_nodeports=True, liberal=False, counters=False)
     return recorder, IptablesBackend(recorder, proxy.world(), options, Silent(), watch(recorder), recorder)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.found import FoundTable, as_saved
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.kernel.xtables.xtables import Commands, Table
 from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
@@ -164,10 +164,10 @@ class FakeWatch:
     def close(self) -> None: ...
 
 
-def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: Options | None = None):
+def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: StartOptions | None = None):
     """A backend on fake tables, which are its `tables`."""
     commands = FakeCommands(family, uses_nft)
-    options = options or Options(True, False, True)
+    options = options or StartOptions(True, False, True)
     made = IptablesBackend(commands, world, options, Told(), FakeWatch(commands), commands)
     made.tables = commands.tables
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
@@ -16,7 +16,7 @@ from support.fake_tables import backend as fake_backend
 from support.fake_tables import parsed as saved
 from support.namespaces import run
 
-OPTIONS = Options(localhost_nodeports=True, liberal=False, counters=False)
+OPTIONS = StartOptions(localhost_nodeports=True, liberal=False, counters=False)
 _BARE = world()
 WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
 SHARED_CHAINS = frozenset(chain for _, chain in SHARED)

@@ -10,7 +10,6 @@ from support.places import ROOT
 SHARED = frozenset(
     [
         "Layout",
-        "Options",
         "Table",
     ]
 )

@@ -53,6 +53,36 @@ MARK: Final = "KUBE-MARK-MASQ"
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
+_TABLES: Final = frozenset({"nat", "filter", "mangle"})
+_DECISIONS: Final = {
+    "KUBE-SERVICES": "which Service has this address",
+    "KUBE-EXTERNAL-SERVICES": "whether somebody serves this address",
+    "KUBE-NODEPORTS": "which Service has this NodePort",
+    "KUBE-NODE-PORT": "which Service has this NodePort",
+    "KUBE-LOAD-BALANCER": "whether the source ranges let the client in",
+    "KUBE-SOURCE-RANGES-FIREWALL": "whether the source ranges let the client in",
+    "KUBE-PROXY-FIREWALL": "whether the source ranges let the client in",
+    "KUBE-POSTROUTING": "whether the source becomes this node's",
+    "KUBE-FORWARD": "connections of Services are passed on",
+    "KUBE-MARK-MASQ": "the source is to become this node's",
+    "KUBE-SVC-": "an endpoint is picked",
+    "KUBE-SVL-": "an endpoint on this node is picked",
+    "KUBE-SEP-": "the endpoint",
+    "KUBE-EXT-": "it is an address for clients from outside",
+    "KUBE-FW-": "whether the source ranges let the client in",
+}
+
+
+def decision(table: str, chain: str) -> str | None:
+    """Return what a chain decides, None for one that is not a kube-proxy's."""
+    if table not in _TABLES:
+        return None
+    key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
+    if key in _DECISIONS:
+        return _DECISIONS[key]
+    return "kube-proxy's own" if key in CHAINS or key in PREFIXES else None
+
+
 def is_ours(chain: str) -> bool:
     """Return whether a chain of iptables is a kube-proxy's, by its name."""
     return chain in CHAINS or chain.startswith(PREFIXES)

@@ -305,7 +305,7 @@ class Mode(NamedTuple):
 
     def decision(self, table: str, chain: str) -> str | None:
         """Return what a chain of netfilter decides, in words, None for one that is not of this mode."""
-        words: str | None = import_module(f"{self.room}.decisions").decision(table, chain)
+        words: str | None = import_module(f"{self.room}.cleanup").decision(table, chain)
         return words
 
     def cleanup(self, keeps: Keeps = keeps_nothing) -> list[str]:

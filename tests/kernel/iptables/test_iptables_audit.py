@@ -10,9 +10,8 @@ from msgspec import structs
 from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.names import chain_hashes
-from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, StartOptions
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.xtables import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family
@@ -58,7 +57,7 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
     for detector in (Detector("network", pods), Detector("bridge", "cni0"), Detector("prefix", "veth")):
         ours = structs.replace(WORLD.of(family), detector=detector, nodeport_ips=None)
         world = structs.replace(WORLD, **{"ipv4" if family is Family.IPV4 else "ipv6": ours})
-        made = IptablesBackend.open(commands, world, Options(True, detector.kind == "network", False), Told())
+        made = IptablesBackend.open(commands, world, StartOptions(True, detector.kind == "network", False), Told())
         list(made.resync(wanted))
         assert suspects(made) == []
         made.close()
@@ -68,7 +67,9 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
 def test_rules_with_packet_counters_are_printed_as_expected(variant, family):
     assert nfacct.ensure(LOCALHOST_COUNTER)
     assert nfacct.ensure(INVALID_COUNTER)
-    made = IptablesBackend.open(iptables_variant.commands(family, variant), WORLD, Options(True, False, True), Told())
+    made = IptablesBackend.open(
+        iptables_variant.commands(family, variant), WORLD, StartOptions(True, False, True), Told()
+    )
     list(made.resync(state() if family is Family.IPV4 else {}))
     assert suspects(made) == []
     made.close()

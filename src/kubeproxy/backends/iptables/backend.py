@@ -14,13 +14,12 @@ from itertools import chain
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.iptables import counters, skeleton
+from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.audit import Audit
 from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans
 from kubeproxy.backends.iptables.found import FoundTable, Place, read
-from kubeproxy.backends.iptables.metrics import Metrics
+from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
-from kubeproxy.backends.iptables.options import Options
 from kubeproxy.backends.iptables.render import Style
 from kubeproxy.backends.iptables.restores import (
     Work,
@@ -31,7 +30,7 @@ from kubeproxy.backends.iptables.restores import (
     one_restore,
     several_restores,
 )
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, RuleSettings, SharedChain
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, RuleSettings, SharedChain, StartOptions
 from kubeproxy.backends.iptables.stale import Removal, Stale
 from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
@@ -70,7 +69,7 @@ class IptablesBackend:
         self,
         commands: Commands,
         world: Globals,
-        options: Options,
+        options: StartOptions,
         metrics: Metrics,
         watching: Watch,
         writer: Writer,
@@ -96,7 +95,7 @@ class IptablesBackend:
         self._loopback_tried = False
 
     @classmethod
-    def open(cls, commands: Commands, world: Globals, options: Options, metrics: Metrics) -> Self:
+    def open(cls, commands: Commands, world: Globals, options: StartOptions, metrics: Metrics) -> Self:
         """Return one for the network namespace of the caller. Raises ApplyError."""
         return cls(commands, world, options, metrics, watch(commands), writer_of(commands))
 
@@ -188,7 +187,7 @@ class IptablesBackend:
 
     def _resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         if self._options.counters is None:
-            self._options = self._options._replace(counters=counters.ensure(self._metrics))
+            self._options = self._options._replace(counters=make_counters(self._metrics))
             self._settings = self._settings_of(self._world)
         removal = Removal.TOGETHER
         while True:
@@ -385,7 +384,7 @@ class IptablesBackend:
         return shared | self._fixed
 
 
-def settings_of(commands: Commands, world: Globals, options: Options) -> RuleSettings:
+def settings_of(commands: Commands, world: Globals, options: StartOptions) -> RuleSettings:
     """Return what the shared rules of a family depend on."""
     family = commands.family
     ips = (world.of(family) or FamilyGlobals()).nodeport_ips

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, is_ours, remove_iptables_rules
+from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision, is_ours, remove_iptables_rules
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
+
+__all__ = ["cleanup", "decision", "traces"]
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:

@@ -5,10 +5,16 @@ Counted from any thread. Failures begin with 0: an alert on a rate sees no count
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
+from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.mode import RESTORE_FAILURES, Registry
+from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.model.addresses import Family
+
+log = logging.getLogger("kubeproxy.iptables")
 
 FAMILY = "ip_family"
 
@@ -71,3 +77,27 @@ class Metrics:
         """Ask these functions from now on for what the kernel has counted; they must be quick and not raise."""
         self._invalid_dropped.labels().follow(invalid_dropped)
         self._localhost_accepted.labels().follow(localhost_accepted)
+
+
+def make_counters(metrics: Metrics) -> bool | None:
+    """Make the counters, and have them asked for; return whether the kernel has them, None when it could not say."""
+    try:
+        there = nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)
+    except ApplyError as error:
+        log.warning("No packet counters for now, the next full sync asks again error=%r", str(error))
+        return None
+    if there:
+        metrics.follow_packets(_reader(INVALID_COUNTER), _reader(LOCALHOST_COUNTER))
+    else:
+        log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")
+    return there
+
+
+def _reader(counter: str) -> Callable[[], float]:
+    def read() -> float:
+        try:
+            return nfacct.packets(counter)
+        except ApplyError:
+            return 0.0
+
+    return read

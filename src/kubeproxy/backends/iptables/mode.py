@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 
 from kubeproxy.backends import leftovers
-from kubeproxy.backends.iptables import counters
 from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend, settings_of, style_of
+from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.examine import IptablesExaminer, in_use, printer
 from kubeproxy.backends.iptables.found import read_some
-from kubeproxy.backends.iptables.metrics import Metrics
-from kubeproxy.backends.iptables.options import Options, names_loopback
-from kubeproxy.backends.iptables.weight import weigh
-from kubeproxy.backends.mode import Operations, Registry
+from kubeproxy.backends.iptables.metrics import Metrics, make_counters
+from kubeproxy.backends.iptables.render import Dispatch, Style
+from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.mode import Operations, Registry, Weight
+from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.iptables_info import TableInfo
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.addresses import Family, parse_networks, within
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -101,7 +102,7 @@ def _commands(family: Family) -> Commands:
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IptablesBackend]:
     metrics = Metrics(registry, world.families)
-    options = Options(config.iptables.localhost_node_ports, _is_liberal(), counters.ensure(metrics))
+    options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), make_counters(metrics))
     backends = [IptablesBackend.open(_commands(family), world, options, metrics) for family in world.families]
     log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
     return backends
@@ -115,7 +116,7 @@ def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) ->
     commands = in_use(family)
     # A kernel may have the counters without their match, and the proxy goes on without them then.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
-    options = Options(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
+    options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     settings = settings_of(commands, world, options)
     return IptablesExaminer(commands, settings, style_of(settings, world), printer(commands))
 
@@ -154,15 +155,40 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
         _check_version(xtables.commands(there[0]))
 
 
+def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
+    """Return whether NodePorts answer on 127.0.0.1 by nodePortAddresses: unset, or with a network that has it."""
+    addresses = spelled_out(nodeport_addresses)
+    networks = parse_networks(addresses, Family.IPV4)
+    if not networks:
+        return "primary" not in addresses  # no network of the family counts as all of them
+    return within(b"\x7f\0\0\1", networks)
+
+
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
-    wanted = config.iptables.localhost_node_ports and names_loopback(config.node_port_addresses)
+    wanted = config.iptables.localhost_node_ports and _names_loopback(config.node_port_addresses)
     return [(ROUTE_LOCALNET, 1)] if wanted else []
+
+
+def _weigh(
+    world: Globals,
+    family: Family,
+    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
+    local: Sequence[bytes],  # noqa: ARG001 - see backends.mode.Weigh
+) -> Weight:
+    """See backends.mode.Weigh."""
+    ours = world.of(family) or FamilyGlobals()
+    contents = Contents(Style.of(family, ours.detector, localhost_counter=False))
+    own = {name: tuple(plan for plan in plans if plan.key.family is family) for name, plans in wanted.items()}
+    contents.load(own)
+    rules = sum(rules.count("\n") for chains in contents.own_chains() for rules in chains.values())
+    rules += sum(contents.shared(position).count("\n") for position in range(len(Dispatch._fields)))
+    return Weight(rules, "rules")
 
 
 OPERATIONS = Operations(
     _check,
     _look,
-    weigh,
+    _weigh,
     _open,
     _examine,
     sysctls=_sysctls,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.render import INVALID_COUNTER
 from kubeproxy.backends.rules import Jump
-from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.addresses import Family, is_loopback, unpack
 
 CANARY: Final = "KUBE-PROXY-CANARY"
 CANARY_TABLES: Final = ("mangle", "nat", "filter")
@@ -62,6 +62,25 @@ class SharedChain(NamedTuple):
     def text(self) -> str:
         """Return all rules."""
         return "".join(self.blocks) + self.last
+
+
+class StartOptions(NamedTuple):
+    """What is taken from the configuration and the node once, at the start.
+
+    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: nfacct is there.
+
+    `counters` is None while the kernel could not be asked.
+    """
+
+    localhost_nodeports: bool
+    liberal: bool
+    counters: bool | None
+
+    def localhost(self, nodeport_ips: tuple[bytes, ...] | None) -> bool:
+        """Return whether NodePorts answer on loopback, given the addresses they answer on (None for all)."""
+        if not self.localhost_nodeports:
+            return False
+        return nodeport_ips is None or any(map(is_loopback, nodeport_ips))
 
 
 class RuleSettings(NamedTuple):

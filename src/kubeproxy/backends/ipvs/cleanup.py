@@ -15,7 +15,7 @@ from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.layout import IpsetId
-from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces
+from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs
@@ -25,6 +25,8 @@ from kubeproxy.kernel.route import links
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, family_of
 from kubeproxy.model.answer import Packet
+
+__all__ = ["cleanup", "decision", "removal", "traces"]
 
 log = logging.getLogger("kubeproxy.ipvs")
 

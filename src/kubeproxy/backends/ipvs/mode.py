@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kubeproxy.backends.ipvs import probe
@@ -12,9 +12,9 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS, OWN_CHAIN
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import scheduler_named
-from kubeproxy.backends.ipvs.weight import weigh
+from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
-from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry
+from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry, Weight
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.ipvs import Ipvs, Timeouts
@@ -23,7 +23,7 @@ from kubeproxy.kernel.proc.sysctl import apply_settings
 from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -117,10 +117,22 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
     return settings(config.ipvs, modules.kernel_version(modules.release()))
 
 
+def _weigh(
+    world: Globals, family: Family, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]], local: Sequence[bytes]
+) -> Weight:
+    """See backends.mode.Weigh."""
+    ours = world.of(family) or FamilyGlobals()
+    nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips
+    node = NodeAddresses(frozenset(local), nodeports, ours.node_ips)
+    wish = render((plan for plans in wanted.values() for plan in plans if plan.key.family is family), node)
+    count = sum(1 + len(server.pool) for server in wish.servers.values()) + sum(map(len, wish.entries.values()))
+    return Weight(count, "virtual servers, real servers and entries of sets")
+
+
 OPERATIONS = Operations(
     _check,
     _look,
-    weigh,
+    _weigh,
     _open,
     _examine,
     _prepare,

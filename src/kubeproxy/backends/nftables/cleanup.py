@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
+from kubeproxy.backends.nftables.decisions import decision
 from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
 from kubeproxy.kernel.nftables.presence import remove_table
+
+__all__ = ["cleanup", "decision", "traces"]
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables

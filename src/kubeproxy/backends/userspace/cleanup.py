@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.kernel.nftables.presence import remove_table
+
+_WORDS: Final = {
+    "nat-prerouting": "of what comes in",
+    "nat-output": "which listener of the proxy gets what this node sends",
+    "filter-prerouting": "of what comes in",
+    "filter-output": "of what this node sends",
+    "filter-input": "nobody reaches a listener but by a Service's address",
+    "firewall": "whether the source ranges let the client in",
+}
+_PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": "who is dropped or refused"}
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
@@ -16,3 +28,11 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
     """Return the tables that are there."""
     return table_traces(sight, TABLE)
+
+
+def decision(table: str, chain: str) -> str | None:
+    """Return what a chain decides, None for one that is not ours."""
+    if table != TABLE:
+        return None
+    by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "kube-proxy's own")
+    return _WORDS.get(chain, by_origin)

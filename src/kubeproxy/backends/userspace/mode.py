@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Final
 
-from kubeproxy.backends.mode import Operations, Registry
+from kubeproxy.backends.mode import Operations, Registry, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
 from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
-from kubeproxy.backends.userspace.listeners import Listeners
+from kubeproxy.backends.userspace.layout import elements, merged
+from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.backends.userspace.udp import Sessions
-from kubeproxy.backends.userspace.weight import weigh
 from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
 KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
 
@@ -53,4 +55,20 @@ def _examiner(view: KernelView, world: Globals) -> UserspaceExaminer:
     return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
 
 
-OPERATIONS = Operations(_check, _check, weigh, _open, _examine)
+def _weigh(
+    world: Globals,  # noqa: ARG001 - see backends.mode.Weigh
+    family: Family,
+    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
+    local: Sequence[bytes],  # noqa: ARG001
+) -> Weight:
+    """See backends.mode.Weigh."""
+    own = [plan for plans in wanted.values() for plan in plans if plan.key.family is family]
+    ports = {
+        ListenerName(plan.key, kind): None if plan.key.protocol == socket.IPPROTO_SCTP else number % 0xFFFF + 1
+        for number, (plan, kind) in enumerate(product(own, PoolKind))
+    }
+    all_of = merged(elements(plan, ports) for plan in own)
+    return Weight(sum(map(len, all_of.values())), "elements")
+
+
+OPERATIONS = Operations(_check, _check, _weigh, _open, _examine)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from kubeproxy.backends.iptables.names import chain_hashes, comment, port_name
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
@@ -113,7 +113,7 @@ def test_another_way_to_know_pods_asks_for_everything(kind):
 
 
 def test_other_nodeport_addresses_are_taken_up_by_the_next_sync():
-    made = opened({a("web"): plans("web", 1, "10.244.0.1")}, options=Options(False, False, False))
+    made = opened({a("web"): plans("web", 1, "10.244.0.1")}, options=StartOptions(False, False, False))
     ours = structs.replace(WORLD.ipv4, nodeport_ips=(b"\xc0\0\2\1",))
     assert not made.set_world(structs.replace(WORLD, ipv4=ours))
     list(made.sync([]))
@@ -137,7 +137,7 @@ def test_a_kernel_without_the_match_goes_on_without_counters(monkeypatch):
 
 
 def test_the_rules_that_depend_on_the_node():
-    liberal = opened({}, options=Options(False, True, False)).tables.chains
+    liberal = opened({}, options=StartOptions(False, True, False)).tables.chains
     assert not any("INVALID" in rule for rule in liberal["filter", "KUBE-FORWARD"])
     assert liberal["filter", "KUBE-FIREWALL"] == []
     assert "! -d 127.0.0.0/8" in liberal["nat", "KUBE-SERVICES"][-1]

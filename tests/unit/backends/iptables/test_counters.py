@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from kubeproxy.backends.iptables import counters
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.metrics import make_counters
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.model.addresses import Family
@@ -49,11 +49,11 @@ def test_a_refusal_for_another_reason_says_nothing_about_the_kernel(answers, cod
     answers.extend([code, code])
     with pytest.raises(NetlinkError):
         nfacct.ensure("x")
-    assert counters.ensure(Told()) is None
+    assert make_counters(Told()) is None
 
 
 def test_they_are_asked_for_again_at_each_full_sync_until_the_kernel_could_say(answers):
-    made = backend(WORLD, Family.IPV4, options=Options(True, False, None))
+    made = backend(WORLD, Family.IPV4, options=StartOptions(True, False, None))
 
     def counting() -> list[str]:
         list(made.resync({}))

@@ -7,7 +7,7 @@ import pytest
 from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.iptables.backend import settings_of, style_of
 from kubeproxy.backends.iptables.examine import IptablesExaminer
-from kubeproxy.backends.iptables.options import Options
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.objects import ServicePort
 from support.fake_tables import FakeCommands, target_of
@@ -28,7 +28,7 @@ class Node:
         self.chains = self.backend.tables.chains
 
     def examiner(self, printed=None) -> IptablesExaminer:
-        options = Options(True, False, True)
+        options = StartOptions(True, False, True)
         settings = settings_of(self.commands, WORLD, options)
         style = style_of(settings, WORLD)
         return IptablesExaminer(self.commands, settings, style, printed or self.printed)
