@@ -6,7 +6,7 @@ wrong object becomes a Rejected and the others are not affected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -16,9 +16,10 @@ from msgspec.json import Decoder
 from kubeproxy.api.salvage import FAILURES, Salvaged, mended, salvage
 from kubeproxy.api.status import MalformedAnswer, StatusError, decode_status
 from kubeproxy.errors import SourceError
+from kubeproxy.model.addresses import pack
 from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
-from kubeproxy.model.objects import NAMESPACED, TYPES, Object, PlacedSlice, Resource
+from kubeproxy.model.objects import NAMESPACED, TYPES, Node, Object, PlacedSlice, Resource
 from kubeproxy.model.plan import ServiceName
 
 MAX_LINE = 32 << 20
@@ -287,6 +288,13 @@ def _rejections(resource: Resource, saved: Salvaged) -> list[Rejected]:
 def identity(found: Object | PackedSlice) -> tuple[str, str]:
     """Return (namespace, name) of an object, the namespace '' where there is none."""
     return found.metadata.namespace or "", found.metadata.name
+
+
+def node_addresses(node: Node) -> Iterator[bytes]:
+    """Yield the packed addresses of a Node."""
+    for entry in (node.status.addresses if node.status is not None else None) or ():
+        if (address := pack(entry.address)) is not None:
+            yield address
 
 
 def service_of(found: Object) -> ServiceName | None:

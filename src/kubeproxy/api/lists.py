@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.connection import LIST
+from kubeproxy.api.decode import node_addresses
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import NO_HEADLESS, NO_PROXY_NAME
 from kubeproxy.api.status import MalformedAnswer
@@ -108,9 +109,7 @@ async def node_names(client: HttpClient) -> Mapping[bytes, str]:
     """Return the names of all Nodes by packed address. Raises SourceError."""
     names: dict[bytes, str] = {}
     async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # one has 15 KB or more
-        for entry in (node.status.addresses if node.status is not None else None) or ():
-            if (address := pack(entry.address)) is not None:
-                names[address] = node.metadata.name
+        names |= dict.fromkeys(node_addresses(node), node.metadata.name)
     return names
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.api.decode import identity, service_of
+from kubeproxy.api.decode import identity, node_addresses, service_of
 from kubeproxy.api.documents import FileContent, Key, is_watched, read_documents
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.errors import ConfigError
@@ -194,14 +194,13 @@ class ManifestSource:
         return zones
 
     def nodes(self) -> dict[bytes, str]:
-        """Return the names of all Nodes by packed address, read once more. For a thread of its own."""
+        """Return the names of all Nodes by packed address. Blocks."""
         names: dict[bytes, str] = {}
         for name in self._list_folder() or {}:
             known = self._files.get(name)
             for one in known.found.values() if known is not None else self._again(name):
-                for entry in (one.status.addresses if isinstance(one, Node) and one.status is not None else None) or ():
-                    if (address := pack(entry.address)) is not None:
-                        names[address] = one.metadata.name
+                if isinstance(one, Node):
+                    names |= dict.fromkeys(node_addresses(one), one.metadata.name)
         return names
 
     def _again(self, name: str, with_zones: Collection[ServiceName] = ()) -> Iterable[Object]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from msgspec import Struct, convert
-from msgspec.structs import fields
 
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.fields import Quantity, VModuleItem
+from kubeproxy.config.fields import Quantity, VModuleItem, json_fields
 from kubeproxy.config.messages import Mistake, did_you_mean
 from kubeproxy.config.modes import MODES
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -63,13 +61,6 @@ def decode(tree: Mapping[str, Any]) -> Decoded:
     reading = _Reading()
     config = reading.struct(KubeProxyConfiguration, tree, "")
     return Decoded(config, frozenset(reading.given), reading.wrong, reading.strict)
-
-
-@cache
-def json_fields(cls: type[Struct]) -> dict[str, tuple[str, Any]]:
-    """Return the attribute and type of each field of a struct, by its JSON name."""
-    hints = get_type_hints(cls)
-    return {info.encode_name: (info.name, hints[info.name]) for info in fields(cls)}
 
 
 class _Reading:

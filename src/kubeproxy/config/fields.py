@@ -6,9 +6,11 @@ Differences from the Go kube-proxy are noted at the field.
 
 from __future__ import annotations
 
-from typing import NewType
+from functools import cache
+from typing import Any, NewType, get_type_hints
 
 from msgspec import Struct, field
+from msgspec.structs import fields
 
 from kubeproxy.config.durations import Duration
 
@@ -38,6 +40,22 @@ def json_name(name: str) -> str:
 
 class ConfigStruct(Struct, rename=json_name, frozen=True, kw_only=True):
     """Base of every part of the configuration: frozen, keyword arguments only, Kubernetes' names in JSON."""
+
+
+@cache
+def json_fields(cls: type[Struct]) -> dict[str, tuple[str, Any]]:
+    """Return the attribute and type of each field of a struct, by its JSON name."""
+    hints = get_type_hints(cls)
+    return {info.encode_name: (info.name, hints[info.name]) for info in fields(cls)}
+
+
+def value_at(struct: Struct, path: str) -> Any:
+    """Return the value at a JSON path ("iptables.masqueradeBit")."""
+    value: Any = struct
+    for name in path.split("."):
+        cls: type[Struct] = type(value)
+        value = getattr(value, json_fields(cls)[name][0])
+    return value
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -14,6 +15,16 @@ class Mistake(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
+
+
+def negative(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
+    """Yield a mistake for each path whose value is negative."""
+    return (Mistake(path, f"must not be negative, got {value}") for path, value in fields if value < 0)
+
+
+def not_positive(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
+    """Yield a mistake for each path whose value is 0 or negative."""
+    return (Mistake(path, f"must be greater than 0, got {value}") for path, value in fields if value <= 0)
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:

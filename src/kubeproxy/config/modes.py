@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from kubeproxy.config.addresses import parse_cidr
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.fields import ConfigurationFields, IPTables, json_name
+from kubeproxy.config.fields import ConfigurationFields, IPTables, json_name, value_at
 from kubeproxy.config.gates import gate_enabled
-from kubeproxy.config.messages import Mistake
+from kubeproxy.config.messages import Mistake, negative, not_positive
 
 C = TypeVar("C", bound=ConfigurationFields)
 
@@ -152,13 +152,8 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
         if not _SCHEDULER.fullmatch(block.scheduler):
             message = f'expected the name of a scheduler like lc, or "" for rr, got "{block.scheduler}"'
             yield Mistake("ipvs.scheduler", message)
-        for path, value in (
-            ("ipvs.tcpTimeout", block.tcp_timeout),
-            ("ipvs.tcpFinTimeout", block.tcp_fin_timeout),
-            ("ipvs.udpTimeout", block.udp_timeout),
-        ):
-            if value < 0:
-                yield Mistake(path, f"must not be negative, got {value}")
+        timeouts = ("ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
+        yield from negative((path, value_at(config, path)) for path in timeouts)
         for index, part in enumerate(block.exclude_cidrs):
             if parse_cidr(part) is None:
                 yield Mistake(f"ipvs.excludeCIDRs[{index}]", f'expected a CIDR like 192.0.2.0/24, got "{part}"')
@@ -171,8 +166,7 @@ class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
         """Yield an invalid portRange, and a udpIdleTimeout that is not positive."""
         if parse_port_range(config.port_range) is None:
             yield Mistake("portRange", f'expected ports like 300-2000, 300+1700 or 300, got "{config.port_range}"')
-        if config.udp_idle_timeout <= 0:
-            yield Mistake("udpIdleTimeout", f"must be greater than 0, got {config.udp_idle_timeout}")
+        yield from not_positive([("udpIdleTimeout", config.udp_idle_timeout)])
 
 
 _IPTABLES_FLAGS: Final = {

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
-from kubeproxy.config.fields import Logging, OutputRouting
+from kubeproxy.config.fields import value_at
 from kubeproxy.config.gates import gate_enabled, gate_problem, gate_warnings
-from kubeproxy.config.messages import Mistake
+from kubeproxy.config.messages import Mistake, negative, not_positive
 from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration
 
@@ -22,6 +22,15 @@ HIDDEN_METRICS_VERSION = "1.35"
 """The only version whose hidden metrics can be shown: the minor release before 1.36."""
 
 _MAX_VERBOSITY = (1 << 31) - 1
+_ALPHA_LOGGING = tuple(
+    f"logging.options.{format_}.{name}" for format_ in ("text", "json") for name in ("splitStream", "infoBufferSize")
+)
+_POSITIVE = ("configSyncPeriod", "logging.flushFrequency")
+_NOT_NEGATIVE = (
+    "clientConnection.burst",
+    *(f"conntrack.{name}" for name in ("maxPerCore", "min", "tcpEstablishedTimeout", "tcpCloseWaitTimeout")),
+    *(f"conntrack.{name}" for name in ("udpTimeout", "udpStreamTimeout")),
+)
 _DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fde4:8dba:82e1::/48"
 
 
@@ -29,10 +38,8 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
     """Return every mistake in the values of a configuration whose types are right."""
     return [
         *_gates(config),
-        *_logging(config.logging),
-        *_gated_logging(config),
+        *_logging(config),
         *_numbers(config),
-        *_durations(config),
         *_modes(config),
         *_addresses(config),
         *_cidrs(config),
@@ -60,11 +67,15 @@ def _gates(config: KubeProxyConfiguration) -> Iterator[Mistake]:
             yield Mistake(f"featureGates.{name}", mistake)
 
 
-def _logging(logging: Logging) -> Iterator[Mistake]:
+def _logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    on, logging = partial(gate_enabled, config.feature_gates), config.logging
     if logging.format not in ("text", "json"):
         yield Mistake("logging.format", f'expected text or json, got "{logging.format}"')
-    if logging.flush_frequency <= 0:
-        yield Mistake("logging.flushFrequency", f"must be greater than 0, got {logging.flush_frequency}")
+    if logging.format == "json" and not on("LoggingBetaOptions"):
+        yield Mistake("logging.format", "json needs the feature gate LoggingBetaOptions=true")
+    for path in _ALPHA_LOGGING if not on("LoggingAlphaOptions") else ():
+        if value_at(config, path):
+            yield Mistake(path, "needs the feature gate LoggingAlphaOptions=true")
     if logging.verbosity > _MAX_VERBOSITY:
         yield Mistake("logging.verbosity", f"must be at most {_MAX_VERBOSITY}, got {logging.verbosity}")
     if logging.vmodule and logging.format == "json":
@@ -77,51 +88,14 @@ def _logging(logging: Logging) -> Iterator[Mistake]:
             yield Mistake(f"logging.vmodule[{index}].verbosity", f"must be at most {_MAX_VERBOSITY}")
 
 
-def _gated_logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    on, logging = partial(gate_enabled, config.feature_gates), config.logging
-    if not on("LoggingAlphaOptions"):
-        yield from _routing("logging.options.text", logging.options.text)
-        yield from _routing("logging.options.json", logging.options.json)
-    if logging.format == "json" and not on("LoggingBetaOptions"):
-        yield Mistake("logging.format", "json needs the feature gate LoggingBetaOptions=true")
-
-
-def _routing(path: str, options: OutputRouting) -> Iterator[Mistake]:
-    for name, used in (("splitStream", options.split_stream), ("infoBufferSize", options.info_buffer_size)):
-        if used:
-            yield Mistake(f"{path}.{name}", "needs the feature gate LoggingAlphaOptions=true")
-
-
 def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    conntrack = config.conntrack
+    mode, sync, shortest = config.of_mode, config.sync_period, config.min_sync_period
+    sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
     yield from bit_mistakes("iptables.masqueradeBit", config.iptables.masquerade_bit)  # of any mode, as upstream
     if not -1000 <= config.oom_score_adj <= 1000:
         yield Mistake("oomScoreAdj", f"must be from -1000 to 1000, got {config.oom_score_adj}")
-    for path, value in (
-        ("clientConnection.burst", config.client_connection.burst),
-        ("conntrack.maxPerCore", conntrack.max_per_core),
-        ("conntrack.min", conntrack.min),
-    ):
-        if value < 0:
-            yield Mistake(path, f"must not be negative, got {value}")
-
-
-def _durations(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    conntrack, mode = config.conntrack, config.of_mode
-    sync, shortest = config.sync_period, config.min_sync_period
-    sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
-    for path, value in (("configSyncPeriod", config.config_sync_period), (sync_path, sync)):
-        if value <= 0:
-            yield Mistake(path, f"must be greater than 0, got {value}")
-    for path, value in (
-        (shortest_path, shortest),
-        ("conntrack.tcpEstablishedTimeout", conntrack.tcp_established_timeout),
-        ("conntrack.tcpCloseWaitTimeout", conntrack.tcp_close_wait_timeout),
-        ("conntrack.udpTimeout", conntrack.udp_timeout),
-        ("conntrack.udpStreamTimeout", conntrack.udp_stream_timeout),
-    ):
-        if value < 0:
-            yield Mistake(path, f"must not be negative, got {value}")
+    yield from not_positive([*((path, value_at(config, path)) for path in _POSITIVE), (sync_path, sync)])
+    yield from negative([*((path, value_at(config, path)) for path in _NOT_NEGATIVE), (shortest_path, shortest)])
     if 0 < sync < shortest:
         yield Mistake(shortest_path, f"must not exceed {sync_path} ({sync}), got {shortest}")
 

@@ -12,8 +12,7 @@ from msgspec import Struct
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from kubeproxy.config.decode import json_fields
-from kubeproxy.config.fields import API_VERSION, KIND
+from kubeproxy.config.fields import API_VERSION, KIND, json_fields
 from kubeproxy.config.modes import EVERY_ADDRESS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError

@@ -6,9 +6,8 @@ import operator
 import msgspec
 import pytest
 
-from kubeproxy.config.decode import json_fields
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.fields import VModuleItem
+from kubeproxy.config.fields import VModuleItem, json_fields
 from kubeproxy.config.load import load_text
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import describe

@@ -4,9 +4,8 @@ import operator
 
 import pytest
 
-from kubeproxy.config.decode import json_fields
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.fields import VModuleItem
+from kubeproxy.config.fields import VModuleItem, json_fields
 from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
 from kubeproxy.config.options import build_options, page_access
 from kubeproxy.config.pflag import KINDS, parse, shown_default
