@@ -50,7 +50,7 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
     await first.stop()
-    await bare.until(lambda: said(second, "Serving healthz on .* at last"), "the port when the first one is gone")
+    await bare.until(lambda: said(second, "Serving healthz on .* after failed"), "the port when the first one is gone")
 
 
 async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
