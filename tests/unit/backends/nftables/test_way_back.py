@@ -8,6 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.backends.nftables.forwarding import FLOWTABLE
 from kubeproxy.backends.nftables.layout import HASHED, TREATMENTS, ChainName, client_set, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS, Forwarding
@@ -72,7 +73,7 @@ def test_base_chains_are_those_of_the_go_kube_proxy_and_no_others(text):
 
 def test_no_set_or_chain_of_ours_is_one_that_the_go_kube_proxy_deletes(text):
     sets = {name for keyword in ("set", "map", "flowtable", "counter") for name, _ in made(text, keyword)}
-    assert {client_set(0), "session-services", "localhost-tcp"} <= sets
+    assert {client_set(0), "session-services", "localhost-tcp", FLOWTABLE} <= sets
     assert {name for name in sets if DELETED_SETS.match(name)} == {"nodeport-ips"}
     chains = {name for name, _ in made(text, "chain")}
     assert any(parse_chain_name(name) for name in chains)
