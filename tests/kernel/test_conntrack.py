@@ -15,8 +15,7 @@ import pytest
 from kubeproxy.kernel.conntrack import tracked as tracked_entries
 from kubeproxy.kernel.conntrack import udp_flows
 from kubeproxy.kernel.conntrack.tracked import ID, target_of
-from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, Translation
-from kubeproxy.kernel.conntrack.walks import Table
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack, TrackingTable, Translation, UdpFlow
 from kubeproxy.kernel.netlink.protocol import NetlinkError, attribute
 from support.namespaces import inside, namespace, run
 
@@ -104,7 +103,7 @@ class Node:
             return endpoint
         return "nobody"
 
-    def flows(self, family: Family, *args: object) -> list[Flow]:
+    def flows(self, family: Family, *args: object) -> list[UdpFlow]:
         return tracked(self.name, lambda tracking: list(tracking.udp_flows(family.number, *args)))
 
     def clean(self, family: Family, services=None, nodeports=None, node_addresses=()) -> int:
@@ -207,7 +206,7 @@ def test_a_flow_of_another_zone_is_deleted_in_its_zone(node: Node) -> None:
     assert node.flows(V4, {target(V4.vip, 53)}) == []
 
 
-def identities(flows: list[Flow]) -> list[bytes]:
+def identities(flows: list[UdpFlow]) -> list[bytes]:
     """Return what names each entry: its other attributes change from one reading to the next."""
     return [udp_flows._identity(flow.entry) for flow in flows]
 
@@ -242,9 +241,9 @@ def test_the_kernel_filters_and_reading_everything_find_the_same(
         client.sendto(b"?", (family.endpoints[0], 53))
     keys, ports = {target(family.vip, 53): None}, {NODEPORT: None}
     with monkeypatch.context() as dear:
-        dear.setattr(Table, "everything", lambda _: math.inf)
+        dear.setattr(TrackingTable, "everything", lambda _: math.inf)
         filtered = identities(node.flows(family, keys, ports))
-    monkeypatch.setattr(Table, "everything", lambda _: 0.0)
+    monkeypatch.setattr(TrackingTable, "everything", lambda _: 0.0)
     assert len(filtered) == len(set(filtered)) == 40
     assert sorted(filtered) == sorted(identities(node.flows(family, keys, ports)))
     assert len(node.flows(family)) == 80
@@ -301,6 +300,6 @@ def test_messages_of_an_unusual_layout_are_read_the_long_way(node: Node, monkeyp
 
 
 def test_a_refused_deletion_is_an_error(node: Node) -> None:
-    broken = Flow(target(V4.vip, 53), b"", b"", b"\x08\x00\x01\x80\x00\x00\x00\x00")
+    broken = UdpFlow(target(V4.vip, 53), b"", b"", b"\x08\x00\x01\x80\x00\x00\x00\x00")
     with pytest.raises(NetlinkError, match="cannot delete 1 of 1 stale UDP flows"):
         tracked(node.name, lambda tracking: tracking.delete([broken]))

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.found import FoundTable, as_saved
 from kubeproxy.backends.iptables.skeleton import StartOptions
-from kubeproxy.kernel.xtables.xtables import Commands, Table
+from kubeproxy.kernel.xtables.xtables import Commands, SavedTable
 from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
@@ -92,9 +92,9 @@ class FakeCommands:
 
     def close(self) -> None: ...
 
-    def table(self, name: str) -> Table | None:
+    def table(self, name: str) -> SavedTable | None:
         chains = {chain: rules for (table, chain), rules in self.tables.chains.items() if table == name}
-        return Table(name, tuple(chains), tuple(rule for rules in chains.values() for rule in rules))
+        return SavedTable(name, tuple(chains), tuple(rule for rules in chains.values() for rule in rules))
 
     def saved(self, table: str) -> Iterator[str]:
         chains = {chain: rules for (t, chain), rules in self.tables.chains.items() if t == table}

@@ -7,12 +7,7 @@ from collections import defaultdict
 
 from support.places import ROOT
 
-SHARED = frozenset(
-    [
-        "Layout",
-        "Table",
-    ]
-)
+SHARED = frozenset([])
 """Names that classes of kernel/ and backends/ still share; one that nothing shares any more has to go from here."""
 
 

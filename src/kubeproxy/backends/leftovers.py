@@ -181,7 +181,7 @@ class Owned(NamedTuple):
     jumps: Sequence[str]
 
 
-def owned(tables: Iterable[xtables.Table], keeps: Callable[[str, str], bool]) -> Iterator[Owned]:
+def owned(tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool]) -> Iterator[Owned]:
     """Yield what is to be removed of each table that has anything of a kube-proxy; `keeps` is by table and chain."""
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.backends.nftables import cleanup as nftables_cleanup
 from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
-from kubeproxy.kernel.xtables.xtables import Table, chain_of, target_of
+from kubeproxy.kernel.xtables.xtables import SavedTable, chain_of, target_of
 
-NAT = Table(
+NAT = SavedTable(
     "nat",
     ("PREROUTING", "OUTPUT", "KUBE-SERVICES", "KUBE-SVC-ABC", "KUBE-SEP-DEF", "KUBE-MARK-MASQ", "KUBE-ROUTER-X"),
     (
@@ -49,7 +49,7 @@ def test_jumps_go_first_then_the_chains_and_nothing_of_others():
 
 def test_many_chains_go_in_pieces_and_none_while_a_rule_leads_to_it():
     services = [f"KUBE-SVC-{number}" for number in range(7)]
-    large = Table(
+    large = SavedTable(
         "nat",
         (*services, "PREROUTING", "KUBE-MARK-MASQ", "KUBE-SERVICES"),
         (
@@ -72,7 +72,7 @@ def test_many_chains_go_in_pieces_and_none_while_a_rule_leads_to_it():
 
 def test_the_chain_of_the_mark_stays_while_rules_of_others_lead_to_it():
     """As those of the CNI plugin portmap with externalSetMarkChain; iptables removes no chain that is in use."""
-    portmap = Table(
+    portmap = SavedTable(
         "nat", (*NAT.chains, "CNI-HOSTPORT-SETMARK"), (*NAT.rules, "-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ")
     )
     text = removal([portmap], nothing)
@@ -81,7 +81,7 @@ def test_the_chain_of_the_mark_stays_while_rules_of_others_lead_to_it():
 
 
 def test_kubelets_firewall_is_left_alone():
-    table = Table(
+    table = SavedTable(
         "filter",
         ("INPUT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY"),
         ("-A INPUT -j KUBE-FIREWALL", "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"),
@@ -90,7 +90,7 @@ def test_kubelets_firewall_is_left_alone():
 
 
 def test_a_comment_that_names_a_chain_is_no_jump():
-    table = Table(
+    table = SavedTable(
         "filter", ("INPUT", "KUBE-FORWARD"), ('-A INPUT -m comment --comment "was -j KUBE-FORWARD" -j ACCEPT',)
     )
     assert "-D" not in removal([table], nothing)

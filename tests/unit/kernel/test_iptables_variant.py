@@ -8,9 +8,9 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import iptables_variant, xtables
-from kubeproxy.kernel.xtables.xtables import Table
+from kubeproxy.kernel.xtables.xtables import SavedTable
 
-HINT = Table("mangle", ("KUBE-IPTABLES-HINT",), ())
+HINT = SavedTable("mangle", ("KUBE-IPTABLES-HINT",), ())
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def failures(monkeypatch):
     """What legacy's command does before it works, as exceptions; its tables have the hint."""
     made: list[ApplyError] = []
 
-    def tables(name: str) -> list[Table]:
+    def tables(name: str) -> list[SavedTable]:
         if not name.endswith("-legacy"):
             return []
         if made:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.kernel.conntrack.tracked import target_of
-from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Flow, stale_flows
+from kubeproxy.kernel.conntrack.udp_flows import Conntrack, UdpFlow, stale_flows
 
 
 def ip(text: str) -> bytes:
@@ -25,8 +25,8 @@ def target(address: str, port: int) -> bytes:
     return target_of(ip(address), socket.IPPROTO_UDP, port)
 
 
-def flow(destination: str, port: int, reply: str, reply_port: int, source: str = "10.244.0.9") -> Flow:
-    return Flow(target(destination, port), endpoint(source, 40000), endpoint(reply, reply_port), b"")
+def flow(destination: str, port: int, reply: str, reply_port: int, source: str = "10.244.0.9") -> UdpFlow:
+    return UdpFlow(target(destination, port), endpoint(source, 40000), endpoint(reply, reply_port), b"")
 
 
 SERVICES = {
@@ -58,7 +58,7 @@ NODE = {ip("192.0.2.2"), ip("127.0.0.1")}
         pytest.param(flow("fd00::10", 53, "fd01::2", 5353, "fd01::9"), False, id="IPv6, serving"),
     ],
 )
-def test_a_flow_is_stale_when_its_replies_come_from_no_serving_endpoint(entry: Flow, stale: bool) -> None:
+def test_a_flow_is_stale_when_its_replies_come_from_no_serving_endpoint(entry: UdpFlow, stale: bool) -> None:
     assert stale_flows([entry], SERVICES, NODEPORTS, NODE) == ([entry] if stale else [])
 
 
@@ -67,7 +67,7 @@ PORTS = st.integers(1, 4).map(lambda port: port.to_bytes(2))
 TARGETS = st.builds(lambda a, p: a + b"\x11" + p, ADDRESSES, PORTS)
 ENDS = st.builds(bytes.__add__, ADDRESSES, PORTS)
 FLOWS = st.lists(
-    st.builds(Flow, TARGETS, ENDS, ENDS, st.just(b"")),
+    st.builds(UdpFlow, TARGETS, ENDS, ENDS, st.just(b"")),
     max_size=20,
 )
 ENDPOINTS = st.frozensets(ENDS, max_size=4)
@@ -96,7 +96,7 @@ def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) 
         services[target("10.96.0.10", 53)] = frozenset({endpoint("10.244.1.3", 5353)})
 
     tracking = Conntrack()
-    deleted: list[Flow] = []
+    deleted: list[UdpFlow] = []
     monkeypatch.setattr(tracking, "udp_flows", read)
     monkeypatch.setattr(tracking, "delete", deleted.extend)
     tracking.clean(2, services, {}, NODE)
@@ -106,7 +106,7 @@ def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) 
 @pytest.mark.parametrize(("certain", "gone"), [(True, 1), (False, 0)])
 def test_nothing_is_deleted_when_what_serves_is_not_certain_by_then(monkeypatch, certain, gone) -> None:
     tracking = Conntrack()
-    deleted: list[Flow] = []
+    deleted: list[UdpFlow] = []
     monkeypatch.setattr(tracking, "udp_flows", lambda *_: iter([flow("10.96.0.10", 53, "10.244.1.2", 5353)]))
     monkeypatch.setattr(tracking, "delete", lambda flows: deleted.extend(flows) or len(deleted))
     count = tracking.clean(2, {target("10.96.0.10", 53): frozenset()}, {}, NODE, lambda: certain)

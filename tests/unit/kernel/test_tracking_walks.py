@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.kernel.conntrack.walks import USUAL_BUCKETS, Table
+from kubeproxy.kernel.conntrack.udp_flows import USUAL_BUCKETS, TrackingTable
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from kubeproxy.kernel.conntrack.walks import USUAL_BUCKETS, Table
     ],
 )
 def test_pairs_are_deleted_where_that_takes_less_than_a_dump_of_their_frontend(entries, pairs, deletes):
-    table = Table(USUAL_BUCKETS, entries)
+    table = TrackingTable(USUAL_BUCKETS, entries)
     assert (table.deletions(pairs) <= table.dumps(1)) is deletes
 
 
@@ -27,10 +27,10 @@ def test_pairs_are_deleted_where_that_takes_less_than_a_dump_of_their_frontend(e
     [(100, 1, True), (100, 2, False), (10_000, 3, True), (100_000, 8, True), (100_000, 20, False)],
 )
 def test_a_dump_for_each_frontend_or_one_of_everything(entries, frontends, filtered):
-    table = Table(USUAL_BUCKETS, entries)
+    table = TrackingTable(USUAL_BUCKETS, entries)
     assert (table.dumps(frontends) < table.everything()) is filtered
 
 
 def test_a_small_table_is_no_reason_to_read_all_of_it():
-    assert Table(1024, 1000).dumps(8) < Table(1024, 1000).everything()
-    assert Table(1024, 1000).deletions(3) < Table(1024, 1000).dumps(8)
+    assert TrackingTable(1024, 1000).dumps(8) < TrackingTable(1024, 1000).everything()
+    assert TrackingTable(1024, 1000).deletions(3) < TrackingTable(1024, 1000).dumps(8)

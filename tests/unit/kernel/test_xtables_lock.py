@@ -15,8 +15,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import xtables_lock
-from kubeproxy.kernel.xtables.lock_queue import Place
-from kubeproxy.kernel.xtables.xtables_lock import Lock
+from kubeproxy.kernel.xtables.xtables_lock import Lock, Place
 from support.lock_files import is_free
 
 PATIENCE = 30.0

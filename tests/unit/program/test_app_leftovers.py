@@ -9,7 +9,7 @@ from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Mode
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.xtables.xtables import Table
+from kubeproxy.kernel.xtables.xtables import SavedTable
 from kubeproxy.program import app
 from kubeproxy.setup import modes
 
@@ -29,7 +29,7 @@ def test_a_variant_that_cannot_be_looked_up_does_not_end_the_proxy(monkeypatch):
 
     monkeypatch.setattr(leftovers.xtables, "installed", lambda: ["ip6tables-nft"])
     monkeypatch.setattr(leftovers.xtables, "commands", Mock())
-    monkeypatch.setattr(leftovers.xtables, "tables", lambda _: [Table("nat", ("KUBE-SERVICES",), ())])
+    monkeypatch.setattr(leftovers.xtables, "tables", lambda _: [SavedTable("nat", ("KUBE-SERVICES",), ())])
     assert leftovers.remove_iptables_rules(keeps) == ["no ip6tables works"]
 
 

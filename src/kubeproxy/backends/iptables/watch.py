@@ -21,9 +21,8 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import ChainChange, ChangeMonitor, Interest, monitor
 from kubeproxy.kernel.xtables import xtables, xtables_lock
-from kubeproxy.kernel.xtables.compat_rules import has_jump
-from kubeproxy.kernel.xtables.iptables_info import TableInfo
-from kubeproxy.kernel.xtables.lock_watch import LockWatch, lock_watch
+from kubeproxy.kernel.xtables.lock_watch import LockWatch, TableInfo, lock_watch
+from kubeproxy.kernel.xtables.nft_compat import has_jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, chain_of
 
 REST: Final = 20.0

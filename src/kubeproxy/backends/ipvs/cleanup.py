@@ -110,7 +110,7 @@ def _remove_rules() -> list[str]:
     return failures
 
 
-def removal(tables: Iterable[xtables.Table]) -> str:
+def removal(tables: Iterable[xtables.SavedTable]) -> str:
     """Return the restore text that removes our own chains and all rules that use our sets; '' for nothing."""
     text = ""
     names = {set_id.named(family) for set_id in IpsetId for family in Family}

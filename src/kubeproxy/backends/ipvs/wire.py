@@ -24,7 +24,7 @@ from kubeproxy.kernel.ipset import Ipsets, SetCounts, SetEntry
 from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
-from kubeproxy.kernel.xtables import compat_rules, xtables
+from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family, is_loopback
 
@@ -240,9 +240,9 @@ class NodeKernel(NodeView):
         for table, ours in rules.tables.items():
             for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
                 found += [
-                    f"{table} {chain} {compat_rules.uncounted(rule)}"
-                    for rule in compat_rules.expressions(self._family, table, chain)
-                    if chain in ours or any(compat_rules.leads_to(rule, target) for target in ours)
+                    f"{table} {chain} {nft_compat.uncounted(rule)}"
+                    for rule in nft_compat.expressions(self._family, table, chain)
+                    if chain in ours or any(nft_compat.leads_to(rule, target) for target in ours)
                 ]
         return found
 
@@ -253,7 +253,7 @@ class NodeKernel(NodeView):
     def missing_jumps(self) -> Sequence[Jump]:
         """Return the jumps to our chains that are not there."""
         if self._uses_nft:
-            return [j for j in JUMPS if not compat_rules.has_jump(self._family, j.table, j.chain, j.target)]
+            return [j for j in JUMPS if not nft_compat.has_jump(self._family, j.table, j.chain, j.target)]
         present = {
             (table.name, xtables.chain_of(rule), xtables.target_of(rule))
             for table in xtables.tables(self._variant)

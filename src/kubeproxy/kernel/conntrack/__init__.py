@@ -1,1 +1,1 @@
-"""Connection tracking: its entries, its counts, and what it announces."""
+"""Connection tracking: its entries, its counts, its announcements, and stale UDP flows."""

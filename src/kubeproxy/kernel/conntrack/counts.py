@@ -1,4 +1,4 @@
-"""How full connection tracking is, and what it could not take, as the kernel counts it for a network namespace.
+"""The size of connection tracking's table, and its failures, as the kernel counts them by network namespace.
 
 Source: ctnetlink_ct_stat_cpu_fill_info and ctnetlink_stat_ct of net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
 """
@@ -8,30 +8,27 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.conntrack.tracked import SUBSYSTEM
-from kubeproxy.kernel.netlink.protocol import NLMSG_ERROR, Netlink, attributes, messages, understood
+from kubeproxy.kernel.netlink.protocol import Netlink, answers, netfilter_header, parts, understood
 
 _GET_STATS_CPU: Final = SUBSYSTEM | 4  # IPCTNL_MSG_CT_GET_STATS_CPU
 _GET_STATS: Final = SUBSYSTEM | 5  # IPCTNL_MSG_CT_GET_STATS
-_ALL_FAMILIES: Final = bytes(4)  # struct nfgenmsg
+_ALL_FAMILIES: Final = netfilter_header()
 
 
 class Level(NamedTuple):
-    """How many entries there are, and how many there may be; 0 stands for any number.
-
-    The limit is the same for every network namespace of the machine, and each has its own entries.
-    """
+    """The number of entries of this network namespace, and the limit for each namespace of the machine; 0 for none."""
 
     entries: int
     limit: int
 
 
 class Refusals(NamedTuple):
-    """What went wrong since the network namespace was made, in packets or entries, over all processors.
+    """Failures since the network namespace was created, in packets or entries, of all processors.
 
-    `dropped`: packets for which there was no room, or that a helper refused. `early`: entries of connections that were
-    not answered, or are closing, given up for new ones. `failed`: packets that lost a race for their entry, or whose
-    translated addresses were taken, and were dropped. `clashes`: such races that were settled without a loss.
-    `chains`: packets dropped as the hash table has too many entries in one place. `invalid`: packets of no connection.
+    `dropped`: packets without room for an entry, or refused by a helper. `early`: entries of unanswered or closing
+    connections that were removed for new ones. `failed`: packets dropped because another packet created their entry
+    first, or their translated addresses were in use. `clashes`: such cases without a loss. `chains`: packets dropped
+    because a bucket has too many entries. `invalid`: packets of no connection.
     """
 
     dropped: int = 0
@@ -49,26 +46,22 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 
 @understood("connection tracking")
 def level(link: Netlink) -> Level:
-    """Return how full the table is. Raises ApplyError."""
-    for data in link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections"):
-        for at in messages(data):
-            if at.kind != NLMSG_ERROR:
-                found = _numbers(data, at.start + len(_ALL_FAMILIES), at.end)
-                return Level(found.get(1, 0), found.get(2, 0))
-    return Level(0, 0)
+    """Return the number of entries and its limit. Raises ApplyError."""
+    buffers = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
+    found = next((_numbers(place) for place in answers(buffers, len(_ALL_FAMILIES))), {})
+    return Level(found.get(1, 0), found.get(2, 0))
 
 
 @understood("connection tracking")
 def refusals(link: Netlink) -> Refusals:
-    """Return what went wrong so far. Raises ApplyError."""
+    """Return the failures so far. Raises ApplyError."""
     sums = dict.fromkeys(_FIELDS, 0)
-    for data in link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking"):
-        for at in messages(data):
-            if at.kind >> 8 == SUBSYSTEM >> 8:
-                found = _numbers(data, at.start + len(_ALL_FAMILIES), at.end)
-                sums = {name: total + found.get(_FIELDS[name], 0) for name, total in sums.items()}
+    buffers = link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking")
+    for place in answers(buffers, len(_ALL_FAMILIES)):
+        found = _numbers(place)
+        sums = {name: total + found.get(_FIELDS[name], 0) for name, total in sums.items()}
     return Refusals(**sums)
 
 
-def _numbers(data: bytes, start: int, end: int) -> dict[int, int]:
-    return {kind: int.from_bytes(data[first:last], "big") for kind, first, last in attributes(data, start, end)}
+def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
+    return {kind: int.from_bytes(value, "big") for kind, value in parts(*place).items()}

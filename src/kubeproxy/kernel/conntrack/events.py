@@ -1,7 +1,7 @@
-"""Beginnings and ends of tracked connections, as the kernel announces them; of some, and of one in so many.
+"""Announcements of connections that begin and end in connection tracking: all, those of a status, or a sample.
 
-A filter in the kernel lets through what is wanted, so that what is not costs this process nothing. Sources:
-ctnetlink_conntrack_event of net/netfilter/nf_conntrack_netlink.c, and net/core/filter.c (SKF_AD_NLATTR), of Linux 6.18.
+A filter in the kernel selects them, so that the others cost this process nothing. Sources: ctnetlink_conntrack_event of
+net/netfilter/nf_conntrack_netlink.c, and net/core/filter.c (SKF_AD_NLATTR), of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
 _RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
 
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
-# Classic BPF, linux/bpf_common.h: what an instruction does.
+# Instructions of classic BPF (linux/bpf_common.h).
 _LOAD, _LOAD_INDEX, _LOAD_AFTER = 0x00, 0x01, 0x40
 _AND, _TO_INDEX = 0x54, 0x07
 
@@ -42,7 +42,7 @@ NOT_ANNOUNCED: Final = (
 
 
 def announced(proc: Path = Path("/proc")) -> bool:
-    """Return whether the kernel announces connections at all, in the caller's network namespace."""
+    """Return whether the kernel announces connections in the caller's network namespace."""
     try:
         return (proc / "sys/net/netfilter/nf_conntrack_events").read_text().strip() != "0"
     except OSError:  # a kernel that was built without it
@@ -50,7 +50,7 @@ def announced(proc: Path = Path("/proc")) -> bool:
 
 
 class Event(NamedTuple):
-    """A connection began, or is forgotten (`ended`), which is after it was closed or had been silent."""
+    """A connection began, or its entry was removed (`ended`), after it was closed or silent for long."""
 
     ended: bool
     family: int
@@ -58,7 +58,7 @@ class Event(NamedTuple):
 
 
 class Events(Closing):
-    """Listens in the caller's network namespace, from `open` on. `lost` counts how often events were lost.
+    """Receives the events of the caller's network namespace from `open` on.
 
     A connection that began before is announced only when it ends.
     """
@@ -70,29 +70,29 @@ class Events(Closing):
 
     @classmethod
     def open(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
-        """Listen to connections of this status, as `tracked.entries` reads them. Raises NetlinkError."""
+        """Receive events of connections of this status, as `tracked.entries` selects them. Raises NetlinkError."""
         program = filter_program(wanted, 1)
         return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, program=program), wanted)
 
     @property
     def lost(self) -> int:
-        """How often events were lost."""
+        """How often the kernel dropped events, as too many came."""
         return self._announced.lost
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the socket."""
         self._announced.close()
 
     def sample(self, one_in: int) -> None:
-        """Hear from now on of one connection in so many, a power of two: of its beginning and its end, or of neither.
+        """Receive from now on both events of one connection in `one_in`, a power of two, and none of the others.
 
-        The kernel picks them by the mark that it gives to each.
+        The filter selects by the id of the entry.
         """
         self._announced.attach(filter_program(self._wanted, one_in))
         self.one_in = one_in
 
     def until(self, end: float) -> Iterator[Event]:
-        """Yield what happens until `end`, of time.monotonic(). Raises NetlinkError."""
+        """Yield events until `end`, of time.monotonic(). Raises NetlinkError."""
         with understood("connections that begin and end"):
             for data in self._announced.until(end):
                 if (event := read(data)) is not None:
@@ -100,7 +100,7 @@ class Events(Closing):
 
 
 def read(data: bytes) -> Event | None:
-    """Return the event in a message, None where it is about something that has no ports."""
+    """Return the event in a message, None for a connection without ports."""
     kind = HEADER.unpack_from(data)[1]
     family = data[HEADER.size]
     if kind not in (_NEW, _DELETE) or family not in LAYOUTS:
@@ -110,7 +110,7 @@ def read(data: bytes) -> Event | None:
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:
-    """Return classic BPF that keeps messages about connections of this status, and of these one in so many."""
+    """Return a filter that keeps messages about connections of this status, and of these one in `one_in`."""
     tests = []
     if wanted.mask:
         tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])
@@ -120,7 +120,7 @@ def filter_program(wanted: Wanted, one_in: int) -> bytes:
 
 
 def _attribute(kind: int) -> list[tuple[int, int]]:
-    """Return the steps that load the value of an attribute of four bytes."""
+    """Return the steps that load an attribute of four bytes."""
     return [
         (_LOAD, FIRST_ATTRIBUTE),
         (_LOAD_INDEX, kind),

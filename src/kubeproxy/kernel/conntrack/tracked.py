@@ -1,7 +1,7 @@
-"""Connection tracking's entries of every protocol, read and never touched: who talks to whom, and who answered.
+"""Entries of connection tracking, of every protocol with ports. Reads only.
 
-The entries of some may be asked for by their status, so that those of all others cost nothing here: the kernel passes
-over them. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15).
+The kernel can select entries by their status: those that it skips cost nothing here. Source:
+net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from kubeproxy.kernel.netlink.protocol import (
     NLMSG_DONE,
     Netlink,
     attribute,
-    attributes,
     nested,
+    netfilter_header,
+    number_attribute,
+    parts,
     understood,
 )
 from kubeproxy.model.addresses import PORT_BYTES
@@ -41,16 +43,16 @@ ID: Final = 12
 ZONE: Final = 18
 FILTER: Final = 25
 _STATUS_MASK: Final = 26
-# Within a tuple; sources of IPv4 and IPv6 have odd numbers: 1 and 3.
+# Within a tuple; the source addresses of IPv4 and IPv6 have odd numbers: 1 and 3.
 _TUPLE_IP: Final = 1
 _TUPLE_PROTOCOL: Final = 2
 _PROTOCOL: Final = 1
 _SOURCE_PORT: Final = 2
 _DESTINATION_PORT: Final = 3
-# Bits of a filter (Linux >= 5.8): the fields of a tuple that the kernel compares.
+# Bits of a filter (Linux 5.8): the fields of a tuple that the kernel compares.
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
-"""Of each direction where the address (IPv4) and the port of its server are in a tuple, and their bits."""
+"""By direction: the attributes of the server's IPv4 address and port in the tuple, with their bits."""
 
 _U32: Final = struct.Struct(">I")
 _FLAGS: Final = struct.Struct("=I")
@@ -65,11 +67,11 @@ _TCP_OVER: Final = frozenset({4, 5, 6, 7, 8})
 
 
 class Tracked(NamedTuple):
-    """One entry.
+    """An entry of connection tracking.
 
-    `target` is where the client sent to: packed address, protocol (1 byte), port (2 bytes), as the key of a frontend.
-    `client` is a packed address with the port after it, as is `server`, from where the answers come. `state` is that
-    of a TCP connection, 0 of all others, and `mark` is what tells an entry from all others there have been.
+    `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in the key of a
+    frontend. `client` and `server`, the source of the answers, are packed addresses followed by the port. `state` is
+    that of a TCP connection, else 0. `mark` is unique among all entries, past ones too (CTA_ID).
     """
 
     target: bytes
@@ -81,12 +83,12 @@ class Tracked(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Return whether anything came back."""
+        """Whether the server sent a packet."""
         return bool(self.status & ANSWERED)
 
     @property
     def over(self) -> bool:
-        """Return whether a TCP connection is closed, or closing; the kernel remembers it for a while."""
+        """Whether a TCP connection is closed or closing; the kernel keeps its entry for a while."""
         return self.state in _TCP_OVER
 
 
@@ -96,7 +98,7 @@ def target_of(address: bytes, protocol: int, port: int) -> bytes:
 
 
 class Wanted(NamedTuple):
-    """Which entries to read: those whose status, under the mask, is this. The kernel picks them."""
+    """A selection of entries by the kernel: those whose status, under the mask, is this."""
 
     status: int = 0
     mask: int = 0
@@ -106,27 +108,28 @@ EVERYTHING: Final = Wanted()
 
 
 def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING) -> Iterator[Tracked]:
-    """Yield the entries of a family (AF_INET or AF_INET6) that are TCP's, UDP's or SCTP's. Raises ApplyError.
+    """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
 
-    The kernel needs 10 ms to walk a table of the usual size, and 0.1 us for each entry that it passes over; an entry
-    that is read costs 3 us.
+    The kernel takes 10 ms to walk a table of the usual size, 0.1 us for each entry that it skips, and 3 us for each
+    that it sends.
     """
-    payload = bytes([family, 0, 0, 0])
+    payload = netfilter_header(family)
     if wanted.mask:
-        payload += attribute(STATUS, _U32.pack(wanted.status)) + attribute(_STATUS_MASK, _U32.pack(wanted.mask))
+        payload += number_attribute(STATUS, wanted.status) + number_attribute(_STATUS_MASK, wanted.mask)
     yield from _dump(link, family, payload, wanted)
 
 
 def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator[Tracked]:
     """Yield the entries whose original destination has a protocol and a port. Raises ApplyError."""
-    payload = bytes([family, 0, 0, 0]) + selection(protocol, (b"", PORT_BYTES[port]))
+    payload = netfilter_header(family) + selection(protocol, (b"", PORT_BYTES[port]))
     tail = target_of(b"", protocol, port)
     return (entry for entry in _dump(link, family, payload, EVERYTHING) if entry.target.endswith(tail))
 
 
 def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
-    """Return the attributes of a request about entries of a protocol, and of a target and a server: their packed IPv4
-    address and port, of which b'' stands for any.
+    """Return the attributes that select the entries of a protocol for a dump or a deletion.
+
+    `ends` are the target, and then the server: packed IPv4 address and port, b'' for any.
     """
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
@@ -152,14 +155,15 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
             for ends in read(data):
                 if ends is not None:
                     entry = _tracked(data, ends)
-                    # A kernel before 5.15 passes over the mask, and sends everything.
+                    # Kernels before 5.15 ignore the mask and send all entries.
                     if entry.status & wanted.mask == wanted.status:
                         yield entry
 
 
 class Ends(NamedTuple):
-    """Target, client and server of an entry, as in Tracked, and where its attributes are in the buffer: they begin at
-    `start`, those after the two tuples not before `rest`, and end at `end`.
+    """Target, client and server of an entry, as in Tracked, with the offsets of its attributes in the buffer.
+
+    They are in [start:end]; those after the two tuples start at `rest` or later.
     """
 
     target: bytes
@@ -170,10 +174,10 @@ class Ends(NamedTuple):
     end: int
 
 
-class Layout:
-    """Where the fields of an entry of one family are in the messages that kernels really send.
+class EntryLayout:
+    """The usual layout of an entry of one family in the kernel's messages.
 
-    An entry with another layout, as in a zone of its own, is read attribute by attribute.
+    An entry of another layout, such as one in a zone, is read attribute by attribute.
     """
 
     def __init__(self, family: int) -> None:
@@ -184,7 +188,7 @@ class Layout:
         self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
         self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
         self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
-        # Of the original tuple addresses, protocol and ports; of the reply's, which looks alike, where it comes from.
+        # Addresses, protocol and ports of the original tuple; source address and port of the reply's, which is alike.
         self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}x8x4x4x2s2x8x")
 
     def entries(
@@ -194,11 +198,11 @@ class Layout:
         targets: Container[bytes] | None = None,
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
-        """Yield the entries in a buffer whose target is one of these or has one of these ports; None is any.
+        """Yield the entries in a buffer whose target is one of `targets`, or has one of `ports`; None selects all.
 
-        An entry of another protocol is None, as is one without ports.
+        Yields None for an entry of another protocol, or without ports.
 
-        One long function with everything in local names: it runs 100,000 times for each sync of a busy node.
+        One long function with local names: its loop runs 100,000 times for each sync of a busy node.
         """
         unpack, size, header = self._tuples.unpack_from, self._tuples.size, HEADER.unpack_from
         head, kind, port = self.head, self._protocol, self._port
@@ -225,16 +229,16 @@ class Layout:
                 yield Ends(target, source + source_port, back + back_port, start, start + size, end)
 
     def read(self, message: bytes) -> Tracked | None:
-        """Return the entry of a single message, None when it has no ports."""
+        """Return the entry in a single message, None if it has no ports."""
         ends = next(self.entries(message), None)
         return None if ends is None else _tracked(message, ends)
 
 
-LAYOUTS: Final = {2: Layout(2), 10: Layout(10)}
+LAYOUTS: Final = {2: EntryLayout(2), 10: EntryLayout(10)}
 
 
 def _tracked(data: bytes, ends: Ends) -> Tracked:
-    """Return the entry with status, TCP state and mark from the attributes after the tuples."""
+    """Return the entry, with status, TCP state and mark from the attributes after the tuples."""
     target, client, server, _, start, end = ends
     status = state = 0
     mark = b""
@@ -254,31 +258,25 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    """Return CTA_PROTOINFO_TCP_STATE, which comes first, or 0."""
+    """Return CTA_PROTOINFO_TCP_STATE, the first attribute, or 0."""
     # CTA_PROTOINFO_TCP is attribute 1, and so is the state in it.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 
 def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
-    found = {kind: (first, last) for kind, first, last in attributes(data, start, end)}
-    original, reply = found.get(TUPLE_ORIGINAL), found.get(_TUPLE_REPLY)
-    if original is None or reply is None:
+    found = parts(data, start, end)
+    if TUPLE_ORIGINAL not in found or _TUPLE_REPLY not in found:
         return None
-    (source, destination), numbers = _tuple(data, *original)
-    (back, _), reply_numbers = _tuple(data, *reply)
+    (source, destination), numbers = _tuple(found[TUPLE_ORIGINAL])
+    (back, _), reply_numbers = _tuple(found[_TUPLE_REPLY])
     if not {1, 2, 3} <= numbers.keys() or 2 not in reply_numbers:
         return None
     target = destination + numbers[_PROTOCOL] + numbers[_DESTINATION_PORT]
     return Ends(target, source + numbers[_SOURCE_PORT], back + reply_numbers[_SOURCE_PORT], start, start, end)
 
 
-def _tuple(data: bytes, start: int, end: int) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:
-    """Return source and destination of a tuple, and its protocol and ports as CTA_PROTO_... name them."""
-    addresses: dict[int, bytes] = {}
-    numbers: dict[int, bytes] = {}
-    for kind, begin, stop in attributes(data, start, end):
-        if kind == _TUPLE_IP:
-            addresses = {which & 1: data[first:last] for which, first, last in attributes(data, begin, stop)}
-        elif kind == _TUPLE_PROTOCOL:
-            numbers = {which: data[first:last] for which, first, last in attributes(data, begin, stop)}
-    return (addresses.get(1, b""), addresses.get(0, b"")), numbers
+def _tuple(data: bytes) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:
+    """Return source and destination of a tuple, and its protocol and ports by CTA_PROTO_... numbers."""
+    found = parts(data)
+    addresses = {kind & 1: value for kind, value in parts(found.get(_TUPLE_IP, b"")).items()}
+    return (addresses.get(1, b""), addresses.get(0, b"")), parts(found.get(_TUPLE_PROTOCOL, b""))

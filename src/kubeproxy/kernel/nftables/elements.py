@@ -195,14 +195,14 @@ def _parse_data(data: bytes, start: int, end: int) -> bytes:
     return b""
 
 
-class Layout(NamedTuple):
+class ElementLayout(NamedTuple):
     """Where records of equal size have key and data. `constant`: the offsets whose bytes are equal in all of them."""
 
     fields: struct.Struct
     constant: tuple[int, ...]
 
 
-def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> Layout | None:
+def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
     """Return the layout of records like the one of `size` bytes at `origin`, whose element is in data[start:end].
 
     None if the element has an interval as its key, or a verdict.
@@ -221,11 +221,11 @@ def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> Layo
 
 
 @lru_cache(maxsize=64)
-def _layout(before: int, key: int, between: int, value: int, rest: int) -> Layout:
+def _layout(before: int, key: int, between: int, value: int, rest: int) -> ElementLayout:
     used, size = before + key + between + value, before + key + between + value + rest
     following = range(used, min(used + ATTRIBUTE.size, size))
     constant = (*range(before), *range(before + key, before + key + between), *following)
-    return Layout(struct.Struct(f"{before}x{key}s{between}x{value}s{rest}x"), constant)
+    return ElementLayout(struct.Struct(f"{before}x{key}s{between}x{value}s{rest}x"), constant)
 
 
 def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:

@@ -33,7 +33,7 @@ from kubeproxy.kernel.netlink.protocol import (
 )
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.elements import (
-    Layout,
+    ElementLayout,
     catch_all_element,
     element_of,
     equal_columns,
@@ -197,7 +197,7 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self._head = b""  # length and kind of the answers that have the layout
-        self._layout: Layout | None = None
+        self._layout: ElementLayout | None = None
 
     @understood("elements of nf_tables")
     def read(self, answers: Answers, keys: Sequence[bytes], found: dict[bytes, bytes], name: str) -> None:

@@ -1,1 +1,1 @@
-"""iptables of both variants: rules, locks, and which variant a node uses."""
+"""iptables of both variants: rules, locks, and the variant that a node uses."""

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.kernel.xtables.xtables import Commands, Table
+from kubeproxy.kernel.xtables.xtables import Commands, SavedTable
 from kubeproxy.model.addresses import Family
 
 HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
@@ -61,7 +61,7 @@ def _survey(names: list[str]) -> tuple[int, bool]:
     return rules, hinted
 
 
-def _tables(name: str) -> list[Table]:
+def _tables(name: str) -> list[SavedTable]:
     """Return what a variant has; nothing if it does not work here, as where the kernel has none of it.
 
     That is for a process's life, so that a command which only could not be started is tried again.

@@ -1,25 +1,26 @@
-"""Changing the rules of iptables-nft without running it: the same rules, committed over netlink.
+"""Rules of iptables-nft, read and written over netlink without its commands.
 
-An iptables-nft-restore reads all chains of the table before it changes one, and starts as a process. What it would
-write is known (xt_rules), so that only input with anything else in it is left to it, and what the kernel refuses: it
-makes tables that are missing, and says best what is wrong.
+An iptables-nft-restore reads all chains of the table before it changes one, and starts as a process. xt_rules encodes
+the rules that it would write; input with any other rule, or that the kernel refuses, is left to the command: it also
+creates missing tables, and has the better error messages.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables.nfnetlink import Transactions
+from kubeproxy.kernel.netlink.protocol import NetlinkError, understood
+from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
+from kubeproxy.kernel.nftables.nfnetlink import Transactions, rules
 from kubeproxy.kernel.xtables import xt_rules
 from kubeproxy.kernel.xtables.xtables import Commands, Writer
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 
 _CHAIN: Final = 4096
-"""Bytes of the messages of a chain and its rules: 1,200 for an endpoint, more only for chains with many rules."""
+"""Bytes of the messages of a chain and its rules: 1,200 for an endpoint; only chains with many rules have more."""
 
 _END: Final = "COMMIT\n"
 
@@ -40,7 +41,7 @@ class NftCompat:
 
     @property
     def chains_at_once(self) -> int:
-        """See Writer: about 0.4 s. At the end of each transaction the kernel walks all rules of the table."""
+        """See Writer: they take about 0.4 s. At the end of a transaction the kernel walks all rules of the table."""
         return min(10_000, max(1, self._transactions.room // _CHAIN))
 
     def close(self) -> None:
@@ -64,7 +65,7 @@ class NftCompat:
                 done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            # Without what is done: as many transactions as were announced to whoever counts them.
+            # Only the rest: the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
 
@@ -72,3 +73,24 @@ class NftCompat:
 def writer_of(commands: Commands) -> Writer:
     """Return what changes a variant's rules fastest. Raises NetlinkError."""
     return NftCompat.open(commands) if commands.uses_nft else commands
+
+
+def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:
+    """Yield the packed expressions of each rule of a chain; none if it is missing. Raises NetlinkError."""
+    return (rule.raw for rule in rules(family, table, chain=chain))
+
+
+def leads_to(rule: bytes, target: str) -> bool:
+    """Return whether a rule, as packed expressions, leads to a chain."""
+    return target.encode() + b"\0" in rule
+
+
+def has_jump(family: int, table: str, chain: str, target: str) -> bool:
+    """Return whether a rule of a chain leads to a target chain. Raises NetlinkError."""
+    return any(leads_to(rule, target) for rule in expressions(family, table, chain))
+
+
+@understood("rules of nf_tables")
+def uncounted(rule: bytes) -> Rule:
+    """Return a rule without the expressions that count packets."""
+    return tuple(expression for expression in parse(rule) if not isinstance(expression, PacketCount))

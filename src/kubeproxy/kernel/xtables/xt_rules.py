@@ -1,9 +1,9 @@
 """iptables-restore input as nf_tables messages, in the form in which iptables-nft keeps its rules. Pure.
 
-Knows the rules that belong to Services and nothing more: input with any other in it is iptables-nft's to write. Matches
-are those of xtables (nft_compat) even where newer releases write expressions of
-nf_tables' own for them: every iptables-nft since 1.8.0 reads these back. Sources: iptables/nft*.c and extensions/ of
-iptables 1.8.9; include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
+Encodes only the rules of Services; other input is left to iptables-nft. Matches are those of xtables (nft_compat), also
+if newer releases write native expressions for them: every iptables-nft since 1.8.0 reads these back. Sources:
+iptables/nft*.c and extensions/ of iptables 1.8.9; include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,
+nf_nat}.h of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from kubeproxy.kernel.netlink.protocol import (
     NLM_F_REQUEST,
     attribute,
     nested,
+    netfilter_header,
+    number_attribute,
+    text_attribute,
 )
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
@@ -34,8 +37,8 @@ from kubeproxy.kernel.nftables.nfnetlink import (
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 
 
-class Unknown(Exception):  # noqa: N818 - not an error: somebody else knows
-    """The input has something that is not ours to write; the message says what."""
+class Unknown(Exception):  # noqa: N818 - not an error: iptables-nft writes the input
+    """The input has something other than rules of Services; the message quotes it."""
 
 
 def encode(text: str, family: Family) -> list[list[bytes]]:
@@ -68,16 +71,16 @@ class _Table:
     def __init__(self, family: Family, name: str) -> None:
         self.messages: list[bytes] = []
         self._family = family
-        self._start = struct.pack("=BBH", family, 0, 0) + attribute(nfta.RULE_TABLE, name.encode() + b"\0")
+        self._start = netfilter_header(family) + text_attribute(nfta.RULE_TABLE, name)
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
         """Return a message about a chain, or about all rules of it."""
         name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
-        payload = self._start + attribute(name, chain.encode() + b"\0")
+        payload = self._start + text_attribute(name, chain)
         return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
 
     def make(self, line: str) -> None:
-        """Make a chain, or empty the one that is there."""
+        """Create a chain, or empty an existing one."""
         chain, _, rest = line[1:].partition(" ")
         if not rest.startswith("- "):
             raise Unknown(line)
@@ -120,10 +123,6 @@ _NETWORK_HEADER = 1  # NFT_PAYLOAD_NETWORK_HEADER
 _COUNTER: Final = x.pack(x.PacketCount())
 
 
-def _number(kind: int, value: int) -> bytes:
-    return attribute(kind, value.to_bytes(4, "big"))
-
-
 def _compared(value: bytes, unequal: bool) -> bytes:
     return x.pack(x.Compare(_REGISTER, x.OPERATORS.index("!=" if unequal else "=="), value))
 
@@ -138,7 +137,7 @@ def _verdict(code: int, chain: str = "") -> bytes:
 
 @lru_cache(maxsize=1024)
 def _frame(length: int) -> tuple[bytes, bytes]:
-    """Return what stands around a name of so many bytes in a jump."""
+    """Return the bytes before and after a name of `length` bytes in a jump."""
     before, _, after = _verdict(x.JUMP, "x" * length).partition(b"x" * length)
     return before, after
 
@@ -151,7 +150,7 @@ def _jump(chain: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(text: str, family: Family) -> tuple[bytes, bytes]:
-    """Return the expressions of the options that need no match, and the attribute that says the protocol."""
+    """Return the expressions of the options outside matches, and the attribute with the protocol."""
     found: dict[str, bytes] = {}
     compat = b""
     unequal = False
@@ -168,7 +167,7 @@ def _head(text: str, family: Family) -> tuple[bytes, bytes]:
             found[option] = _address(option, value, unequal, family)
         elif option == "-i":
             name = value.encode()
-            # Without its end it stands for all names that begin so.
+            # Without its final zero it matches all names that start so.
             found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
         else:
             raise Unknown(text)
@@ -182,7 +181,7 @@ def _protocol(word: str) -> tuple[bytes, bytes]:
     if number is None:
         raise Unknown(f"-p {word}")
     return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(
-        nfta.RULE_COMPAT, _number(nfta.RULE_COMPAT_PROTO, number), _number(nfta.RULE_COMPAT_FLAGS, 0)
+        nfta.RULE_COMPAT, number_attribute(nfta.RULE_COMPAT_PROTO, number), number_attribute(nfta.RULE_COMPAT_FLAGS, 0)
     )
 
 
@@ -211,7 +210,7 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
     if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
         raise Unknown(f"{option} {text}")
     length = int(prefix)
-    if length < 8 * size:  # without the bits of a host, as what it is compared with
+    if length < 8 * size:  # with the host's bits cleared, as in the comparison
         shift = 8 * size - length
         value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
     return _load(family, option, length) + _EQUAL[size, unequal] + value
@@ -221,9 +220,9 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 
 
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
-    """Return a match or a target; what it is told is aligned to eight bytes (XT_ALIGN)."""
+    """Return a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
-    parts = attribute(nfta.MATCH_NAME, name.encode() + b"\0"), _number(nfta.MATCH_REV, revision)
+    parts = text_attribute(nfta.MATCH_NAME, name), number_attribute(nfta.MATCH_REV, revision)
     return x.pack(x.Opaque(kind, b"".join(parts) + attribute(nfta.MATCH_INFO, info)))
 
 

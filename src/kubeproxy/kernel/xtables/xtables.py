@@ -54,7 +54,7 @@ class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
     """A chain has rules of nft itself, which iptables-nft does not print. It writes others beside them."""
 
 
-class Table(NamedTuple):
+class SavedTable(NamedTuple):
     """One table as iptables-save prints it: its chains, and its rules as '-A CHAIN ...' lines."""
 
     name: str
@@ -124,7 +124,7 @@ class Commands(NamedTuple):
     def close(self) -> None:
         """See Writer: a command holds nothing between its runs."""
 
-    def table(self, name: str) -> Table | None:
+    def table(self, name: str) -> SavedTable | None:
         """Return a table, None when nothing is in it. Raises ApplyError."""
         return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
 
@@ -170,7 +170,7 @@ def commands(name: str) -> Commands:
     return Commands(name, family, "nf_tables" in said, version)
 
 
-def tables(variant: str) -> Iterator[Table]:
+def tables(variant: str) -> Iterator[SavedTable]:
     """Yield the tables of a variant that have anything in them. Raises ApplyError."""
     return _parse(_run([f"{variant}-save"]))
 
@@ -181,7 +181,7 @@ def restore(variant: str, text: str) -> None:
     _run([f"{variant}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], text)
 
 
-def _parse(text: str) -> Iterator[Table]:
+def _parse(text: str) -> Iterator[SavedTable]:
     name = ""
     chains: list[str] = []
     rules: list[str] = []
@@ -193,7 +193,7 @@ def _parse(text: str) -> Iterator[Table]:
         elif line.startswith("-A "):
             rules.append(line)
         elif line == "COMMIT":
-            yield Table(name, tuple(chains), tuple(rules))
+            yield SavedTable(name, tuple(chains), tuple(rules))
 
 
 def _printed(command: list[str]) -> Iterator[str]:

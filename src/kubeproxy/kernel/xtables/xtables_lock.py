@@ -1,35 +1,35 @@
-"""The lock that programs hold while they change legacy iptables: taking it so that one can tell who else holds it.
+"""The lock that programs hold while they change legacy iptables, taken so that its holder can be named.
 
-The commands wait for it themselves (-w), but do not say for how long nor for whom, and let go of it between our look at
-a table and their change of it. Source: iptables' xshared.c.
+The commands wait for it themselves (-w), but do not report for how long or for which program, and release it between
+our reading of a table and their change. Source: iptables' xshared.c.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables.lock_queue import Place
 
 _POLL: Final = 0.02  # seconds
 _LOOK: Final = 0.5
-"""Seconds between looks whether the file that is waited for is still the one that others lock."""
+"""Seconds between checks that the open file still has the name."""
 _GLANCE: Final = 1.0
-"""Seconds between two looks of iptables before 1.8.8 at a lock that it waits for."""
+"""Seconds between two attempts of iptables before 1.8.8 to take the lock."""
 _BUSY: Final = 4.0
-"""Seconds for which it may be ours nearly all the time though others want it: with -w 5 they look for 5 s."""
+"""Seconds for which this process may hold it nearly always while others wait: with -w 5 they give up after 5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
 class Waited(NamedTuple):
-    """How many seconds the lock was another's, and whose, '' when that is not known."""
+    """Seconds for which another program held the lock, and its name, '' if unknown."""
 
     seconds: float
     holder: str
@@ -39,7 +39,7 @@ NOT_WAITED: Final = Waited(0.0, "")
 
 
 class NotReleasedError(ApplyError):
-    """The lock was another's for as long as one was willing to wait, which `waited` says."""
+    """Another program held the lock for as long as the caller waited, which is in `waited`."""
 
     def __init__(self, path: Path, waited: Waited) -> None:
         self.waited = waited
@@ -47,7 +47,7 @@ class NotReleasedError(ApplyError):
 
 
 class Start(NamedTuple):
-    """How a command is started: its environment, None for ours, and the descriptors that it gets."""
+    """How to start a command: its environment, None for that of this process, and the descriptors to inherit."""
 
     environment: Mapping[str, str] | None = None
     descriptors: tuple[int, ...] = ()
@@ -60,8 +60,9 @@ def path() -> Path:
 
 @contextmanager
 def nobodys_lock() -> Iterator[None]:
-    """Have the commands lock a file that means nothing to others: in a network namespace of one's own nobody changes
-    anything beside them, and the lock knows no namespaces. Not for a process that changes the node's own tables.
+    """Make the commands lock another file, in a network namespace in which no other program changes tables.
+
+    The lock is the same in all namespaces. Not for a process that changes the node's own tables.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
@@ -74,10 +75,65 @@ def nobodys_lock() -> Iterator[None]:
             os.environ[_VARIABLE] = before
 
 
-class Lock:
-    """One lock file, as all of this process take it: one at a time, and who has it may take it again.
+class Place:
+    """A place in the kernel's queue for the lock of a file, which can be left.
 
-    The file stays open, so that who watches it (lock_watch) sees others alone open it.
+    A waiter that only polls may never find a busy lock free: the kernel passes it from one waiting process to the next.
+    flock(2) waits without a timeout, so a thread does it. Until then nothing else in this process may lock or unlock
+    the same open file. A lock obtained after the place was left is released at once.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._over = threading.Event()
+        self._deciding = threading.Lock()
+        self._left = False
+        self._ours = False
+
+    @classmethod
+    def open(cls, file: int) -> Self:
+        """Start to wait for the lock of an open file. Raises OSError or RuntimeError without a descriptor or thread."""
+        place = cls(os.dup(file))
+        try:
+            threading.Thread(target=place._wait, name="lock", daemon=True).start()
+        except RuntimeError:
+            os.close(place._file)
+            raise
+        return place
+
+    def came(self, seconds: float) -> bool:
+        """Wait for so many seconds; return whether this process has the lock."""
+        self._over.wait(seconds)
+        return self._ours
+
+    def leave(self) -> bool:
+        """Leave the queue, unless `come_back` follows; return True if this process has the lock already."""
+        with self._deciding:
+            self._left = True
+            return self._ours
+
+    def come_back(self) -> bool:
+        """Enter again; return False if the lock was obtained or refused meanwhile: then a new place is needed."""
+        with self._deciding:
+            self._left = False
+            return not self._over.is_set()
+
+    def _wait(self) -> None:
+        with suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            with self._deciding:
+                self._ours = not self._left
+                if self._left:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+                self._over.set()
+        self._over.set()
+        os.close(self._file)
+
+
+class Lock:
+    """A lock file for the whole process: one thread at a time, which may take it again.
+
+    The file stays open, so that lock_watch sees only other programs open it.
     """
 
     def __init__(self, path: Path, nobodys: int) -> None:
@@ -86,14 +142,14 @@ class Lock:
         self._file = -1
         self._held = 0
         self._waited = NOT_WAITED
-        self._place: Place | None = None  # in the queue of who wants the file that is open
+        self._place: Place | None = None  # in the queue for the open file
         self._wanted = False  # by others, while it was ours
         self._released = float("-inf")
         self._busy_since = float("-inf")
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Return one, which is not held."""
+        """Return a lock that is not held."""
         lock = cls(path, os.memfd_create("nobodys-lock", os.MFD_CLOEXEC))
         lock._reopen()
         return lock
@@ -102,8 +158,8 @@ class Lock:
     def held(self, patience: float) -> Iterator[Waited]:
         """Hold it, after waiting for so many seconds at most; yield how long that was.
 
-        Raises NotReleasedError that names the holder when the time is over. A file that cannot be opened is not held:
-        the command says itself what is wrong with it.
+        Raises NotReleasedError, with the holder, after that time. A file that cannot be opened is not locked: the
+        command reports the error itself.
         """
         if not self._held:
             self._give_way()
@@ -119,11 +175,11 @@ class Lock:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def wanted(self) -> None:
-        """Take note that somebody else wants it while it is held."""
+        """Note that another program waits for it."""
         self._wanted = True
 
     def _give_way(self) -> None:
-        """Leave it free for as long as whoever wants it takes to look, if it hardly was for a while."""
+        """Release the lock long enough for a polling waiter to take it, after this process held it nearly always."""
         now = time.monotonic()
         free = now - self._released
         if free < _GLANCE and self._wanted and now - self._busy_since >= _BUSY:
@@ -156,7 +212,7 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Take it if it is free, has come, or cannot be taken at all; return whether it was. Raises ApplyError."""
+        """Take it if it is free, or was obtained, or has no file; return whether it was. Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
@@ -165,18 +221,18 @@ class Lock:
             return False
         self._place = None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says yes also if it is ours already
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds also if this process has it already
         except BlockingIOError:
             return False
         except OSError as error:
             raise ApplyError(f"cannot take the iptables lock ({self._path}): {error.strerror}") from error
         if self._is_current():
             return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # somebody removed the file just now: the next ones make another
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # the file was removed just now: other programs create a new one
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for it as all the others do: where many want it, who only looks whether it is free never finds it so."""
+        """Wait for it in the kernel's queue, as all other programs do."""
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
@@ -186,7 +242,7 @@ class Lock:
         self._place.came(seconds)
 
     def _is_current(self) -> bool:
-        """Return whether the file that is open is the one that has the name now."""
+        """Return whether the open file still has the name."""
         if self._file < 0:
             return False
         try:
@@ -218,7 +274,7 @@ def lock() -> Lock:
 
 
 def _holder(file: int) -> str:
-    """Return 'command (pid 42)' of the process that holds the lock, 'another program' when it cannot be seen."""
+    """Return 'command (pid 42)' of the holder, 'another program' if it is not visible."""
     inode = os.fstat(file).st_ino
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():

@@ -14,7 +14,7 @@ from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, exc
 from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.config.fields import IPVS
 from kubeproxy.errors import ConfigError
-from kubeproxy.kernel.xtables.xtables import Commands, Table
+from kubeproxy.kernel.xtables.xtables import Commands, SavedTable
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import Detector
 from support.cluster_objects import world
@@ -68,10 +68,10 @@ def test_references_of_sets_are_counted_as_the_kernel_does() -> None:
     assert all(found.references(set_id) for set_id in IpsetId)
 
 
-def table(found: Rules, name: str) -> Table:
+def table(found: Rules, name: str) -> SavedTable:
     lines = [f"-A {chain} {rule}" for chain, chain_rules in found.tables[name].items() for rule in chain_rules]
     jumps = [f"-A {jump.rule}" for jump in JUMPS if jump.table == name]
-    return Table(name, ("INPUT", "OUTPUT", *found.tables[name], "OTHERS"), (*jumps, *lines, "-A OTHERS -j ACCEPT"))
+    return SavedTable(name, ("INPUT", "OUTPUT", *found.tables[name], "OTHERS"), (*jumps, *lines, "-A OTHERS -j ACCEPT"))
 
 
 def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> None:
@@ -80,14 +80,14 @@ def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> Non
     assert "-X KUBE-SERVICES" not in text  # iptables mode may be using it
     assert "OTHERS" not in text
     assert "-D KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK" in text
-    assert removal([Table("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))]) == ""
+    assert removal([SavedTable("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))]) == ""
 
 
 def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
     monkeypatch.setattr(probe, "variant", lambda family: "iptables-nft")
     kept = partial(OPERATIONS.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
     ours = table(rules(), "nat")
-    others = Table("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
+    others = SavedTable("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
     assert list(owned([ours], kept)) == []
     (text,) = removals(owned([others], kept), 10)
     assert text.splitlines() == [
