@@ -2,7 +2,7 @@
 
 python deploy/sublock.py msgspec PyYAML httptools > deploy/run.lock
 python deploy/sublock.py hatchling > deploy/build.lock
-python deploy/sublock.py msgspec PyYAML httptools aiohttp rich hatchling editables > tools/demo.lock
+python deploy/sublock.py msgspec PyYAML httptools aiohttp rich > tools/demo.lock
 """
 
 from __future__ import annotations

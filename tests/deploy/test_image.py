@@ -37,7 +37,7 @@ def project() -> dict[str, list[str]]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         found = tomllib.load(file)
     run, build = found["project"]["dependencies"], found["build-system"]["requires"]
-    demo = [*run, *found["project"]["optional-dependencies"]["lab"], *build, "editables"]
+    demo = [*run, *found["project"]["optional-dependencies"]["lab"]]
     return {"deploy/run.lock": run, "deploy/build.lock": build, "tools/demo.lock": demo}
 
 
