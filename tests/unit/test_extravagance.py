@@ -11,7 +11,7 @@ from support.fuzz.judge import CONSTANT, TIMES
 BOUNDED = (
     "annotations of 256 KiB",
     "10,000 source ranges",
-    "1,000 slices of 100 endpoints",
+    pytest.param("1,000 slices of 100 endpoints", marks=pytest.mark.slow("100,000 endpoints")),
     "100 addresses, 1,000 source ranges",
 )
 

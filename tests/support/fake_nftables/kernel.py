@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from itertools import count
 from typing import TypeVar
 
@@ -222,6 +223,7 @@ def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]
     return (table.handle, table.dormant, rules, sorted(elements)), elements
 
 
+@lru_cache(maxsize=4096)
 def _rule(text: str, ip: str) -> tuple[Expression, ...]:
     """Return a rule as a value; one in other words than ours is one that is not described."""
     try:

@@ -1,13 +1,15 @@
 """Netlink messages as the backend packs them, read into the steps of a transaction.
 
 Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h. What the backend never sends is not known here.
+Nearly every test loads the same table, so what depends on a message's bytes alone is worked out once and kept.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -21,7 +23,10 @@ from support.fake_nftables.transaction import Transaction
 _GENERIC_SIZE = 4  # struct nfgenmsg
 _GOTO = (-4).to_bytes(4, "big", signed=True)
 
-Parts = dict[int, bytes]
+Parts = Mapping[int, bytes]
+
+_parse = lru_cache(maxsize=4096)(x.parse)
+_printed = lru_cache(maxsize=4096)(listing.text)
 
 
 def execute(message: bytes, transaction: Transaction) -> None:
@@ -65,14 +70,15 @@ def execute(message: bytes, transaction: Transaction) -> None:
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
         case nfnetlink.NEW_RULE if creating and flags & nfnetlink.NLM_F_APPEND:
-            rule = tuple(_whole(each, transaction) for each in x.parse(parts[4]))
-            transaction.add_rule(table, table.chain(_text(parts[2])), listing.text(rule, table.family))
+            rule = tuple(_whole(each, transaction) for each in _parse(parts[4]))
+            transaction.add_rule(table, table.chain(_text(parts[2])), _printed(rule, table.family))
         case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:
             raise NotImplementedError(f"message {kind:#x} with flags {flags:#x}")
 
 
+@lru_cache(maxsize=16384)
 def _parts(data: bytes) -> Parts:
     return {kind: data[start:end] for kind, start, end in attributes(data, 0, len(data))}
 

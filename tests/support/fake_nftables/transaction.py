@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
 
 from kubeproxy.kernel.nftables.expressions import Inline
 from support.fake_nftables.objects import Chain, Element, RefusedError, Rule, Set, Table
@@ -19,6 +21,19 @@ _TARGETS = re.compile(r"\b(?:goto|jump) ([^\s,}]+)")
 _COUNTERS = re.compile(r'counter name "([^"]*)"')
 _POLICY = re.compile(r" ?policy drop ;")
 _LOOKUPS = re.compile(r"@([^\s,}]+)")
+
+
+class _Names(NamedTuple):
+    """The names in a rule's text: of chains, sets and counters."""
+
+    targets: tuple[str, ...]
+    sets: tuple[str, ...]
+    counters: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _names(text: str) -> _Names:
+    return _Names(*(tuple(kind.findall(text)) for kind in (_TARGETS, _LOOKUPS, _COUNTERS)))
 
 
 class Transaction:
@@ -86,7 +101,7 @@ class Transaction:
     def delete_chain(self, table: Table, chain: Chain) -> None:
         """Delete a chain with its rules; not while another rule or an element leads to it."""
         others = (c for c in table.chains.values() if c is not chain)
-        in_rules = any(chain.name in _TARGETS.findall(rule.text) for other in others for rule in other.rules)
+        in_rules = any(chain.name in _names(rule.text).targets for other in others for rule in other.rules)
         in_elements = any(
             element.value == chain.name.encode()
             for each in table.sets.values()
@@ -107,18 +122,19 @@ class Transaction:
     def delete_counter(self, table: Table, name: str) -> None:
         """Delete a named counter; not while a rule uses it."""
         rules = (rule.text for chain in table.chains.values() for rule in chain.rules)
-        if any(name in _COUNTERS.findall(text) for text in rules):
+        if any(name in _names(text).counters for text in rules):
             raise RefusedError(errno.EBUSY, f"counter {name} is in use")
         table.counters.remove(name)
         self._undo.append(lambda: table.counters.append(name))
 
     def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> None:
         """Make a rule, the last one of its chain or the first one."""
-        for target in _TARGETS.findall(text):
+        names = _names(text)
+        for target in names.targets:
             self._require_target(table, target)
-        for name in _LOOKUPS.findall(text):
+        for name in names.sets:
             table.set(name)
-        for name in _COUNTERS.findall(text):
+        for name in names.counters:
             if name not in table.counters:
                 raise RefusedError(errno.ENOENT, f"no counter {name} in table {table.family} {table.name}")
         rule = Rule(self._handle(), text)

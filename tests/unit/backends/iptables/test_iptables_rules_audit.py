@@ -125,6 +125,7 @@ def test_a_rule_without_a_target_may_end_with_a_space():
     assert with_space == without
 
 
+@pytest.mark.slow("a thousand endpoints")
 def test_endpoints_that_made_the_cluster_large_are_no_drift():
     many = [f"10.244.{n // 250}.{n % 250 + 1}" for n in range(999)]
     made = opened({a("web"): plans("web", 1, *many), a("other"): plans("other", 2, "10.245.0.1")})
