@@ -10,14 +10,14 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
 import pytest
 
 pytest.register_assert_rewrite("support")  # what its checks compare is shown, as in tests
-from support.effort import register_profiles  # noqa: E402  # no module of it may be imported earlier
+from support.effort import mark_others_slow, register_profiles  # noqa: E402  # no module of it may be imported earlier
 
 register_profiles()
 
@@ -96,8 +96,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what the quick set leaves out, before -m selects; at last put the rest in order."""
+    mark_others_slow(items)
+    yield
+    _begin_with_long(items)
+
+
+def _begin_with_long(items: list[pytest.Item]) -> None:
     """Let each worker of xdist begin with tests that take long: one that begins late ends alone, after all others.
 
     With --dist worksteal a worker's first share is a row of tests, all shares of one size.

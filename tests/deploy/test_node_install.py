@@ -93,6 +93,7 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     assert "nothing is installed" in run(archive, "uninstall", tmp_path).stderr
 
 
+@pytest.mark.slow("an installation of its own")
 def test_a_newer_python_of_the_host_does_not_take_the_place_of_the_one_installed_for(
     archive: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_newer_python_of_the_host_does_not_take_the_place_of_the_one_installed
     assert (tmp_path / "root/opt/kube-proxy/current/bin/python").readlink() == own
 
 
+@pytest.mark.slow("an installation of its own")
 def test_a_release_takes_the_place_of_another_which_stays_for_who_runs_it(archive: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

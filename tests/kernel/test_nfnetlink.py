@@ -124,6 +124,7 @@ def test_pieces_of_one_size_are_cut_between_elements(link):
     assert keys("addresses", 20_000) == {address(n) for n in range(20_000)}
 
 
+@pytest.mark.slow("120,000 elements")
 def test_a_big_transaction_and_a_big_dump_are_whole(link):
     count = 120_000
     link.commit(add("pairs", [MAP.pack(address(n), address(n + 1)) for n in range(count)]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prove.play import played
 from prove.steps import Step
 
 
+@pytest.mark.slow("a history in a cluster")
 async def test_udp_by_either_family_is_answered_soon_after_a_start_in_userspace_mode() -> None:
     # steady traffic: udp from pod: stale flows of the family that was committed second waited for a pause
     history: list[Step] = [("restart",), ("quiet",)]

@@ -8,6 +8,7 @@ import pytest
 from prove import switch
 
 
+@pytest.mark.slow("a history in a cluster, as `make switch` plays them")
 def test_rules_of_the_same_program_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
     peer = Path(sys.executable).with_name("kube-proxy")
     assert switch.main(["--peer", str(peer), "--more", "1"]) == 0

@@ -5,6 +5,7 @@ Under xdist each worker has clusters of its own; their names are random, so they
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from lab.cluster import LabCluster
-from support.effort import all_but_one_are_slow
 from support.live import Live, leftovers
 from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridged_packets
 
-WEIGHTS = {"iptables-legacy": 3}
-"""How often a mode is drawn for the quick set where others count once: few scenarios are meant for this one."""
+DRAWS = {"iptables-legacy": 3}
+"""How often a mode is drawn for the quick set where others are once: few scenarios are meant for this one."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -65,14 +65,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _one_mode_is_quick(items: list[pytest.Item]) -> None:
-    """A scenario's name decides in which of its modes `make test` runs it, so that each mode gets its share."""
+    """A module's name decides in which mode `make test` runs its scenarios: each mode is a cluster of its own.
+
+    A scenario that is not meant for the module's first mode runs in the next one of the module's order.
+    """
     variants: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if (mode := _mode_of(item)) in MODES:
             variants[item.nodeid.replace(mode, "")].append(item)
-    for name, found in variants.items():
-        found.sort(key=_mode_of)
-        all_but_one_are_slow(name, [item for item in found for _ in range(WEIGHTS.get(_mode_of(item), 1))])
+    for found in variants.values():
+        found.sort(key=_place)
+        for item in found[1:]:
+            item.add_marker(pytest.mark.slow("runs in another mode in the quick set"))
+
+
+def _place(item: pytest.Item) -> int:
+    """The place of a scenario's mode in the order of its module: the least number drawn is the first."""
+    mode = _mode_of(item)
+    return min(zlib.crc32(f"{item.path.stem} {mode} {n}".encode()) for n in range(DRAWS.get(mode, 1)))
 
 
 def _mode_of(item: pytest.Item) -> str:

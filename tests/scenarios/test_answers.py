@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support.answers import valid
 from support.live import METRICS_PORT, Live
 from support.modes import MODES, modes
 
 
+@pytest.mark.slow("each command")
 @modes(*MODES)
 async def test_answers_are_as_the_schema_says(live: Live) -> None:
     live.service("said", "a1 b1/unready", type="NodePort")

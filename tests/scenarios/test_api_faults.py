@@ -67,6 +67,7 @@ async def expect_change(live: Live, gone: Front) -> None:
     await live.expect(gone, {"pod": "timeout"}, "tcp")
 
 
+@pytest.mark.quick("everything", "slow-lists")
 @pytest.mark.parametrize("faults", AT_THE_START.values(), ids=AT_THE_START)
 async def test_trouble_at_the_start(bare: Live, faults: dict[str, Any]) -> None:
     bare.service("web", "a1 b1")
@@ -78,6 +79,7 @@ async def test_trouble_at_the_start(bare: Live, faults: dict[str, Any]) -> None:
     assert not bare.logged("Traceback|internal error")
 
 
+@pytest.mark.quick("everything")
 @pytest.mark.parametrize("faults", WHILE_IT_RUNS.values(), ids=WHILE_IT_RUNS)
 async def test_trouble_while_it_runs(bare: Live, faults: dict[str, Any]) -> None:
     await serving(bare)
@@ -110,6 +112,7 @@ async def test_an_api_server_that_is_not_there_yet_is_waited_for(bare: Live) -> 
     assert len(bare.logged("The API server at .* answers")) == 1
 
 
+@pytest.mark.quick("kept")
 @pytest.mark.parametrize("history", ["kept", "forgotten"])
 async def test_an_api_server_that_comes_back_with_other_content(bare: Live, history: str) -> None:
     await serving(bare)

@@ -8,6 +8,7 @@ import re
 import socket
 from collections import Counter
 
+import pytest
 import yaml
 
 from lab.netns import run_in_async
@@ -44,6 +45,7 @@ async def answers(live: Live, front: Front, count: int) -> Counter:
     return Counter(one.pod for one in found)
 
 
+@pytest.mark.slow("each example of a page")
 @modes("nftables")
 async def test_the_examples_of_the_page(bare: Live) -> None:
     bare.service("web", "a1 b1", type="NodePort", sessionAffinity="None")
@@ -143,6 +145,7 @@ async def test_a_service_beyond_what_the_node_gives_is_served_evenly_and_says_so
     await bare.eventually(check)
 
 
+@pytest.mark.slow("two proxies and thousands of connections")
 @modes("nftables")
 async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_node(bare: Live) -> None:
     bare.service("web", "a1 a2 a3 b1 b2")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from lab.netns import run_in
 from support.live import Live
 from support.modes import modes
@@ -29,6 +31,7 @@ async def test_room_enough(live: Live) -> None:
     assert services["default/counted"] >= 5
 
 
+@pytest.mark.slow("a table of connections that is full")
 async def test_a_full_table_is_named_with_the_client_that_fills_it(live: Live) -> None:
     namespace = live.cluster.namespace_of("node")
     run_in(namespace, flush)  # what is left of earlier connections would make room as it expires

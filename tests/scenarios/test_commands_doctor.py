@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import yaml
 
 from lab.topology import NODE_A
@@ -62,6 +63,7 @@ async def test_a_healthy_node_has_no_finding(live: Live) -> None:
     assert (status, text.splitlines()[0].startswith("node-a: nothing is wrong (kube-proxy ")) == (0, True), text
 
 
+@pytest.mark.slow("a cluster of another mode")
 @modes(*sorted(MODES.keys() - {"userspace"}))  # there connections end at the proxy, and none is forwarded
 async def test_forwarding_that_was_switched_off_is_named(live: Live) -> None:
     async with sysctl(live, "net.ipv4.ip_forward", "0"):
@@ -132,6 +134,7 @@ async def test_rules_of_another_mode_are_named(live: Live) -> None:
     await healthy(live)
 
 
+@pytest.mark.slow("a cluster of another mode")
 @modes("iptables-nft", "iptables-legacy", "userspace")
 async def test_rules_of_each_other_mode_are_named(live: Live) -> None:
     chain = "KUBE-SVC-AAAAAAAAAAAAAAAA"
@@ -180,6 +183,7 @@ async def test_an_interface_of_pods_that_is_down_is_named(live: Live) -> None:
     await healthy(live)
 
 
+@pytest.mark.slow("a cluster of its own")
 @NFTABLES
 async def test_a_table_that_another_program_owns(bare: Live) -> None:
     await bare.start()
@@ -239,6 +243,7 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
     await healthy(live)
 
 
+@pytest.mark.slow("a cluster of its own")
 @NFTABLES
 async def test_a_node_of_another_name(bare: Live) -> None:
     await bare.start({"hostnameOverride": "node-b"})
@@ -248,6 +253,7 @@ async def test_a_node_of_another_name(bare: Live) -> None:
     await named(bare, "node", "there is no Node nobody", "hostnameOverride")
 
 
+@pytest.mark.slow("a cluster of its own")
 @NFTABLES
 async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> None:
     await bare.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.live import Live
 from support.modes import modes
 
@@ -18,6 +20,7 @@ async def test_what_runs_is_what_would_be_written(live: Live) -> None:
     assert (status, text.count("proved for all packets")) == (0, 2), text
 
 
+@pytest.mark.slow("several questions")
 async def test_another_pod_network_has_a_witness(live: Live) -> None:
     live.service("elsewhere", "a1 b1")
     await live.programmed(live.front("elsewhere"), "a1 b1")

@@ -8,6 +8,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from lab.proxyprocess import proxy_command
 from support.live import Front, Live
 from support.modes import modes
@@ -179,6 +181,7 @@ async def test_without_packets_it_says_so(live: Live) -> None:
     assert (status, "no packet of this flow came by" in text) == (2, True), text
 
 
+@pytest.mark.slow("traces that are killed")
 async def test_the_table_goes_with_the_command_however_it_ends(live: Live) -> None:
     words = [proxy_command(), "trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "60"]
     killed = ["timeout", "-s", "KILL", "2", *words]

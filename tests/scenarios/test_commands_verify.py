@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import pytest
+
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipvs import (
     ADD_SERVICE,
@@ -211,6 +213,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     await equal(live)  # in iptables mode others lose that endpoint as well
 
 
+@pytest.mark.slow("several questions")
 @every_mode
 async def test_why_looks_at_the_kernel(live: Live) -> None:
     live.service("asked", "a1 b1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
@@ -242,6 +245,7 @@ async def test_a_chain_that_another_program_flushed(live: Live) -> None:
     await equal(live)
 
 
+@pytest.mark.slow("changes without end")
 @every_mode
 async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
     names = [f"busy-{number}" for number in range(20)]
@@ -269,6 +273,7 @@ async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
     await equal(live)
 
 
+@pytest.mark.slow("a cluster of its own")
 async def test_a_table_of_another_owner_and_what_waits_for_it(bare: Live) -> None:
     bare.service("web", "a1 b1")
     await bare.start()

@@ -44,6 +44,7 @@ async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
     assert (status, f"x  {neighbour} is node-b's own address" in text) == (2, True), text
 
 
+@pytest.mark.slow("a dozen questions")
 async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> None:
     live.service("stopped", "a1 b1")
     front = live.front("stopped")
@@ -128,6 +129,7 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
     await live.eventually(fine)
 
 
+@pytest.mark.slow("packets that each kind of rule drops")
 async def test_what_stops_real_packets_is_named(live: Live) -> None:
     if live.mode.name == "userspace":
         return  # connections end at the proxy
@@ -177,6 +179,7 @@ async def test_what_stops_real_packets_is_named(live: Live) -> None:
     await answer(pod, front, "refused", "no EndpointSlice of default/met has an IPv4 endpoint")
 
 
+@pytest.mark.slow("several questions")
 async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
     if live.mode.name not in {"nftables", "userspace"}:
         return  # the chains are its own there
@@ -235,6 +238,7 @@ async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told
         await each("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}")
 
 
+@pytest.mark.slow("several questions")
 async def test_a_node_without_a_route_to_the_service_hears_of_it(live: Live) -> None:
     live.service("routed", "a1")
     front = live.front("routed")
@@ -268,6 +272,7 @@ async def test_a_table_that_another_kube_proxy_left_for_an_address_is_told(live:
         await live.nft("delete table ip kube-proxy")
 
 
+@pytest.mark.quick("pod")
 @pytest.mark.parametrize("client", ["pod", "node"])
 async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: Live) -> None:
     live.service(f"kept-by-{client}", "a1 a2 b1", sessionAffinity="ClientIP")
@@ -349,6 +354,7 @@ async def test_an_unknown_port_and_an_unknown_address(live: Live) -> None:
     assert (status, "no Service has this address" in text) == (1, True)
 
 
+@pytest.mark.quick("words0")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -387,6 +393,7 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     assert (status, "no Service default/nothing" in text) == (1, True)
 
 
+@pytest.mark.slow("a cluster of its own")
 async def test_a_proxy_that_never_got_a_list_says_so_of_all_services(bare: Live) -> None:
     bare.service("before")
     await bare.start()

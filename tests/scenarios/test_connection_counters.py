@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from support.live import METRICS_PORT, Live
 from support.modes import modes
 from support.promtool import lint
@@ -47,6 +49,7 @@ async def test_connections_are_counted_by_service_port_and_family(bare: Live) ->
     assert status == 0, text
 
 
+@pytest.mark.slow("a cluster of its own")
 @modes("nftables")
 async def test_without_the_flag_nothing_is_counted(bare: Live) -> None:
     bare.service("web", "a1")

@@ -101,6 +101,7 @@ def test_all_is_well_and_nothing_is_left() -> None:
     assert leftovers(cluster_id) == []
 
 
+@pytest.mark.slow("a demo of its own")
 def test_wrong_answers_are_named() -> None:
     cluster_id = demo_id("wrong")
     # A kube-proxy that serves NodePorts on no address of this node.
@@ -137,6 +138,7 @@ def rows_of(page: str) -> list[list[Any]]:
         return rows
 
 
+@pytest.mark.slow("a demo of its own")
 def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
     cluster_id = demo_id("keep")
     with running(play(f"cluster_id={cluster_id!r}, acts=ACTS[:3], keep=True")) as process:

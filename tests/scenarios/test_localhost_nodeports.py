@@ -74,6 +74,7 @@ async def answered(live: Live, front: Front) -> str:
     return str(getattr(answer, "pod", answer))
 
 
+@pytest.mark.quick("addresses0")
 @pytest.mark.parametrize("addresses", [["primary"], ["all"]])
 async def test_nobody_is_served_who_did_not_ask_for_loopback(bare: Live, addresses: list[str]) -> None:
     bare.service("web", "a1", type="NodePort", **DUAL)
@@ -84,6 +85,7 @@ async def test_nobody_is_served_who_did_not_ask_for_loopback(bare: Live, address
         assert await bare.metric(REJECTED.format(family, "TCP")) >= 1
 
 
+@pytest.mark.slow("three proxies one after the other")
 async def test_a_restart_with_other_addresses_serves_at_once(bare: Live) -> None:
     """Upstream's bug 142183: what was refused before the restart stayed refused after it."""
     bare.service("web", "a1", type="NodePort", **DUAL)

@@ -86,6 +86,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.quick("half-a-file")
 @pytest.mark.parametrize("mistake", MISTAKES)
 async def test_a_mistake_keeps_the_last_good_state(bare: Live, folder: Path, mistake: str) -> None:
     write(folder / "web.yaml", service("web", WEB.address))

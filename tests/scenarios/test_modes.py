@@ -30,6 +30,7 @@ async def chains(live: Live, variant: str) -> set[str]:
     return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL"}
 
 
+@pytest.mark.quick("legacy")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
     await bare.choose_variant(variant)
@@ -49,6 +50,7 @@ async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
     assert kept(traffic)
 
 
+@pytest.mark.slow("three modes one after the other")
 @pytest.mark.parametrize("others", ["iptables-nft", "userspace"])
 async def test_affinity_holds_in_each_mode_that_takes_over(bare: Live, others: str) -> None:
     """Who had an endpoint of the mode before may get another one, once: modes do not know each other's clients."""
@@ -72,6 +74,7 @@ async def iptables_gone(live: Live, variant: str) -> str:
     return " ".join(await chains(live, variant))
 
 
+@pytest.mark.quick("iptables")
 @pytest.mark.parametrize("by", ["iptables", "nftables"])
 async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     bare.service("web", type="NodePort", **DUAL)
@@ -92,6 +95,7 @@ async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     assert by == "iptables" or not left
 
 
+@pytest.mark.quick("legacy")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
     await bare.choose_variant(variant)
@@ -130,6 +134,7 @@ async def livez(live: Live, wanted: int) -> str:
     return "" if status == wanted else f"/livez says {status}, {body}"
 
 
+@pytest.mark.quick("nft")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, variant: str) -> None:
     await bare.choose_variant(variant)
@@ -169,6 +174,7 @@ async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
     assert await bare.run("sysctl", "-n", where) == "1\n"
 
 
+@pytest.mark.quick("ip6tables")
 @pytest.mark.parametrize(
     ("lacking", "served", "other", "address"),
     [("ip6tables", "IPv4", "IPv6", NODE_A.ip), ("iptables", "IPv6", "IPv4", NODE_A.ip6)],

@@ -76,6 +76,7 @@ ROWS = {
 }
 
 
+@pytest.mark.quick("default", "node-cidr", "nodeports-on-all")
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 async def test_configuration(bare: Live, row: Row) -> None:
     await bare.start(row.config)
@@ -91,6 +92,7 @@ async def test_configuration(bare: Live, row: Row) -> None:
         await bare.expect(Front(address, number), wanted, "tcp")
 
 
+@pytest.mark.quick("{}")
 @pytest.mark.parametrize("config", [{}, {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}], ids=str)
 async def test_external_ips_are_served_by_nobody_when_their_gate_is_closed(bare: Live, config: dict[str, Any]) -> None:
     await bare.start(config | {"featureGates": {"AllowServiceExternalIPs": False}})
@@ -175,6 +177,7 @@ async def test_nodeports_answer_on_all_addresses_of_a_family_that_the_node_does_
     await bare.expect(Front(BRIDGE["IPv6"], number), {"pod": "refused"}, "tcp")
 
 
+@pytest.mark.quick("nftables", "userspace")
 @pytest.mark.parametrize("name", ["nftables", "iptables-nft", "userspace"])
 async def test_a_node_without_ipv4_serves_ipv6(bare: Live, name: str) -> None:
     record = bare.cluster.store.get("nodes", ("", "node-a"))

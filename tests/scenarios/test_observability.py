@@ -250,6 +250,7 @@ UPSTREAMS_NAMES = {
 }
 
 
+@pytest.mark.quick("nftables")
 @pytest.mark.parametrize("named", UPSTREAMS_NAMES)
 async def test_prometheus_has_nothing_against_our_metrics(bare: Live, named: str) -> None:
     await bare.start({"mode": named})

@@ -42,6 +42,7 @@ def words(ruleset: str) -> list[str]:
     return sorted(re.split(r"[\s,]+", ruleset))
 
 
+@pytest.mark.quick("insert-rule", "delete-table", "flush-elements")
 @pytest.mark.parametrize("commands", HARM.values(), ids=HARM)
 async def test_harm_is_repaired(bare: Live, commands: list[str]) -> None:
     before = await serving(bare)

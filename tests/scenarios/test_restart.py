@@ -45,6 +45,7 @@ async def rules(live: Live) -> str:
     return "\n".join(re.sub(r" \[\d+:\d+\]$|^#.*$", "", text, flags=re.M) for text in texts)
 
 
+@pytest.mark.slow("three proxies one after the other")
 @modes(*KERNEL)
 async def test_kill_sigterm_and_restarts_under_traffic(bare: Live) -> None:
     await serving(bare)
@@ -67,6 +68,7 @@ async def test_kill_sigterm_and_restarts_under_traffic(bare: Live) -> None:
     assert not bare.logged("Replacing the table")
 
 
+@pytest.mark.slow("300 Services and four proxies")
 @modes("nftables", "iptables-nft")
 async def test_kill_in_the_middle_of_changes(bare: Live) -> None:
     await serving(bare)
@@ -146,6 +148,7 @@ async def _generation(live: Live) -> int:
     return await run_in_async(live.cluster.namespace_of("node"), ask)
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_before_it_is_ready_ends_it(bare: Live, number: signal.Signals) -> None:
     await bare.cluster.server.refuse()
@@ -156,6 +159,7 @@ async def test_a_signal_before_it_is_ready_ends_it(bare: Live, number: signal.Si
     assert proxy.returncode == 0
 
 
+@pytest.mark.slow("seven proxies one after the other")
 @modes("nftables", "iptables-nft")
 async def test_quick_restarts(bare: Live) -> None:
     await serving(bare)
@@ -189,6 +193,7 @@ MASQUERADE = {"masqueradeAll": True, "minSyncPeriod": "1ms"}
 NODEPORTS = {"nftables": ["0.0.0.0/0", "::/0"], "iptables-nft": ["192.168.0.0/16", "fd00::/16"]}
 
 
+@pytest.mark.quick("nodePortAddresses")
 @modes("nftables", "iptables-nft")
 @pytest.mark.parametrize("what", ["masqueradeAll", "nodePortAddresses", "clusterCIDR"])
 async def test_another_configuration_replaces_the_rules_without_a_gap(bare: Live, what: str) -> None:
@@ -230,6 +235,7 @@ async def test_take_over_of_another_proxys_table(bare: Live) -> None:
     assert "table ip somebody-else" in ruleset
 
 
+@pytest.mark.slow("two proxies, after test_take_over_of_another_proxys_table")
 async def test_the_table_is_given_back_and_taken_again(bare: Live) -> None:
     bare.service("web", "a1 b1", type="NodePort", **DUAL)
     bare.service("idle", "")

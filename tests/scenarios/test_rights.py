@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import yaml
 
 from kubeproxy.kernel.proc.capability import Capability
@@ -106,6 +107,7 @@ async def test_only_files_of_others_need_a_capability(bare: Live) -> None:
     assert rights(bare)["CapEff"] == effective
 
 
+@pytest.mark.slow("a credential plugin beside the proxy")
 async def test_a_plugin_with_rights_of_its_own_keeps_them(bare: Live, tmp_path: Path) -> None:
     """Else it would fail on a node where it has worked beside the Go kube-proxy."""
     token = bare.cluster.server.tokens.issue("system:kube-proxy")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from lab.probes import Answer
 from support.live import PODS, SLICE_PORTS, Front, Live, slice_of
 
@@ -29,6 +31,7 @@ async def reached(live: Live, place: str, front: Front, count: int) -> set[int]:
     return ports
 
 
+@pytest.mark.slow("hundreds of endpoints")
 async def test_more_endpoints_than_there_are_chains_prepared(live: Live) -> None:
     ports = [{"containerPort": n, "protocol": "TCP"} for n in MANY]
     spec = {"nodeName": "node-a", "containers": [{"name": "whoami", "image": "whoami", "ports": ports}]}

@@ -6,6 +6,7 @@ import base64
 import stat
 from pathlib import Path
 
+import pytest
 import yaml
 
 from lab.netns import run_in_async
@@ -59,6 +60,7 @@ def of_process(live: Live, name: str) -> str:
     return Path(f"/proc/{live.proxy.pid}/{name}").read_bytes().decode(errors="replace")
 
 
+@pytest.mark.slow("each command, page and log")
 async def test_secrets_are_in_nothing_that_is_shown(bare: Live, tmp_path: Path) -> None:
     token = bare.cluster.server.tokens.issue("system:kube-proxy")
     path = kubeconfig(bare, tmp_path / "kubeconfig", {"token": token})

@@ -39,6 +39,7 @@ def half_open(bare: Live, port: int, count: int, held: ExitStack) -> None:
         held.enter_context(open_socket_in(bare.cluster.namespace_of("outside"), connect))
 
 
+@pytest.mark.slow("500 connections")
 async def test_half_open_requests_take_no_descriptor_that_a_repair_needs(bare: Live, held: ExitStack) -> None:
     ports = [HEALTH_PORT]
     for n in range(4):

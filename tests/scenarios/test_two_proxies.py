@@ -7,6 +7,8 @@ import re
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from lab.netns import run_in_async
 from lab.probes import http_get
@@ -53,6 +55,7 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     await bare.until(lambda: said(second, "Serving healthz on .* after failed"), "the port when the first one is gone")
 
 
+@pytest.mark.slow("two proxies that repair each other's rules")
 async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
     """Each takes the other's changes for another program's, and writes nothing where they agree."""
     bare.service("web", "a1 b1", type="NodePort", **DUAL)

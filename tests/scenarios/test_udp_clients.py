@@ -41,6 +41,7 @@ async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live) -> No
             await crowd.all_notice("a1")
 
 
+@pytest.mark.slow("clients without end in two modes")
 @pytest.mark.parametrize("names", [("nftables", "iptables-legacy"), ("iptables-nft", "userspace")], ids="-".join)
 async def test_no_client_is_lost_when_the_mode_changes(bare: Live, names: tuple[str, str]) -> None:
     pair = [MODES[name] for name in names]

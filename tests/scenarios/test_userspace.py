@@ -80,6 +80,7 @@ async def test_rules_that_were_removed_come_back(live: Live) -> None:
     assert any("changed by another program" in event for event in live.events("node-a"))
 
 
+@pytest.mark.quick("kill")
 @pytest.mark.parametrize("ending", ["kill", "stop"])
 async def test_a_restart_serves_again_and_ends_connections_with_a_reset(bare: Live, ending: str) -> None:
     bare.service("web", "a1 b1", type="NodePort", **DUAL)

@@ -6,7 +6,7 @@ Profiles of Hypothesis: `thorough` draws all examples, `quick`, the default, a t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -35,6 +35,14 @@ def examples(count: int, **more: Any) -> settings:
 def stride(step: int) -> int:
     """The step of a loop over places where something can fail: ten times as long in the quick profile."""
     return step * THOROUGH // settings.default.max_examples
+
+
+def mark_others_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark the variants of a test slow that its mark `quick` does not name: each of its names is a part of their id."""
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark is not None and not any(f"-{name}-" in f"-{item.callspec.id}-" for name in mark.args):
+            item.add_marker(pytest.mark.slow("another variant is in the quick set"))
 
 
 def all_but_one_are_slow(name: str, items: Sequence[pytest.Item]) -> None:

@@ -166,6 +166,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
         assert not backend.inspect(Depth.THOROUGH)
 
 
+@pytest.mark.slow("each table of an emulated kernel")
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     foreign = VirtualServer(ServerKey(V4, socket.IPPROTO_TCP, pack("198.51.100.1"), 443))
     with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
@@ -330,6 +331,7 @@ def is_answered(address: str) -> bool:
         return bool(ask(client))
 
 
+@pytest.mark.slow("rules of iptables in an emulated kernel")
 @pytest.mark.parametrize("case", DROPPING)
 def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_rules(pods, case) -> None:
     spec = DROPPING[case]

@@ -48,6 +48,7 @@ def conformance_plans(family: Family) -> dict:
     return plans_by_name
 
 
+@pytest.mark.quick("nft-IPv6", "legacy-IPv4")
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
 def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family):
     wanted = conformance_plans(family)

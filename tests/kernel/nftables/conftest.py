@@ -1,5 +1,6 @@
 """The ground of these tests is the real kernel, in a network namespace for each of them."""
 
+import zlib
 from collections import defaultdict
 
 import pytest
@@ -8,7 +9,7 @@ from support.effort import all_but_one_are_slow
 from support.nftables_ground import KernelGround
 
 AGAIN = "test_nftables_on_the_kernel.py"
-"""Its tests run on the fake kernel with all their parameters; in the quick set they run here with one of them."""
+"""Its tests run on the fake kernel with all their parameters; of the quick set a third run here, with one of them."""
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.name == AGAIN:
             variants[item.nodeid.partition("[")[0]].append(item)
     for name, found in variants.items():
-        all_but_one_are_slow(name, sorted(found, key=lambda item: item.nodeid))
+        if zlib.crc32(name.encode()) % 3:
+            for item in found:
+                item.add_marker(pytest.mark.slow("runs on the fake kernel in the quick set"))
+        else:
+            all_but_one_are_slow(name, sorted(found, key=lambda item: item.nodeid))

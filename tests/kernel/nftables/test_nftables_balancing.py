@@ -119,6 +119,7 @@ def tracked():
         return {int.from_bytes(flow.client[-2:]): flow.server[:-2] for flow in flows}
 
 
+@pytest.mark.quick("maglev-251-0-2", "maglev-251-10800-10")
 @pytest.mark.parametrize("family", list(Family))
 @pytest.mark.parametrize("affinity", [0, 10800])
 @pytest.mark.parametrize("algorithm", ["maglev-251", "maglev", "maglev-4093"])
@@ -160,6 +161,7 @@ def test_maglev_shares_as_weights_say():
             assert got[destination] == pytest.approx(CONNECTIONS * weight / sum(weights), rel=0.15)
 
 
+@pytest.mark.slow("tables of megabytes")
 def test_tables_of_many_services_cost_what_a_node_gives():
     """Forty Services of sixteen ports had 2.6 million elements."""
     globals_ = BALANCING.on(world(families=[Family.IPV4]), 1 << 16)

@@ -24,6 +24,7 @@ CONTAINER_PORT = {"containerPort": 5060, "protocol": "SCTP"}
 PODS = ("netserver-0", "netserver-1")
 
 
+@pytest.mark.slow("two nodes for one question")
 @upstream("Services should allow creating a basic SCTP service with pod and endpoints [LinuxOnly] [Serial]")
 async def test_a_service_loads_no_module(stage: Stage) -> None:
     before = has_sctp()
