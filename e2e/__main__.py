@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from e2e import dns, loadbalancer, page, run
-from e2e.binaries import etcd, missing_packages, outdated_etcd, programs
+from e2e.binaries import programs_to_run
 from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
 from e2e.errors import E2EError
@@ -61,14 +60,8 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if os.geteuid() != 0:
-        raise E2EError("root is needed, for network namespaces and containers: run it with sudo")
-    if missing := missing_packages():
-        raise E2EError(f"Debian packages are missing: apt-get install {' '.join(missing)}")
     signal.signal(signal.SIGTERM, _interrupt)
-    folder = programs(arguments.kubernetes.resolve())
-    if wrong := outdated_etcd(run.first_line([etcd(folder), "--version"])):
-        say(f"warning: {wrong}")
+    folder = programs_to_run(arguments.kubernetes.resolve())
     ours = Path(sys.executable).with_name("kube-proxy")
     proxy = [str(ours if arguments.proxy == "ours" else folder / "kube-proxy")]
     results = Path("/tmp/kpe2e-results") if arguments.focus else RESULTS  # noqa: S108 - a file to read

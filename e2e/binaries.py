@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +101,24 @@ def programs(kubernetes: Path) -> Path:
     if missing and tree:
         _build(tree, folder, missing)
     return folder
+
+
+def programs_to_run(kubernetes: Path) -> Path:
+    """Return the folder of `programs`, when root asks and this machine has what they need. Raises E2EError."""
+    if os.geteuid() != 0:
+        raise E2EError("root is needed, for network namespaces and containers: run it with sudo")
+    if missing := missing_packages():
+        raise E2EError(f"Debian packages are missing: apt-get install {' '.join(missing)}")
+    folder = programs(kubernetes)
+    if wrong := outdated_etcd(first_line([etcd(folder), "--version"])):
+        print(f"warning: {wrong}", flush=True)
+    return folder
+
+
+def first_line(command: Sequence[str]) -> str:
+    """Return the first line that a program prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or [""])[0].strip()
 
 
 def _build(tree: Path, folder: Path, missing: Iterable[str]) -> None:

@@ -28,9 +28,10 @@ class Image(NamedTuple):
     entry: Sequence[str]
 
 
+PAUSE: Final = Image(("pause",), "pause", ("/agnhost", "pause"))
 IMAGES: Final = (
     Image(("agnhost", "busybox"), "shell", ("/agnhost",)),
-    Image(("pause",), "pause", ("/agnhost", "pause")),
+    PAUSE,
     Image(("regression-issue-74839",), "regression", ("/regression-issue-74839",)),
     Image(("distroless-iptables",), "firewall", ()),
 )

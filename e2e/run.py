@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from e2e.binaries import etcd
+from e2e.binaries import etcd, first_line
 from e2e.choice import is_serial, pattern
 from e2e.cluster import say
 from e2e.controlplane import kubeconfig, kubectl
@@ -137,12 +137,6 @@ def versions(programs: Path, proxy: Sequence[str]) -> dict[str, str]:
         "etcd": first_line([etcd(programs), "--version"]).rpartition(" ")[2],
         "kube-proxy": first_line([*proxy, "--version"]),
     }
-
-
-def first_line(command: Sequence[str]) -> str:
-    """Return the first line that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (done.stdout.splitlines() or [""])[0].strip()
 
 
 def commit() -> str:

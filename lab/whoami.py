@@ -26,6 +26,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CLONE_NEWNET = 0x40000000
@@ -49,7 +50,7 @@ def open_inside(netns: str, kinds: list[tuple[str, int]]) -> list[socket.socket]
 
     def work() -> None:
         try:
-            fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(Path("/run/netns", netns), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if _libc.setns(fd, CLONE_NEWNET) != 0:
                     raise OSError(ctypes.get_errno(), f"entering {netns}")
