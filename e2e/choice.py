@@ -62,5 +62,5 @@ def is_serial(name: str) -> bool:
 
 
 def pattern(name: str) -> str:
-    """Return a regular expression of Go for this name alone."""
-    return f"^{re.escape(name).replace(chr(92) + ' ', ' ')}$"
+    """Return a regular expression of Go for this name alone; Ginkgo searches it behind the name of the suite."""
+    return f"(^| ){re.escape(name).replace(chr(92) + ' ', ' ')}$"
