@@ -19,6 +19,8 @@ SERVICE_CIDRS: Final = "10.96.0.0/16,fd00:10:96::/112"
 CLUSTER_DNS: Final = "10.96.0.10"
 DOMAIN: Final = "cluster.local"
 LOAD_BALANCERS: Final = "203.0.113.0/24"
+CLIENT: Final = "198.51.100.1"
+"""The address of clients of load balancers: in no network of a node, as tests of preserved source addresses expect."""
 
 
 @dataclass(frozen=True, slots=True)

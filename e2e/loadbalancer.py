@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from e2e.api import Api, Json
-from e2e.layout import LOAD_BALANCERS, NODES
+from e2e.layout import CLIENT, LOAD_BALANCERS, NODES
 
 
 class Pool:
@@ -41,7 +41,7 @@ def route(address: str, nodes: Sequence[str]) -> list[str]:
     if not nodes:
         return ["route", "replace", "unreachable", f"{address}/32"]
     hops = [word for node in nodes for word in ("nexthop", "via", node)]
-    return ["route", "replace", f"{address}/32", *hops]
+    return ["route", "replace", f"{address}/32", "src", CLIENT, *hops]
 
 
 def _key(service: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from e2e.layout import HUB, HUB_IPV4, HUB_IPV6, NAMESPACES, NODES
+from e2e.layout import CLIENT, HUB, HUB_IPV4, HUB_IPV6, NAMESPACES, NODES
 from lab.iproute import ip_batch
 from lab.netns import names
 
@@ -15,7 +15,7 @@ def network_up() -> None:
     """Make namespaces, links, addresses and routes. Raises LinkError."""
     ip_batch(f"netns add {name}" for name in NAMESPACES)
     hub = ["link set lo up", "link add br0 type bridge", f"addr add {HUB_IPV4}/24 dev br0"]
-    hub += [f"addr add {HUB_IPV6}/64 dev br0 nodad", "link set br0 up"]
+    hub += [f"addr add {HUB_IPV6}/64 dev br0 nodad", "link set br0 up", f"addr add {CLIENT}/32 dev lo"]
     for node in NODES:
         hub += [f"link add {node.name} type veth peer name eth0 netns {node.namespace}"]
         hub += [f"link set {node.name} master br0 up"]

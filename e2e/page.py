@@ -15,7 +15,6 @@ COLUMNS: Final = (("ours", "nftables"), ("ours", "iptables"), ("go", "nftables")
 _TITLES: Final = {"ours": "ours", "go": "Go"}
 
 ENVIRONMENT: Final = {
-    r"source IP": "the test's client has an address of the nodes' network",
     r"should only target nodes with endpoints": "asks an IPv6 health port of an IPv4 Service",
 }
 """Why a test fails with every kube-proxy, by a pattern of its name: said only where the Go kube-proxy fails it too."""

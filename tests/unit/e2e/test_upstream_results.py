@@ -13,7 +13,7 @@ from e2e.results import Result, Verdict, names_in, read, verdict, write
 from e2e.run import begin, resume, run
 
 SERVE = "[sig-network] Services should serve endpoints"
-SOURCE = "[sig-network] LoadBalancers should preserve the source IP"
+TARGET = "[sig-network] LoadBalancers should only target nodes with endpoints"
 INTERNET = "[sig-network] Networking should provide Internet connection"
 
 
@@ -137,7 +137,7 @@ def test_the_page_says_what_was_interrupted_and_what_passed_only_alone():
 
 
 def test_the_environment_is_a_reason_only_where_the_go_kube_proxy_fails_too():
-    assert explained(SOURCE) == "the test's client has an address of the nodes' network"
+    assert explained(TARGET) == "asks an IPv6 health port of an IPv4 Service"
     assert explained(SERVE) == ""
     alone = render([result("ours", "nftables", internet="failed"), result("go", "nftables", internet="passed")])
     assert "| ours nftables | timed out |" in alone
