@@ -194,6 +194,31 @@ def test_a_table_of_the_other_family_is_left_out():
         assert drops(REQUEST, six) == [Drop("table ip6 t", "c", six)]
 
 
+@pytest.mark.parametrize("flags", ["", "flags interval;"])
+@pytest.mark.parametrize(("count", "dropped"), [(2000, True), (2001, False), (9000, False)])
+def test_of_a_set_of_too_many_elements_nothing_is_claimed(flags, count, dropped):
+    others = ", ".join(f"10.{number // 250}.{number % 250}.1" for number in range(count))
+    more = f"set bad {{ type ipv4_addr; {flags} elements = {{ {others} }} }}"
+    with own_network():
+        nft(BASE.format(hook="forward", policy="accept", rules="ip saddr @bad drop", more=more))
+        assert bool(drops(REQUEST)) is dropped
+
+
+@pytest.mark.parametrize(("count", "dropped"), [(1999, True), (2000, False)])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_of_a_table_of_too_many_rules_nothing_is_claimed(legacy, count, dropped):
+    with own_network():
+        if legacy:
+            text = "*filter\n:FORWARD DROP\n" + "-A FORWARD -s 10.9.0.1 -j ACCEPT\n" * (count + 1) + "COMMIT\n"
+            subprocess.run(["iptables-legacy-restore"], input=text, text=True, check=True)
+        else:
+            rules = "ip saddr 10.9.0.1 accept\n" * (count + 1)
+            nft(BASE.format(hook="forward", policy="drop", rules=rules, more=""))
+        assert bool(drops(REQUEST)) is dropped
+        (one,) = [one for one in filters() if one.hook == "forward"]
+        assert (one.closes, one.accepts) == (True, True)
+
+
 CASES = [
     (True, ["-A FORWARD -d 10.244.1.0/24 -j DROP"]),
     (True, ["-A FORWARD -m comment --comment x -d 10.244.1.10 -j REJECT"]),

@@ -43,6 +43,8 @@ _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _OUR_PREFIX: Final = "KUBE-"
+_MOST: Final = 2000
+"""Rules of a table, and elements of a set, that are evaluated; a firewall has tens. Of more nothing is claimed."""
 
 
 def place_of(family: Family) -> NodePlace:
@@ -97,7 +99,7 @@ class Drop(NamedTuple):
 
 
 class Firewall:
-    """The rules of one table of another program; `where` names it as its program does."""
+    """The rules of one table of another program; `where` names it as its program does. `whole`: these are all."""
 
     def __init__(
         self,
@@ -105,11 +107,14 @@ class Firewall:
         family: str,
         compiled: Callable[[NodePlace, CompiledFor], list[ChainRules]],
         place: Callable[[Family], NodePlace],
+        *,
+        whole: bool,
     ) -> None:
         self.where = where
         self.family = family
         self._place = place
         self._compiled = compiled
+        self._whole = whole
 
     def filters(self) -> Iterator[Filter]:
         """Yield what its chains at hooks do with new connections."""
@@ -117,14 +122,14 @@ class Firewall:
         rules = CompiledRules(self._compiled(self._place(family), CompiledFor.REQUEST))
         for name, chain in rules.chains.items():
             if chain.hook is not None and not chain.hook.nat:
-                found = Filter(self.where, self.family, _short(name), chain.hook.name, False, False, 0)
+                found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self._whole, 0)
                 yield _judged(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket]) -> Iterator[Drop]:
         """Yield the chains that surely drop some of these packets."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
-        for packet in packets:
+        for packet in packets if self._whole else ():
             family = family_of(packet.destination)
             if IP_FAMILIES.get(self.family, family) is not family:
                 continue
@@ -143,9 +148,18 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
     found, place = [], cache(place_of)
     with Netlink.open() as link:
         for family, name in tables:
-            table = nft_tables.read(_NUMBERS[family], name, link)
-            found.append(Firewall(f"table {family} {name}", family, _of_table(table), place))
+            table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
+            found.append(Firewall(f"table {family} {name}", family, _of_table(table), place, whole=whole))
     return [*found, *_legacy(place)]
+
+
+def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
+    """Return a table with the rules that are evaluated, and whether these are all."""
+    left, chains = _MOST, {}
+    for name, chain in table.chains.items():
+        chains[name] = chain._replace(rules=chain.rules[:left])
+        left -= len(chains[name].rules)
+    return table._replace(chains=chains), chains == table.chains
 
 
 def _of_table(table: nft_tables.NftTable) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:
@@ -157,8 +171,12 @@ def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread
     for family, command in LEGACY.items():
         for table in legacy_tables(family, net) if command in xtables.installed() else ():
             if table != "nat":
-                text = "\n".join(xtables.commands(command).saved(table))
-                yield Firewall(f"{command} -t {table}", family, _of_text(text), place)
+                lines = list(xtables.commands(command).saved(table))
+                rules = [line for line in lines if line.startswith("-A ")]
+                head = [line for line in lines if line.startswith(("*", ":"))]
+                text = "\n".join([*head, *rules[:_MOST], "COMMIT"])
+                whole = len(rules) <= _MOST
+                yield Firewall(f"{command} -t {table}", family, _of_text(text), place, whole=whole)
 
 
 def _of_text(text: str) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:

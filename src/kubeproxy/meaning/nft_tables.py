@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes
@@ -14,8 +15,8 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 
 class Elements(NamedTuple):
-    """A named set: its form, its elements as ranges of keys (first, last) with data, and whether one of its elements
-    matches all the rest.
+    """A named set: its form, its elements as ranges of keys (first, last) with data, and whether others match too: one
+    that matches all the rest, or more than were to be read.
     """
 
     form: tables.SetForm
@@ -32,10 +33,10 @@ class NftTable(NamedTuple):
     sets: Mapping[str, Elements]
 
 
-def read(family: int, name: str, link: Netlink) -> NftTable:
-    """Read a table with all elements from the kernel. Raises NetlinkError."""
+def read(family: int, name: str, link: Netlink, most: int | None = None) -> NftTable:
+    """Read a table from the kernel, with all elements, but for sets of more than `most`. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
-    sets = {each: _filled(form, list(_elements(family, name, each, form, link))) for each, form in forms.items()}
+    sets = {each: _filled(form, _elements(family, name, each, form, link, most), most) for each, form in forms.items()}
     hooks = {one.name: one.hook for one in tables.listed_chains(link, family, name)}
     rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
     for rule in nfnetlink.rules(family, name, link):
@@ -44,13 +45,18 @@ def read(family: int, name: str, link: Netlink) -> NftTable:
     return NftTable(family, name, chains, sets)
 
 
-def _filled(form: tables.SetForm, elements: list[tuple[bytes, bytes, bytes | x.RuleVerdict]]) -> Elements:
-    keyed = tuple([each for each in elements if each[0]])
-    return Elements(form, keyed, len(keyed) < len(elements))
+def _filled(
+    form: tables.SetForm, elements: Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]], most: int | None
+) -> Elements:
+    read = list(islice(elements, most if most is None else most + 1))
+    keyed = tuple([each for each in read if each[0]])
+    if most is not None and len(read) > most:
+        return Elements(form, (), True)
+    return Elements(form, keyed, len(keyed) < len(read))
 
 
 def _elements(
-    family: int, table: str, name: str, form: tables.SetForm, link: Netlink
+    family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
     """Yield first key, last key and data of each element; an element that matches all the rest has no key."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
@@ -66,6 +72,8 @@ def _elements(
                 edges.append((key, bool(flags & _END), value))
             else:
                 yield key, key, value
+        if most is not None and len(edges) > 2 * (most + 1):
+            break  # these are too many
     yield from ranges(edges, form.key_length)
 
 
