@@ -119,9 +119,8 @@ def _add_set(transaction: Transaction, table: Table, parts: Parts) -> None:
     """Make a set, or begin one that belongs to a rule."""
     name, flags = _text(parts[2]), _number(parts[3])
     if name.startswith("__"):
-        transaction.inline[_number(parts[10])] = x.Inline(
-            _number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset()
-        )
+        new = x.Inline(_number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset())
+        transaction.add_inline(_number(parts[10]), new)
         return
     data = _number(parts.get(6, b""))
     new = Set(name, _type(_number(parts[4])), verdicts=data == VERDICTS)

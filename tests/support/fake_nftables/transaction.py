@@ -155,6 +155,11 @@ class Transaction:
 
     # -- sets and elements ------------------------------------------------------------------------------------------
 
+    def add_inline(self, number: int, new: Inline) -> None:
+        """Begin a set that a rule of this transaction has for itself; it takes a handle, as others do."""
+        self._handle()
+        self.inline[number] = new
+
     def add_set(self, table: Table, new: Set) -> None:
         """Make a set; one that is there must be of the same type, and takes the size."""
         old = table.sets.get(new.name)

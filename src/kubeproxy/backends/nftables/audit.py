@@ -6,7 +6,7 @@ Used at the start, after a failure, and when another program may have changed th
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
@@ -29,6 +29,7 @@ from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
+from kubeproxy.kernel.netlink.protocol import messages as netlink_messages
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
 from kubeproxy.kernel.nftables.tables import Definition, ListedChain, TableContents
@@ -39,6 +40,10 @@ CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
 """Errors of a repair that mean that an object in the table blocks it. Others, such as ENOBUFS, are temporary."""
+
+
+WITH_HANDLE: Final = frozenset({nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE, nfnetlink.NEW_SET})
+"""Messages that create an object with a handle."""
 
 
 class Signature(NamedTuple):
@@ -52,6 +57,25 @@ class Signature(NamedTuple):
 def signature(table: KernelTable) -> Signature:
     """Return the signature of our table."""
     return Signature(table.header(), table.rule_handles(), frozenset(table.chains().items()))
+
+
+def is_result(before: Signature, made: Sequence[bytes], after: Signature) -> bool:
+    """Return whether our transaction, which made chains and rules, is all that led from one signature to another.
+
+    The kernel counts handles in each table: after the last chain, the rules and their sets have handles in a row. What
+    another program added or replaced has a higher one. No rule's content is read, and other tables do not matter.
+    """
+    kinds = [at.kind for message in made for at in netlink_messages(message) if at.kind in WITH_HANDLE]
+    came = {chain.handle for _, chain in after.chains - before.chains}
+    if not came or len(came) != kinds.count(nfnetlink.NEW_CHAIN) or not before.chains <= after.chains:
+        return False
+    known, last, base = set(before.rules), len(kinds) - kinds[::-1].index(nfnetlink.NEW_CHAIN) - 1, max(came)
+    in_a_row = [base + at - last for at, kind in enumerate(kinds) if kind == nfnetlink.NEW_RULE]
+    return (
+        before.header == after.header
+        and tuple(handle for handle in after.rules if handle in known) == before.rules
+        and [handle for handle in after.rules if handle not in known] == in_a_row
+    )
 
 
 Edges = frozenset[tuple[bytes, bool]]

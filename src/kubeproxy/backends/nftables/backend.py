@@ -226,12 +226,12 @@ class NftablesBackend:
         missing = self._ruleset.needed(names) - self._chains
         if not missing:
             return
-        if self._is_altered():
-            # A resync repairs it; a new signature would hide it.
-            raise ChangedByOthersError(altered(self._ruleset.name))
-        self._transact(self._ruleset.messages(missing))
+        before, made = self._signature, self._ruleset.messages(missing)
+        self._transact(made)
         self._chains |= missing
-        self._sign()
+        self._signature = audit.signature(self._table)
+        if not audit.is_result(before, made, self._signature) and not self._intact():
+            raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service uses any more."""

@@ -362,6 +362,18 @@ def test_what_others_do_to_their_own_tables_makes_no_work_when_chains_are_made(g
     ground.is_clean(backend, plans)
 
 
+def test_new_chains_are_not_read_back_beside_a_program_that_the_kernel_cannot_announce(ground):
+    backend, plans = disturbed(ground)
+    ground.disturb_unheard("add table ip mine")
+    plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
+    ground.calls.clear()
+    sync(backend, (("default", "a"), plans["default", "a"]))
+    assert "rule_handles" in ground.calls
+    assert "contents" not in ground.calls
+    assert backend.inspect(Depth.THOROUGH) is None
+    ground.is_clean(backend, plans)
+
+
 def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(ground, meddle):
     backend, plans = disturbed(ground)
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
