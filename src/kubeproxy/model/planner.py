@@ -200,21 +200,21 @@ class Planner:
         dirty = self._taken = self._begun()
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
         moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
-
-        def compiled(names: Iterable[ServiceName]) -> Iterator[Sequence[Change]]:
-            for done, name in enumerate(names, start=1):
-                dirty[name] = None
-                yield from self._compile(name, moved)
-                if not done % STEP:
-                    yield []
-
-        yield from compiled(list(dirty))
-        yield from compiled(self._budget.settle())
+        for done, name in enumerate(list(dirty), start=1):
+            yield from self._compile(name, moved)
+            if not done % STEP:
+                yield []
+        for done, name in enumerate(self._budget.settle(), start=1):
+            dirty[name] = None
+            yield from self._compile(name, moved)
+            if not done % STEP:
+                yield []
         if (releasing := self._releasing(dirty.keys())) is not None:
             self.deferred.remove(releasing)
             self._dirty.pop(releasing, None)
+            dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
-            yield from compiled((releasing,))
+            yield from self._compile(releasing, moved)
         for claims, keys in moved.items():  # at the end, as each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
