@@ -1,1 +1,1 @@
-"""How the kernel is spoken to. Nothing here knows Kubernetes."""
+"""The interfaces of the kernel, without Kubernetes' terms."""

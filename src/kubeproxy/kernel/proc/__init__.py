@@ -1,1 +1,1 @@
-"""Processes, modules, sysctls, files and sockets: what a kernel shows outside netlink."""
+"""Processes, modules, sysctls, files and sockets: the kernel's interfaces other than netlink."""

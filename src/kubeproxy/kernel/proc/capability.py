@@ -1,6 +1,6 @@
-"""The capabilities of this process: putting one into effect, and giving up all but some for good.
+"""The capabilities of this process: making one effective, and dropping all but some permanently.
 
-Which ones are needed for what is decided elsewhere (program/privileges.py). Source: capabilities(7), prctl(2).
+`program/privileges.py` decides which ones are needed. Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 class Capability(IntEnum):
-    """Those that this program has to do with, with the kernel's numbers."""
+    """The capabilities that this program uses or checks, with the kernel's numbers."""
 
     DAC_OVERRIDE = 1
     DAC_READ_SEARCH = 2
@@ -37,7 +37,7 @@ class Capability(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the name that everybody uses, such as CAP_NET_ADMIN."""
+        """The usual name, such as CAP_NET_ADMIN."""
         return f"CAP_{self.name}"
 
 
@@ -50,10 +50,10 @@ class _Sets(NamedTuple):
 
 
 def raise_net_admin() -> None:
-    """Put CAP_NET_ADMIN into effect for the calling thread and those it starts, if permitted; else nothing happens.
+    """Make CAP_NET_ADMIN effective, if permitted, for the calling thread and those that it starts.
 
-    The image's interpreter has it as "permitted" only. With "effective" on the file the kernel would refuse to start it
-    at all wherever a container may not have that capability (execve(2), EPERM), even for --version.
+    The image's interpreter has it as "permitted" only. With "effective" the kernel would not start it at all
+    in a container without that capability (execve(2), EPERM), even for --version.
     """
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
@@ -61,13 +61,13 @@ def raise_net_admin() -> None:
 
 
 def held() -> frozenset[Capability]:
-    """Return which ones are in effect for the calling thread."""
+    """Return the effective capabilities of the calling thread."""
     sets = _get()
     return frozenset(one for one in Capability if sets is not None and sets.effective & _bit(one))
 
 
 def beyond_permission(paths: Iterable[str]) -> list[str]:
-    """Return which files and folders only a capability lets this process read."""
+    """Return the files and folders that this process can read only with a capability."""
     sets = _get()
     overriding = _bit(Capability.DAC_OVERRIDE) | _bit(Capability.DAC_READ_SEARCH)
     if sets is None or not sets.effective & overriding:
@@ -80,9 +80,9 @@ def beyond_permission(paths: Iterable[str]) -> list[str]:
 
 
 def keep_only(wanted: AbstractSet[Capability]) -> None:
-    """Give up all capabilities but some, for this process and all that it will start. None is gained.
+    """Drop all other capabilities, for this process and all programs that it starts.
 
-    They are a thread's: to be called while there is one thread. Raises ApplyError.
+    Capabilities belong to threads: call it while there is one thread. Raises ApplyError.
     """
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
@@ -90,22 +90,22 @@ def keep_only(wanted: AbstractSet[Capability]) -> None:
     mask = sum(_bit(one) for one in wanted)
     sets = _get()
     if sets is None:
-        raise ApplyError("cannot drop capabilities: the kernel does not say which there are")
+        raise ApplyError("cannot drop capabilities: the kernel does not list them")
     if sets.effective & _bit(Capability.SETPCAP):
         _lower_bounds(mask)
-    # What is no longer both permitted and inheritable leaves the ambient set by itself (cap_capset).
+    # The kernel removes capabilities that are not permitted and inheritable from the ambient set (cap_capset).
     _set(_Sets(sets.effective & mask, sets.permitted & mask, sets.inheritable & mask))
 
 
 def forbid_new_privileges() -> None:
-    """Let no program that this process starts have more rights than it has itself. Raises ApplyError."""
+    """Prevent programs that this process starts from gaining rights. Raises ApplyError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         raise ApplyError(f"cannot set no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
 def gives_rights(path: str) -> bool:
-    """Return whether starting a program gives it rights of its own: set-user-ID, set-group-ID, capabilities."""
+    """Return whether a program file grants rights: set-user-ID, set-group-ID, capabilities."""
     try:
         return bool(Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)) or "security.capability" in os.listxattr(
             path

@@ -1,7 +1,7 @@
-"""How many files this process may have open, and how they are shared out, so that strangers cannot take all of them.
+"""The limit of open files, and its division, so that clients cannot use all descriptors.
 
-Whoever connects takes a descriptor. What the proxy itself needs (the API server, netlink, nft and its pipes, files)
-must be left over however many connect, or a table that another program deletes stays away.
+Each connection takes a descriptor. The proxy itself needs some for the API server, netlink, pipes and files, however
+many clients connect: without them it cannot restore a table that another program deletes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections nee
 
 
 class Shares(NamedTuple):
-    """Descriptors for clients of the HTTP servers, for sockets that listen for them, and for relayed traffic."""
+    """Numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic."""
 
     clients: int
     listeners: int
@@ -26,8 +26,8 @@ class Shares(NamedTuple):
 def raise_limit() -> int:
     """Raise the soft limit of open files to the hard one, as Go programs do; return it.
 
-    The soft limit is 1,024 for the sake of select(), which knows no higher numbers. Our children have few files open,
-    so that their numbers are low whatever the limit.
+    The default soft limit of 1,024 is for programs with select(), which supports no higher numbers. Child processes of
+    the proxy open few files, so their numbers stay low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -38,12 +38,12 @@ def raise_limit() -> int:
 
 
 def shares() -> Shares:
-    """Return how the limit is shared out; at least an eighth of it belongs to the proxy itself."""
+    """Return the division of the current limit; at least an eighth of it is left for the proxy itself."""
     return shares_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def shares_of(limit: int) -> Shares:
-    """Return how so many descriptors are shared out."""
+    """Return the division of a limit."""
     if limit < 0:  # RLIM_INFINITY
         limit = 1 << 30
     clients, listeners = min(_MOST_CLIENTS, limit // 8), limit // 8

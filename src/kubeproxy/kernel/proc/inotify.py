@@ -1,4 +1,4 @@
-"""What happens to files and directories, by inotify(7) through libc. Best effort: where it cannot watch, it says so."""
+"""Events of files and directories, by inotify(7) through libc. Best effort: `watch` returns False if it cannot."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _BUFFER: Final = 65536
 
 
 class Inotify:
-    """One descriptor that watches any number of paths; -1 stands for none, that never says anything."""
+    """One descriptor that watches any number of paths; -1 is none, which never has events."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def open(cls) -> Self:
-        """Open a descriptor, or none where the system gives out no more."""
+        """Open a descriptor, or none if the system has no more."""
         return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when something happened."""
+        """Return the descriptor, which is readable when there are events."""
         return self._descriptor
 
     def watch(self, path: str | os.PathLike[str], mask: int) -> bool:
@@ -48,7 +48,7 @@ class Inotify:
         return watched >= 0
 
     def happened(self) -> int:
-        """Return all that happened since the last question, as one mask; 0 for nothing."""
+        """Return all events since the last call as one mask, 0 for none."""
         mask = 0
         while self._descriptor >= 0:
             try:

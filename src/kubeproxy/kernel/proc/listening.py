@@ -1,4 +1,4 @@
-"""Which ports somebody listens on in this network namespace. Source: proc(5), /proc/net/tcp and its like."""
+"""The ports with listening sockets in this network namespace. Source: proc(5), /proc/net/tcp and its like."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _UNCONNECTED: Final = "07"  # TCP_CLOSE, as UDP sockets that have no peer
 
 
 class Listening(NamedTuple):
-    """A packed address, zeros for all, and a port."""
+    """A packed address, zeros for any, and a port."""
 
     address: bytes
     port: int
 
 
 def listening(family: Family, protocol: int) -> frozenset[Listening]:
-    """Return where sockets of a family listen for TCP or UDP. Raises ApplyError."""
+    """Return the listening addresses of a family for TCP or UDP. Raises ApplyError."""
     path = Path("/proc/thread-self/net", _FILES[family, protocol])
     try:
         lines = path.read_text().splitlines()[1:]
@@ -41,7 +41,7 @@ def listening(family: Family, protocol: int) -> frozenset[Listening]:
 
 
 def _read(text: str) -> Listening:
-    """Read an address, words of 32 bits in the machine's order, and a port."""
+    """Parse an address, which is in 32-bit words in host byte order, and a port."""
     address, _, port = text.partition(":")
     words = (int(address[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(address), 8))
     return Listening(b"".join(words), int(port, 16))

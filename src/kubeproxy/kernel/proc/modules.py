@@ -1,4 +1,4 @@
-"""Kernel modules: which this kernel has, loaded or built in, loading the others, and which ones IPVS needs.
+"""Kernel modules: those present, loaded or built in, loading others, and those that IPVS needs.
 
 Source: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26, as far as they name files and modules.
 """
@@ -20,13 +20,13 @@ _log = logging.getLogger("kubeproxy.kernel")
 
 _TIMEOUT: Final = 30.0
 _IPVS: Final = ("ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh")
-# Linux 4.19 merged the module of IPv4 into nf_conntrack (commit a0ae2562c6c4).
+# Linux 4.19 merged the module for IPv4 into nf_conntrack (commit a0ae2562c6c4).
 _MERGED_CONNTRACK: Final = (4, 19)
 _CONFIG_NAMES: Final = {"nf_conntrack_ipv4": "NF_CONNTRACK_IPV4", "xt_set": "NETFILTER_XT_SET", "dummy": "DUMMY"}
 
 
 class ModuleFiles(Struct, frozen=True):
-    """Where a kernel tells of its modules."""
+    """The files in which a kernel lists its modules."""
 
     release: Path = Path("/proc/sys/kernel/osrelease")
     loaded: Path = Path("/proc/modules")
@@ -36,7 +36,7 @@ class ModuleFiles(Struct, frozen=True):
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Return the first two numbers of a release such as 5.15.0-91-generic; (0, 0) when it has none."""
+    """Return the first two numbers of a release such as 5.15.0-91-generic; (0, 0) without them."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -48,7 +48,7 @@ def ipvs_modules(release: str) -> list[str]:
 
 
 def release(files: ModuleFiles | None = None) -> str:
-    """Return the running kernel's release. Raises Unsupported when /proc does not tell."""
+    """Return the running kernel's release. Raises Unsupported without /proc."""
     path = (files or ModuleFiles()).release
     try:
         return path.read_text(encoding="ascii").strip()
@@ -61,18 +61,18 @@ def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]
     files = files or ModuleFiles()
     version = release(files)
     if not files.loaded.exists():
-        # A kernel without loadable modules: its configuration is all there is to ask.
+        # A kernel without loadable modules: only its configuration shows what is built in.
         config = _read(files.boot / f"config-{version}")
         return {name for name in wanted if _configured(name, config)}
     have = {line.split(" ", 1)[0] for line in _read(files.loaded).splitlines()}
     built_in = _read(files.folder / version / "modules.builtin").splitlines()
     have |= {Path(line.strip()).name.removesuffix(".ko").replace("-", "_") for line in built_in}
-    # In a container without /lib/modules: built-in ones with parameters show up here.
+    # In a container without /lib/modules: only built-in modules with parameters are listed here.
     return {name for name in wanted if name in have or (files.live / name).is_dir()}
 
 
 def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
-    """Load modules; return why those that failed did. Nothing is raised."""
+    """Load modules; return the errors of those that failed. Raises nothing."""
     failed = {}
     for name in names:
         try:
@@ -91,14 +91,14 @@ def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
 
 
 def require(names: Sequence[str], purpose: str, files: ModuleFiles | None = None, modprobe: str = "modprobe") -> None:
-    """Load the modules that are not there. Raises Unsupported, naming what is missing and the fix.
+    """Load the missing modules. Raises Unsupported, with the missing ones and the fix.
 
     `purpose` is what needs them, such as 'ipvs mode'.
     """
     files = files or ModuleFiles()
     missing = [name for name in names if name not in present(names, files)]
     failed = load(missing, modprobe)
-    # What modprobe loaded is there, also when /proc/modules cannot be read.
+    # Modules that modprobe loaded are present, even if /proc/modules cannot be read.
     still = [name for name in failed if name not in present(list(failed), files)]
     if not still:
         return

@@ -1,7 +1,7 @@
 """Processes whose parents ended: the kernel gives them to process 1, which is the proxy in a container.
 
-Each stays a zombie, of which a container may have so many, until somebody takes its end. A credential plugin that
-leaves others behind makes some with every token. An init before the proxy would take memory for nothing else.
+They stay zombies, for which a container has a limit, until process 1 reaps them. A credential plugin that leaves
+processes behind adds some with every token. A separate init process would take memory only for this.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from kubeproxy.kernel.proc.processes import PROC
 
 INIT: Final = 1
 LOOK: Final = 2.0
-"""Seconds between two looks; one without any zombie is a system call."""
+"""Seconds between two checks; a check without zombies is one system call."""
 
 
 class Orphans:
-    """Tells orphans from our own children, whose end is for those that wait for them.
+    """Reaps orphans, but not our own children, which other code waits for.
 
-    Our children are in our session. Credential plugins are not, and are waited for at once when they end (asyncio has a
-    thread for each): what was there two looks before is no plugin.
+    Our children are in our session, except credential plugins, which asyncio reaps at once, with a thread for each: a
+    zombie that is there in two checks is no plugin.
     """
 
     def __init__(self) -> None:
         self._seen: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Take the ends of orphans, until cancelled."""
+        """Reap orphans until cancelled."""
         while True:
             await asyncio.sleep(LOOK)
             self.reap()
 
     def reap(self) -> int:
-        """Take the ends of orphans that were there at the look before; return how many."""
+        """Reap the orphans that were there at the last check too; return how many."""
         ended = frozenset(_strangers()) if _any_ended() else frozenset()
         gone = ended & self._seen
         self._seen = ended - gone
@@ -47,7 +47,7 @@ class Orphans:
 
 
 def _any_ended() -> bool:
-    """Return whether any child ended whose end nobody has taken."""
+    """Return whether any child is a zombie."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -55,7 +55,7 @@ def _any_ended() -> bool:
 
 
 def _strangers() -> Iterator[int]:
-    """Yield the children of another session than ours that ended."""
+    """Yield the zombies among the children in another session."""
     ours = str(os.getpid()), str(os.getsid(0))
     for entry in PROC.iterdir():
         if entry.name.isdecimal():

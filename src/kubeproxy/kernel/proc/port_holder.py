@@ -1,8 +1,7 @@
-"""Which process listens on a TCP port of this network namespace, as far as this process may see that.
+"""The process that listens on a TCP port of this network namespace, if this process may see it.
 
-Read from /proc, which costs a look at every process: for messages, now and then, never on the way of a packet. A
-process that holds capabilities which this one lacks hides its descriptors (ptrace(2), "access mode checking"); of such
-ones only those of a given name are taken into account.
+Reads /proc of every process: only for occasional messages. A process with capabilities that this one lacks hides its
+descriptors (ptrace(2), "access mode checking"); of these, only processes of a given name are considered.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ _LISTEN: Final = b"0A"  # TCP_LISTEN, in /proc/net/tcp
 
 
 class Process(NamedTuple):
-    """A process: its number in our view, and the name of its command."""
+    """A process: its number, as this process sees it, and the name of its command."""
 
     pid: int
     command: str
 
 
 def holder(port: int, name: str, proc: Path = _PROC) -> Process | None:
-    """Return who listens on a port, of whatever address; None when that cannot be seen.
+    """Return the process that listens on a port of any address, None if it is not visible.
 
-    Of the processes that hide what they hold, the only one that is called `name` and that lives in this network
-    namespace is taken for it.
+    If exactly one process named `name` in this network namespace hides its descriptors, that one is returned.
     """
     sockets = _listeners(port, proc / "net")
     if not sockets:

@@ -1,4 +1,4 @@
-"""Processes of this network namespace that are kube-proxies, as far as /proc shows them. Reads only."""
+"""The kube-proxy processes of this network namespace that /proc shows. Reads only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PYTHON: Final = re.compile(r"python[0-9.]*")
 
 
 class ProxyProcess(NamedTuple):
-    """A kube-proxy: its arguments, and whether it is this program, or else the Go one."""
+    """A kube-proxy process: its arguments, and whether it is this program or the Go one."""
 
     pid: int
     arguments: tuple[str, ...]
@@ -22,14 +22,14 @@ class ProxyProcess(NamedTuple):
 
 
 class Descriptors(NamedTuple):
-    """How many files a process has open, and may have."""
+    """The number of open files of a process, and its limit."""
 
     used: int
     limit: int
 
 
 def proxies(proc: Path = PROC) -> list[ProxyProcess]:
-    """Return the kube-proxies of the caller's network namespace; a subcommand is none."""
+    """Return the kube-proxies of the caller's network namespace, without subcommands."""
     here = _namespace(proc / "self")
     found = []
     for entry in sorted(proc.iterdir()):
@@ -46,7 +46,7 @@ def proxies(proc: Path = PROC) -> list[ProxyProcess]:
 
 
 def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
-    """Return how many files a process has open, None where that cannot be seen."""
+    """Return the open files of a process, None if they are not visible."""
     try:
         used = sum(1 for _ in (proc / str(pid) / "fd").iterdir())
         limits = (proc / str(pid) / "limits").read_text(encoding="ascii", errors="replace")
@@ -57,7 +57,7 @@ def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
 
 
 def value_of(arguments: Sequence[str], flag: str) -> str:
-    """Return what a flag is given on a command line, '' when it is not."""
+    """Return the value of a flag on a command line, '' without it."""
     for position, word in enumerate(arguments):
         if word.lstrip("-") == flag and position + 1 < len(arguments):
             return arguments[position + 1]

@@ -1,7 +1,6 @@
-"""Reading and writing kernel parameters under /proc/sys, and which ones connection tracking is configured with.
+"""Kernel parameters under /proc/sys, read and written, and those that configure connection tracking.
 
-`conntrack_settings` is pure; nothing here decides when they are written. Source: kube-proxy v1.36
-pkg/proxy/conntrack/sysctls.go, Documentation/networking/nf_conntrack-sysctl.rst.
+Sources: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go, Documentation/networking/nf_conntrack-sysctl.rst.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ UDP_TIMEOUT: Final = "net/netfilter/nf_conntrack_udp_timeout"
 UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
 
 LARGEST_SCALED: Final = 1_048_576
-"""The largest table that the number of CPUs leads to, else hundreds of them take much memory (kube-proxy 1.36)."""
+"""The largest table computed from the number of CPUs: hundreds of them would take much memory (kube-proxy 1.36)."""
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
@@ -100,9 +99,9 @@ def read_sysctl(key: str, root: Path = ROOT) -> str:
 
 
 def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
-    """Make a kernel parameter hold a number; return whether it had to be written.
+    """Set a kernel parameter to a number; return whether it had another value.
 
-    A value that is already there is fine even when it could not be written. Raises Unsupported when the kernel has no
+    If it has the value already, it need not be writable. Raises Unsupported when the kernel has no
     such parameter, ApplyError when it cannot be written.
     """
     if read_sysctl(key, root) == str(value):

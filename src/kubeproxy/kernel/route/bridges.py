@@ -1,4 +1,4 @@
-"""Bridges of this network namespace, and whether what they forward passes iptables and nftables. Reads only.
+"""Bridges of this network namespace, and whether forwarded packets pass iptables and nftables. Reads only.
 
 Source: Documentation/networking/bridge.rst, net/bridge/br_netfilter_hooks.c of Linux 6.18.
 """
@@ -15,18 +15,18 @@ SYSCTLS: Final = Path("/proc/sys/net/bridge")
 
 _NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in _NAMES.items()}
-"""What makes all bridges of a network namespace filter."""
+"""The sysctl by which all bridges of a network namespace filter, by family."""
 
 
 class Bridge(NamedTuple):
-    """A bridge, and the families whose packets pass the rules while it forwards them."""
+    """A bridge, and the families whose forwarded packets pass the rules."""
 
     name: str
     filtered: tuple[Family, ...]
 
 
 def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
-    """Return all bridges. Without the module br_netfilter none filters."""
+    """Return all bridges. Without the module br_netfilter, none filters."""
     found = [entry.name for entry in sorted(sys.iterdir()) if (entry / "bridge").is_dir()] if sys.is_dir() else []
     if not sysctls.is_dir():
         return [Bridge(name, ()) for name in found]

@@ -1,7 +1,7 @@
-"""Which variant of iptables this node uses: found as the Go kube-proxy's images find it.
+"""The variant of iptables that this node uses, detected as in the Go kube-proxy's images.
 
-The kubelet leaves a hint chain in mangle, of the variant that the host uses; without one, the variant that has more
-rules, and nft when there are none. Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
+The kubelet creates a hint chain in mangle in the variant that the host uses. Without one it is the variant with more
+rules, and nft if there are none. Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kubeproxy.model.addresses import Family
 HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 
 _TRIED_AGAIN: Final = (0.1, 0.4)
-"""Seconds before a command is started again that could not be, as for want of memory."""
+"""Seconds before a command that could not be started, for example without memory, is started again."""
 
 Variant = Literal["nft", "legacy", ""]
 
 
 @cache
 def chosen() -> Variant:
-    """Return the variant to use, '' when the commands are not told apart by name; the same for a process's life."""
+    """Return the variant to use, '' if commands are not named by variant; cached for the life of the process."""
     return detect()
 
 
 def detect() -> Variant:
-    """Look which variant this node uses now."""
+    """Return the variant that this node uses now."""
     counts: dict[Variant, int] = {}
     for variant in ("nft", "legacy"):
         names = [name for name in xtables.installed() if name.endswith(f"-{variant}")]
@@ -52,7 +52,7 @@ def commands(family: Family, variant: Variant) -> Commands:
 
 
 def _survey(names: list[str]) -> tuple[int, bool]:
-    """Return how many rules there are, and whether there is a hint."""
+    """Return the number of rules, and whether there is a hint."""
     rules, hinted = 0, False
     for name in names:
         tables = _tables(name)
@@ -62,9 +62,9 @@ def _survey(names: list[str]) -> tuple[int, bool]:
 
 
 def _tables(name: str) -> list[SavedTable]:
-    """Return what a variant has; nothing if it does not work here, as where the kernel has none of it.
+    """Return the tables of a variant, none if it does not work here, for example without its kernel modules.
 
-    That is for a process's life, so that a command which only could not be started is tried again.
+    The caller caches the result, so a command that could not be started is tried again.
     """
     for pause in (*_TRIED_AGAIN, None):
         try:

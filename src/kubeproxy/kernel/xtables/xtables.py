@@ -1,7 +1,7 @@
-"""The iptables commands: what rules there are, and changing them in one restore. Nothing here knows Kubernetes.
+"""The iptables commands: listing rules, and changing them in one restore.
 
-A node may have rules of both variants, nft and legacy, for both families; each that is installed is spoken to by its
-own name. Argument lists only, the text goes through standard input.
+A node may have rules of both variants, nft and legacy, for both families; each installed variant is called by its own
+name. No shell: commands are argument lists, and input goes through standard input.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
 _LOCK_HELD: Final = "holding the xtables lock"
 _AS_WE_ARE: Final = Start()
-_ODD_BYTES: Final = "surrogateescape"  # others' comments may be any bytes; those of rules that are removed come back
+_ODD_BYTES: Final = (
+    "surrogateescape"  # comments of other programs may be any bytes, which must be preserved to remove their rules
+)
 
 
 class RestoreError(ApplyError):
-    """iptables-restore refused; `said` is what it wrote to standard error."""
+    """iptables-restore failed; `said` is its standard error."""
 
     def __init__(self, command: str, said: str, status: int) -> None:
         self.said = said
         lines = said.strip().splitlines() or [f"exit status {status}"]
-        # What it could not do comes last, after the warnings.
+        # The error comes last, after warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
 class LockHeldError(ApplyError):
-    """Another program held the lock of legacy iptables all the time: what was asked is not known."""
+    """Another program held the lock of legacy iptables all the time, so the rules could not be read."""
 
 
 class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
-    """A chain has rules of nft itself, which iptables-nft does not print. It writes others beside them."""
+    """A chain has native rules of nft, which iptables-nft does not print. It can write others beside them."""
 
 
 class SavedTable(NamedTuple):
@@ -63,20 +65,20 @@ class SavedTable(NamedTuple):
 
 
 class Writer(Protocol):
-    """Takes the input of iptables-restore --noflush."""
+    """Applies the input of iptables-restore --noflush."""
 
     @property
     def chains_at_once(self) -> int:
-        """Return how many chains are best changed together."""
+        """The best number of chains to change together."""
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """Return what changes the rules, each table in one step; what the text does not name stays.
+        """Return a function that changes the rules, each table in one step; chains that the text does not name stay.
 
-        What is returned says how long it waited for another program. It raises RestoreError, or ApplyError.
+        The function returns how long it waited for another program. It raises RestoreError, or ApplyError.
         """
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close sockets."""
 
 
 class Commands(NamedTuple):
@@ -109,7 +111,7 @@ class Commands(NamedTuple):
 
     @property
     def obeys_lock(self) -> bool:
-        """Return whether a restore can run while this process holds the lock of legacy iptables."""
+        """Whether a restore can run while this process holds the lock of legacy iptables."""
         return self.version >= _LOCK_NAMED
 
     @property
@@ -122,28 +124,28 @@ class Commands(NamedTuple):
         return partial(self.restore, [text])
 
     def close(self) -> None:
-        """See Writer: a command holds nothing between its runs."""
+        """See Writer: a command has no sockets between its runs."""
 
     def table(self, name: str) -> SavedTable | None:
-        """Return a table, None when nothing is in it. Raises ApplyError."""
+        """Return a table, None if it is empty. Raises ApplyError."""
         return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
 
     def saved(self, table: str) -> Iterator[str]:
-        """Yield the lines that iptables-save prints of a table, while it does. Raises Incompatible, or ApplyError."""
+        """Yield the lines of iptables-save of a table as it prints them. Raises Incompatible, or ApplyError."""
         for line in _printed([f"{self.name}-save", "-t", table]):
             if line.startswith("# Table ") and _INCOMPATIBLE in line:
                 raise Incompatible(f"{self.name}-save: {line.strip()}")
             yield line
 
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
-        """Return the rules of one chain as iptables-save prints them, None when there is no such chain.
+        """Return the rules of one chain as iptables-save prints them, None if the chain is missing.
 
         Raises Incompatible, or ApplyError.
         """
         command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
         done = _call(command)
         if done.returncode == 1:
-            # iptables-nft 1.8.9 says the same of a chain that is missing.
+            # iptables-nft 1.8.9 prints the same for a missing chain.
             if _INCOMPATIBLE in done.stderr and has_chain(self.family, table, chain):
                 raise Incompatible(done.stderr.strip())
             return None
@@ -151,18 +153,18 @@ class Commands(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Return the variants that this node has; plain 'iptables' and 'ip6tables' where they are not told apart."""
+    """Return the installed variants; plain 'iptables' and 'ip6tables' if commands are not named by variant."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
 
 
 def installed_for(family: Family) -> list[str]:
-    """Return those of the installed variants that are of a family."""
+    """Return the installed variants of a family."""
     return [variant for variant in installed() if variant.partition("-")[0] == NAMES[family]]
 
 
 def commands(name: str) -> Commands:
-    """Return what a command is. Raises ApplyError when it cannot be run."""
+    """Return the variant and version of a command. Raises ApplyError if it cannot be run."""
     said = _run([name, "--version"])
     found = re.search(r"v(\d+(?:\.\d+)+)", said)
     version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
@@ -171,12 +173,12 @@ def commands(name: str) -> Commands:
 
 
 def tables(variant: str) -> Iterator[SavedTable]:
-    """Yield the tables of a variant that have anything in them. Raises ApplyError."""
+    """Yield the tables of a variant that are not empty. Raises ApplyError."""
     return _parse(_run([f"{variant}-save"]))
 
 
 def restore(variant: str, text: str) -> None:
-    """Change rules in one step a table; what the text does not name stays. Raises ApplyError."""
+    """Change rules, each table in one step; chains that the text does not name stay. Raises ApplyError."""
     # Legacy iptables has one lock for all programs; -w waits for it instead of failing.
     _run([f"{variant}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], text)
 
@@ -197,7 +199,7 @@ def _parse(text: str) -> Iterator[SavedTable]:
 
 
 def _printed(command: list[str]) -> Iterator[str]:
-    """Yield the lines that a command prints. Raises ApplyError when it fails."""
+    """Yield the lines that a command prints. Raises ApplyError if it fails."""
     with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, said):
         assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
@@ -208,7 +210,7 @@ def _printed(command: list[str]) -> Iterator[str]:
 
 
 def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
-    """Run a command that reads the pieces. Raises RestoreError, or ApplyError when it cannot be run."""
+    """Run a command with the pieces as its input. Raises RestoreError, or ApplyError if it cannot be run."""
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
     environment = {"env": start.environment, "pass_fds": start.descriptors}
     with _running(command, _RESTORE_TIMEOUT, **ends, **environment) as (process, said):
@@ -224,7 +226,7 @@ def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE
 def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run a command for the body, for so many seconds at most; yield it and a file with its standard error.
 
-    Raises ApplyError when it cannot be run, be it that the system has no descriptor, process or thread left for it.
+    Raises ApplyError if it cannot be run, also for lack of a descriptor, process or thread.
     """
     with ExitStack() as stack:
         try:
@@ -237,14 +239,14 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
             clock.start()
         except OSError as error:
             raise ApplyError(f"{command[0]}: {error.strerror}") from error
-        except RuntimeError as error:  # what Python says when no thread can be started
+        except RuntimeError as error:  # Python cannot start a thread
             raise ApplyError(f"{command[0]}: {error}") from error
         stack.callback(clock.cancel)
         yield process, said
 
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
-    """Write the pieces and close the pipe; a process that ends early says itself why."""
+    """Write the pieces and close the pipe; a process that ends early reports the error itself."""
     pipe = process.stdin
     assert pipe is not None  # noqa: S101 - for the type checker: it was asked for
     number = pipe.fileno()
@@ -274,12 +276,12 @@ def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: 
 
 
 def chain_of(rule: str) -> str:
-    """Return the chain that a rule is in."""
+    """Return the chain of a rule."""
     return rule.split(" ", 2)[1]
 
 
 def target_of(rule: str) -> str:
-    """Return where a rule leads, '' for nowhere."""
+    """Return the target of a rule, '' without one."""
     words = rule.split(" ")
     before = words[-2::-1]  # backwards; the last word is no flag: a prefix for the log may be "-j"
     for flag in ("-j", "-g"):
