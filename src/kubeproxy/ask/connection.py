@@ -109,7 +109,7 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
-def _way(asked: Source, why: Why, interface: str = "") -> CheckedNode:
+def _way(asked: Source, why: Why) -> CheckedNode:
     """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
 
     Where connections end at the proxy, its own ones to the endpoints begin here.
@@ -117,7 +117,7 @@ def _way(asked: Source, why: Why, interface: str = "") -> CheckedNode:
     where, _, protocol = why.destination.partition("/")
     front, port = probe.place(where)
     source = pack(why.source) if why.source != THIS_NODE else None
-    packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port, interface)
+    packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
     node, family = checked(asked), family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = packets.CheckedConnection(packet, local, bool(node.mode.interface))

@@ -44,7 +44,7 @@ class CheckedConnection(NamedTuple):
         """The interface by which it comes in, as far as the routes tell; None if they do not."""
         if self.is_local or self.packet.source is None:
             return _NONE
-        return self.packet.interface or interface_to(self.packet.source)
+        return interface_to(self.packet.source)
 
 
 def interface_to(address: bytes) -> str | None:
