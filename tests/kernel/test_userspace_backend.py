@@ -22,7 +22,7 @@ from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
-from kubeproxy.backends.userspace.examine import NftablesView
+from kubeproxy.backends.userspace.examine import KernelView
 from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.udp import Sessions
@@ -336,7 +336,7 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             list(backend.resync(states[-1]))
             assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
-            with closing(NftablesView(family, Netlink.open(), lambda *_: frozenset())) as view:
+            with closing(KernelView(family, Netlink.open(), lambda *_: frozenset())) as view:
                 assert view.rules() == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._elements, list(backend._listeners.names())) == ({}, [])
