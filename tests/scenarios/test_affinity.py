@@ -42,6 +42,7 @@ async def choices(live: Live, front: Front, proto: str = "tcp", times: int = 2) 
     return dict(zip(CLIENTS[family], await asyncio.gather(*map(choice, CLIENTS[family])), strict=True))
 
 
+@pytest.mark.quick
 @modes("nftables", "iptables-nft", "userspace", "ipvs")
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
 @pytest.mark.parametrize("proto", ["tcp", "udp"])
@@ -122,6 +123,7 @@ async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Li
     assert len(pods) == 1
 
 
+@pytest.mark.quick("clock-back")
 @modes("nftables", "iptables-nft")
 @pytest.mark.parametrize("jump", ["clock-back", "clock-ahead"])
 async def test_a_clock_that_jumps_forgets_no_client(sticky: Live, jump: str) -> None:

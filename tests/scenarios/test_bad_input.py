@@ -77,6 +77,7 @@ async def healthy(live: Live) -> None:
     assert not live.logged("Traceback|internal error")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", SPECS)
 async def test_spec(live: Live, case: str) -> None:
     name, bad, address = f"spec-{case}", SPECS[case], next(_addresses)
@@ -87,6 +88,7 @@ async def test_spec(live: Live, case: str) -> None:
     await check(live, Front(address, 80), name, bad)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", SERVICES)
 async def test_service(live: Live, case: str) -> None:
     name, bad, address = f"service-{case}", SERVICES[case], next(_addresses)
@@ -95,6 +97,7 @@ async def test_service(live: Live, case: str) -> None:
     await check(live, Front(address, 80), name, bad)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", SLICES)
 async def test_slice(live: Live, case: str) -> None:
     name, bad, address = f"slice-{case}", SLICES[case], next(_addresses)
@@ -103,6 +106,7 @@ async def test_slice(live: Live, case: str) -> None:
     await check(live, Front(address, 80), f"{name}-ipv4", bad)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", [*ENDPOINTS, "null", "text", "number"])
 async def test_endpoint(live: Live, case: str) -> None:
     scalars = {"null": None, "text": "a1", "number": 7}

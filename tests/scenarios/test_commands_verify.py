@@ -164,6 +164,7 @@ async def test_nothing_differs(live: Live) -> None:
     assert (status, report["findings"], report["behind"], report["troubles"]) == (0, [], [], [])
 
 
+@pytest.mark.slow("several questions")
 @modes("nftables")
 async def test_clients_that_another_program_gave_away(live: Live) -> None:
     names = ("sticky-one", "sticky-two")

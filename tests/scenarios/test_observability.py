@@ -231,6 +231,7 @@ async def test_ports_that_are_taken_are_tried_again(bare: Live) -> None:
     await bare.eventually(serves)
 
 
+@pytest.mark.slow("two proxies one after the other")
 async def test_bind_address_hard_fail_ends_it(bare: Live) -> None:
     await bare.start()
     second = await bare.start({"bindAddressHardFail": True}, ready_within=None)

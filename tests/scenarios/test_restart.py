@@ -175,6 +175,7 @@ async def test_quick_restarts(bare: Live) -> None:
     assert kept(traffic)
 
 
+@pytest.mark.slow("two proxies at once, under traffic")
 @modes("nftables", "iptables-nft")
 async def test_another_proxy_takes_over_while_the_first_still_runs(bare: Live) -> None:
     await serving(bare)

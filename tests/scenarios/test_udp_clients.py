@@ -18,6 +18,7 @@ CLIENTS = 40 if GUEST else 400
 ROUNDS = 6
 
 
+@pytest.mark.slow("many changes under traffic")
 @modes(*MODES)
 async def test_no_client_is_lost_when_the_only_endpoint_cycles(bare: Live) -> None:
     bare.service("web", "a1", type="NodePort")
