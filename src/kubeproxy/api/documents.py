@@ -161,8 +161,8 @@ def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collec
 def _odd_name(service: Service) -> tuple[str, str] | None:
     """Return the field and the text of a name that an API server would refuse, None when there is none.
 
-    Backends name chains after these, so that `web:x` could be port x of `web` as well. Source: Kubernetes' rules for
-    Services, namespaces and port names, all labels of RFC 1123.
+    Backends derive chain names from these names, so a name `web:x` would be ambiguous: it could also mean port x of
+    `web`. Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
     """
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}

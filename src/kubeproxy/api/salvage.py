@@ -1,7 +1,7 @@
 """Lenient decoding of an object that failed strict decoding: keeps its valid parts and names the others. Pure.
 
-Slower than strict decoding (decode.py), and only for objects that failed it. Judges JSON types, and neither ports nor
-addresses nor other meanings.
+Slower than strict decoding (decode.py), and only for objects that failed it. Checks JSON types only; it does not
+validate ports, addresses or other values.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ class Zones:
             self._sink(held)
 
     def _note(self, event: Event) -> None:
-        """Update the Services that weigh by zone; one that stops stays until it is deleted, which saves requests."""
+        """Update the set of Services that use zone weights. A Service that stops using them stays in the set until it
+        is deleted; this saves requests."""
         if isinstance(event, Upserted):
             self._add([event.object])
         elif isinstance(event, Deleted):

@@ -209,7 +209,7 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return pods that each configuration recognises alike as one client, named; the first one asks for all."""
+    """Return one client for pods that no configuration distinguishes; the first pod stands for all."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
 

@@ -76,7 +76,8 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
 
 class Planned:
-    """Plans without a proxy, in place of its engine and its health: nothing is queued, and all counts as committed."""
+    """Stands for the engine and the health state when no proxy runs: nothing is queued, and every plan counts as
+    committed."""
 
     queued: Mapping[ServiceName, Change] = {}
     standings: tuple[FamilyStanding, ...] = ()

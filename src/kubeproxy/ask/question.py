@@ -97,7 +97,7 @@ def _service_name(text: str) -> ServiceName:
 
 
 def _names_service(text: str) -> bool:
-    """Return whether a text may be a name: an address with a slip in it has dots or colons, names have none."""
+    """Return whether a text can be a name. A mistyped address has dots or colons; names have neither."""
     parts = text.split("/")
     return len(parts) <= 2 and all(_LABEL.fullmatch(part) for part in parts)
 

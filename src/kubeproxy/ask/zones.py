@@ -38,8 +38,8 @@ BURST: Final = 20
 
 
 class Places:
-    """Zones of endpoints, and Nodes. `ask` gets the zones of a Service from where the objects come, `nodes` the names
-    of Nodes by packed address; one question at a time.
+    """Zones of endpoints, and Nodes. `ask` fetches the zones of a Service from the source of objects; `nodes` returns
+    Node names by packed address. Only one request runs at a time.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """Takes in endpoints that are gone, whose connections the next sync or resync resets; returns whether there is
     anything to write. The second argument says of a packed address whether an endpoint has it, whenever called."""
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
-    """Returns the open ports of this proxy to which connections of a service port are brought now; quick, on any
-    thread."""
+    """Returns the listening ports of this proxy that currently receive the connections of a service port. Fast; safe on
+    any thread."""
     disturbed: Callable[[], bool] | None = None
     """Returns whether another program is known to have changed what was committed, until a repair or an inspection
     without a difference; on any thread but the event loop's."""
@@ -73,7 +73,8 @@ class Abilities(Struct, frozen=True, kw_only=True):
 class Backend(Protocol):
     """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one.
 
-    None but `close` is made on the event loop: other programs may hold the kernel's locks for seconds.
+    Only `close` may be called on the event loop; the other methods can block for seconds while another program holds
+    the kernel's locks.
     """
 
     family: Family
@@ -222,12 +223,12 @@ class Operations(NamedTuple):
     changing anything, so that it notices less. `weigh` says how much plans are in the kernel. `open` makes the
     backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
     set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
-    for it does later by itself. `sysctls` are the settings that the mode makes, then or later, beside those of
-    connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking; `remove_strays`
-    removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what could not be
-    removed. `within` returns settings without what this kernel cannot do, and says so.
-    `examine` makes what compares the kernel with plans, one a family, beside the proxy and without a way to
-    write. `rooms` reads what may become full there, at a cost that does not grow with it; it raises ApplyError.
+    for it does later by itself. `sysctls` are the settings that the mode changes, at the start or later, in addition to
+    those of connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking;
+    `remove_strays` removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what
+    could not be removed. `within` returns settings without what this kernel cannot do, and says so. `examine` creates
+    one examiner per family, which compares the kernel with plans beside the proxy, and cannot write. `rooms` reads what
+    may become full there, at a cost that does not grow with it; it raises ApplyError.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]

@@ -39,7 +39,8 @@ def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
 
 
 def pods_in_iptables(detector: Detector) -> str:
-    """Return what matches packets of pods for iptables, '' when nothing does; "! " before it matches all others.
+    """Return the iptables match for packets from pods, '' if there is none. With "! " before it, it matches all other
+    packets.
 
     Raises ConfigError for an interface whose name means something else there.
     """

@@ -18,7 +18,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 State = Mapping[P, Mapping[K, V]]
-"""Place to key to value; no value is None."""
+"""Maps place to key to value. A value is never None."""
 
 Elements = dict[str, dict[bytes, bytes]]
 """The state of a table of nf_tables: set to key to data, b'' in plain sets."""

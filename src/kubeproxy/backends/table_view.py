@@ -21,7 +21,7 @@ Rules = Mapping[str, ChainContents]
 
 
 class TableView:
-    """The table of a name in the network namespace of a socket, which others may use too, but not at the same time.
+    """A named table in the network namespace of a socket. Other objects may share the socket, but not concurrently.
 
     `ranges` are the names of its sets of intervals. All calls raise ApplyError.
     """

@@ -27,7 +27,7 @@ def say(text: str = "") -> None:
 
 
 def page(text: bytes) -> None:
-    """Print lines that were made to be shown."""
+    """Print lines that are already safe for a terminal."""
     sys.stdout.write(text.decode().lstrip("\n"))
 
 

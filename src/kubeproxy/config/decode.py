@@ -24,7 +24,7 @@ from kubeproxy.config.values import parse_quantity
 class Decoded(NamedTuple):
     """The configuration without the fields that are wrong, its mistakes, and those of strict reading.
 
-    `given` has the paths of the fields that are present with a value that counts.
+    `given` has the paths of the fields that are set to a value other than null.
     """
 
     config: KubeProxyConfiguration

@@ -316,7 +316,8 @@ def _about_real_server(command: int, family: int, address: bytes, port: int, wei
 
 
 class Pieces(NamedTuple):
-    """The constant bytes of messages about masqueraded real servers of one weight: a full sync has one an endpoint.
+    """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one such
+    message per endpoint.
 
     A message is `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`.
     """

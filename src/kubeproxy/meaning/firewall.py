@@ -48,7 +48,7 @@ _MOST: Final = 2000
 
 
 def place_of(family: Family) -> NodePlace:
-    """Return the node: its own addresses of a family. Raises NetlinkError."""
+    """Return the node's own addresses of one family. Raises NetlinkError."""
     own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
     return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
 

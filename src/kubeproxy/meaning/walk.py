@@ -319,7 +319,7 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Go on with each entry of a map that some packets find. A verdict of the map ends the rule."""
+        """Continue with each map entry that at least one packet matches. A verdict of the map ends the rule."""
         found: list[tuple[PacketSet, MapEntry]] = []
         missed += self._lookup(table, flow, found)
         for each, entry in found:

@@ -59,7 +59,7 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
 def _without_zeros(text: str) -> bytes:
-    """Return the packed form of an address with leading zeros, b'' for an invalid one."""
+    """Parse an address whose octets may have leading zeros; return its packed form, or b'' if it is invalid."""
     try:
         return inet_pton(_INET6 if ":" in text else _INET, _LEADING_ZEROS.sub("", text))
     except (OSError, ValueError):

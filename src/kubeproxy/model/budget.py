@@ -15,13 +15,13 @@ from kubeproxy.model.plan import ROOM, ServiceName
 
 SHARES: Final = 4  # a namespace gets at most this fraction of the entries: one in four
 TURN: Final = ROOM
-"""Entries to change in one turn: a quarter of a second of a processor."""
+"""Number of entries to change in one sync; they cost about 0.25 s of CPU time."""
 
 
 class _Asker(NamedTuple):
     """A Service that requests entries; the smaller one comes first."""
 
-    created: str  # RFC 3339: text order is age
+    created: str  # RFC 3339 timestamps sort by age as text
     name: ServiceName
 
 

@@ -38,7 +38,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # those that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return the percentage of their weight that the new endpoints of a Service have."""
+        """Return the share of their weight, in percent, that the new endpoints of a Service currently get."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]

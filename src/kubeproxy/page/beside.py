@@ -29,7 +29,7 @@ LEAST: Final = 5.0
 SOON: Final = 2.0
 """Seconds after a family got or lost a trouble until problems are looked for."""
 SHARE: Final = 0.002
-"""How much of a processor looking for problems may take: looks that cost more are made less often."""
+"""Maximum share of a CPU for the checks for problems. Expensive checks run less often."""
 _STEP: Final = 200
 _MOST_OBJECTS: Final = 100
 """Unusable fields of objects in an event, at most."""

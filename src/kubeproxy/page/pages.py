@@ -70,7 +70,7 @@ def page_pages(
 
 
 def facts(desk: Desk) -> dict[str, Any]:
-    """Return what holds for the whole proxy, as the page has it."""
+    """Return the state of the whole proxy in the format of the page."""
     found = desk.facts()
     return {
         "node": found.world.node_name,

@@ -23,4 +23,4 @@ class Fronts(Struct, frozen=True, array_like=True):
 
 
 COMPLETE: Final = b"complete"
-"""The line after all Services there are; from then on come those that change."""
+"""The line that ends the initial list of Services. The lines after it are changes."""

@@ -249,8 +249,8 @@ class FlowCleaner:
         """Record changes of UDP frontends, of some families or of all, for `run`.
 
         After a full sync the state of the kernel before it is unknown: at a start, after a sync that failed half-way,
-        or after another program removed our rules. Flows that were untranslated meanwhile stay so; `changes` has all
-        Services.
+        or after another program removed our rules. Flows that began without translation in the meantime stay without
+        it; `changes` has all Services.
         """
         for family in families or tuple(self._first):
             self._held.discard(family)

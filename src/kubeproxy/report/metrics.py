@@ -23,7 +23,7 @@ from kubeproxy.report.registry import CounterMetric, GaugeMetric, Histogram, Met
 
 KUBERNETES: Final = ("1", "36")
 
-# component-base's ExponentialBuckets(0.001, 2, 15), in its floating point steps.
+# The buckets of component-base's ExponentialBuckets(0.001, 2, 15), with its floating-point rounding.
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
 # LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets puts a zero in front.
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))

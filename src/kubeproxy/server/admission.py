@@ -42,13 +42,13 @@ class Budget:
         return max(0.0, self._free_at.get(peer, 0.0) - self._clock())
 
     def reserve(self, peer: bytes, *, remote: bool) -> float:
-        """Take the time of a small answer from a client's share; return the seconds until it may be made."""
+        """Charge a client for a small answer; return the seconds until the answer may be made."""
         delay = max(self.delay(peer), self.delay(_ALL)) if remote else self.delay(peer)
         self._charge(peer, LEAST, remote)
         return delay
 
     def spend(self, peer: bytes, seconds: float, *, remote: bool) -> None:
-        """Take the time that a reserved answer needed beyond a small one."""
+        """Charge a reserved answer for the time beyond that of a small one."""
         if seconds > LEAST:
             self._charge(peer, seconds - LEAST, remote)
 

@@ -16,7 +16,7 @@ QUIET: Final = 60.0
 SKEW: Final = 30.0
 """Seconds by which clocks may differ: certificates and tokens are made some seconds before they are used."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
-"""Seconds before the end from which on it is reported: automatic renewal happens long before."""
+"""A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
 """Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
 

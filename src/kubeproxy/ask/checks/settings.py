@@ -56,7 +56,7 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Dia
 
 
 def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnosis]:
-    """Report interfaces from which this node forwards no IPv4 packets, though it forwards those of others."""
+    """Report interfaces with IPv4 forwarding disabled, if other interfaces of this node have it enabled."""
     if interfaces:
         names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -27,8 +27,8 @@ RuleKey = tuple[int, str, str, int]
 class KnownRules(NamedTuple):
     """What is known of the rules that packets met.
 
-    `decision` says what a chain (table, name) of ours decides, beginning with LEFT where the running proxy has no such
-    chains; None for a chain of another program.
+    `decision` returns the meaning of one of our chains (table, name); the text begins with LEFT if the running proxy
+    has no such chain; None for a chain of another program.
     """
 
     texts: Mapping[RuleKey, str]
@@ -96,7 +96,7 @@ def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the place of the journey that goes on here, or of a new one.
+    """Return the index of the journey that this step continues, or of a new one.
 
     The kernel's number of a packet changes when its addresses are translated, or when it passes loopback or a bridge.
     """

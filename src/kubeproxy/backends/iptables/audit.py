@@ -100,7 +100,7 @@ class Audit:
     def _rules(self, table: str, name: str) -> Sequence[str] | None:
         try:
             return self._commands.rules(table, name)
-        except Incompatible:  # the watch has looked for the jumps of built-in chains; in ours it is harm
+        except Incompatible:  # the watch checks jumps in built-in chains
             return [f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:

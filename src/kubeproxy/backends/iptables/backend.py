@@ -331,7 +331,7 @@ class IptablesBackend:
             self._metrics.waited(self.family, waited.seconds)
 
     def _written(self, last: Mapping[str, int]) -> None:
-        """Do what follows from a sync; `last` are the rules it wrote by table."""
+        """Do what follows from a sync; `last` maps each table to the number of rules that the sync wrote."""
         self._nodeport_rules = skeleton.nodeport_rules(self._settings)
         self._watch.expect({SHARED[position]: count for position, count in self._counts.items()})
         total = {"filter": skeleton.forward_rules(self._settings).count("\n"), "nat": 4 + self._contents.nat_rules}
@@ -357,7 +357,7 @@ class IptablesBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the hourly full sync comes with the first change after its hour."""
+        """Do nothing: the hourly full sync runs together with the first change after it is due."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have a pace of their own
         """See backends.mode.Backend. One short request, unless another program touched what is ours.

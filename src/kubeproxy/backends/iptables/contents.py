@@ -155,7 +155,7 @@ class Contents:
 
     @staticmethod
     def detail(endpoints: int) -> Detail:
-        """Return how much is said of so many endpoints."""
+        """Return the level of detail of the comments for this number of endpoints."""
         return Detail.SPARSE if endpoints > LARGE else Detail.FULL
 
     def _entries(self, changes: Changes) -> dict[ServiceName, ServiceEntry]:

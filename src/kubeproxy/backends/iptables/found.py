@@ -36,7 +36,8 @@ Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with the end of its line."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
-"""Returns at least how these chains of a table are printed, by their names and rules as we write them."""
+"""Returns the expected output of iptables-save for at least these chains of a table, from their names and the rules in
+the form that we write."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
 """Returns the rules of a chain, by table and chain, without line ends; None when there is no such chain."""
@@ -237,7 +238,7 @@ def _rounded(probability: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _network(source: str) -> str:
-    """Return a range of sources without the bits of a host, and in its shortest form."""
+    """Return a source range in canonical form: host bits cleared, shortest notation."""
     try:
         return str(ipaddress.ip_network(source, strict=False))
     except ValueError:

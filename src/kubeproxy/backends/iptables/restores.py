@@ -24,14 +24,14 @@ _PIECE: Final = 200
 
 
 _FIRST: Final = 1000
-"""OwnChains in the first of several restores."""
+"""Number of chains in the first of several restores."""
 
 
 class Work(NamedTuple):
-    """OwnChains that belong to Services (Service by Service), and lines by table: what these need, what uses them.
+    """The chains of Services (Service by Service), and the lines before and after them by table.
 
     `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
-    from the built-in chains. `guards` are lines of the filter table that come first; what goes there, goes in `after`.
+    from the built-in chains. `guards` are the first lines of the filter table; its removals are in `after`.
     `deleted`, chains of the nat table, is asked when all of `own` has been used.
     """
 

@@ -230,7 +230,7 @@ class LegacyWatch:
         self._taken = self._lock.taken()
         before = self._look()
         yield
-        self._known = before  # what changed meanwhile shows as another size
+        self._known = before  # a change in the meantime is visible as another size of the table
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead

@@ -279,7 +279,7 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
     if ours.nodeport_ips is None:
         nodeports = tuple(sorted(there.own))
     else:
-        # A Service's address on kube-ipvs0 is a local one, but none of the node's.
+        # A Service's address on kube-ipvs0 is of type local, but it is not an address of the node.
         nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
     return NodeAddresses(there.own, nodeports, ours.node_ips)
 

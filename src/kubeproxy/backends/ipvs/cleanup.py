@@ -1,8 +1,8 @@
 """Removes what ipvs mode, ours or the Go kube-proxy's, left on a node: after a change of mode, and for --cleanup.
 
-Takes only what is ipvs mode's own. The chains that iptables mode has as well (KUBE-SERVICES, ...) are left to
-leftovers.py, and so are the virtual servers of other programs alone: ours are those on the addresses of kube-ipvs0 and
-on the ports of our NodePort sets.
+Takes only what is ipvs mode's own. leftovers.py removes the chains that iptables mode has too (KUBE-SERVICES, ...).
+Virtual servers of other programs stay; ours are those on the addresses of kube-ipvs0 and on the ports in our NodePort
+sets.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class NodeView:
 
     @classmethod
     def look(cls, family: Family, scheduler: Scheduler, variant: str) -> NodeView:
-        """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             view = NodeView(family, scheduler, variant, servers, opened.enter_context(Ipsets.open()))
@@ -130,7 +130,7 @@ class NodeKernel(NodeView):
 
     @classmethod
     def open(cls, family: Family, scheduler: Scheduler, variant: str, restore_failures: Counter) -> Self:
-        """Return that of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
@@ -262,7 +262,7 @@ class NodeKernel(NodeView):
         return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
-        """Make tables hold our chains, and the jumps that are missing."""
+        """Create our chains in the tables, and add the missing jumps."""
         if not tables:
             return
         try:

@@ -148,7 +148,8 @@ class LocalhostRelay:
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
-    """Yield the NodePorts to relay: TCP with endpoints; with externalTrafficPolicy Local those of this node."""
+    """Yield the NodePorts to relay: TCP service ports with endpoints; with externalTrafficPolicy Local, with endpoints
+    on this node."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue

@@ -30,7 +30,7 @@ READS: Final = 50
 PAUSE: Final = 0.01  # seconds; the kernel resizes a hash table of 100,000 elements in about 0.05 s
 
 AT_ONCE: Final = 4096
-"""Number of elements compared together: half a megabyte."""
+"""Number of elements compared in one batch, about 0.5 MB."""
 
 SERVICES: Final = 256
 """Number of Services read together."""

@@ -108,7 +108,8 @@ def assign(before: Pool, wanted: Pool) -> Pool:
     """Return the wanted destinations in the order that moves the fewest of them.
 
     Destinations that stay keep their slots; new ones fill the holes; with more holes than new ones, the last ones move
-    down. If one with several slots loses some, it keeps the first ones: rules search for clients in that order.
+    down. If an endpoint with several slots loses some of them, it keeps the lowest ones, because rules search for
+    clients in slot order.
     """
     if before == wanted or not before:
         return wanted
@@ -283,7 +284,8 @@ class Way(NamedTuple):
     """The sets and maps of a frontend, as its kind and traffic decide.
 
     `picked` has for each pool: endpoint map, map of frontends, treatment of its chain, policy of the pool; it is empty
-    if nothing is forwarded. `unserved` is the set of refused or dropped frontends that has it, None for none.
+    if nothing is forwarded. `unserved` is the set of refused or of dropped frontends that contains the frontend; None
+    if neither does.
     """
 
     nodeport: bool

@@ -405,8 +405,9 @@ class Ruleset:
     def _sticky(self, name: ChainName) -> list[str]:
         """Return the rules of session affinity: a client in a slot's set goes to that slot, others to a random one.
 
-        The key of a client has the number of the pool, so it covers all frontends of the pool. A rule of nft can put a
-        value from a map only into the packet: into the destination address, which the affinity chains restore.
+        The key of a client has the number of the pool, so it covers all frontends of the pool. An nft rule can store a
+        value from a map only in a field of the packet. It uses the destination address, and the affinity chains restore
+        it.
         """
         numbers = POOLS_OF[name.endpoint_map]
         targets = _leads_to(name)

@@ -35,8 +35,8 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the number of slots for each weight (smallest first); `counts` has the number of endpoints of each."""
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
-    # smallest / gcd slots for the smallest weight need no rounding. Up to four times as many reach a total near the end
-    # of its class, where few picks miss.
+    # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total
+    # comes close to the size of its class, so few picks hit an empty slot.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
         total = sum([n * count for n, count in zip(slots, counts, strict=True)])

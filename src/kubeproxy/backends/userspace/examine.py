@@ -192,7 +192,7 @@ def _possible(ours: Mapping[ServiceName, Iterable[ServicePlan]]) -> Iterator[tup
 
 
 def _front_of(key: bytes, family: Family) -> bytes:
-    """Return the key of an element's frontend: the beginning of a source range's key, else all of it."""
+    """Return the frontend in an element's key: the first part for a source range, the whole key for other elements."""
     return key[: family.address_size + 8]
 
 

@@ -1,8 +1,8 @@
 """Our table: sets, base chains and rules, none of which depends on a Service. Pure.
 
-nat-prerouting   what comes in goes to a listener: from pods, from this node (by way of outside), from elsewhere
-nat-output       what this node sends; but for the proxy's own connections, which carry the masquerade mark
-filter-*         source ranges, drops and rejects, before the redirect; and nobody reaches a listener directly
+nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
+nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
+filter-*         source ranges, drops and rejects before the redirect; blocks direct access to a listener
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _AND, _TO_INDEX = 0x54, 0x07
 
 NOT_ANNOUNCED: Final = (
     "the kernel announces no connections (net.netfilter.nf_conntrack_events): sysctl -w "
-    "net.netfilter.nf_conntrack_events=2 has it announce those that somebody listens to"
+    "net.netfilter.nf_conntrack_events=2 enables announcements while a program listens"
 )
 
 

@@ -182,9 +182,9 @@ class Conntrack(Closing):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of translations of so many frontends; return how many.
 
-        None when the kernel cannot, or when `clean` finds them for less. The kernel does not say how many it deleted:
-        they are what its count of entries fell by meanwhile, and what began in the same fraction of a millisecond
-        counts against them.
+        None when the kernel cannot, or when `clean` finds them for less. The kernel does not report the number of
+        deleted entries. It is computed from the decrease of the entry count, so flows that begin in the same fraction
+        of a millisecond reduce it.
         """
         # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all other flows.
         if family != 2 or not self._deletes:

@@ -114,7 +114,8 @@ def first_refusals(errors: Sequence[object]) -> str:
 def understood(what: str) -> Iterator[None]:
     """Raise ApplyError, naming `what`, for messages whose layout the reader inside does not expect.
 
-    For a whole reader, as a `with` or a decorator: it need not check that each attribute is present.
+    Wraps a whole parser, as a context manager or decorator, so that the parser need not check that each attribute is
+    present.
     """
     try:
         yield

@@ -61,8 +61,8 @@ class ChainChange(NamedTuple):
 
 
 class Interest(NamedTuple):
-    """The changes to report: those in messages that contain `word`, of the `table` of this name; without a table, the
-    changes of chains that `concerns` accepts, and of their deletions also those in messages without the word.
+    """Selects the changes to report. With `table`: changes of this table in messages that contain `word`. Without:
+    changes of the chains that `concerns` accepts, in messages that contain `word`; deletions in any message.
     """
 
     word: bytes

@@ -156,7 +156,7 @@ class Lock:
 
     @contextmanager
     def held(self, patience: float) -> Iterator[Waited]:
-        """Hold it, after waiting for so many seconds at most; yield how long that was.
+        """Acquire the lock within this many seconds; yield the seconds spent waiting.
 
         Raises NotReleasedError, with the holder, after that time. A file that cannot be opened is not locked: the
         command reports the error itself.
