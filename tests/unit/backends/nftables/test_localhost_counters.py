@@ -13,7 +13,7 @@ class Link:
     opened = closed = 0
 
     @classmethod
-    def open(cls, protocol):
+    def open(cls):
         cls.opened += 1
         return cls()
 
@@ -33,7 +33,7 @@ def test_a_scrape_reads_the_table_once(monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(localhost.counters, "packets", packets)
+    monkeypatch.setattr(localhost, "counter_packets", packets)
     counters = localhost.TableCounters(Family.IPV4)
     scrapes = [[counters.packets(name) for name in ("localhost-tcp", "localhost-udp")] for _ in range(4)]
     assert scrapes == [[0, 1], [3, 2], [0, 0], [0, 4]]

@@ -26,9 +26,8 @@ def probabilities(counts):
     """How probable each endpoint is, by the rules of its class; its slots are spread as they may be at worst."""
     total = sum(counts)
     size = class_of(total)
-    chances, lost = shares([size] * tries(size) + [BELOW.get(size, 1)], total)
+    first, last, _, lost = shares([size] * tries(size) + [BELOW.get(size, 1)], total)
     assert lost == pytest.approx(0)
-    first, last = chances[0], chances[-1]
     return [(count * last, count * first) for count in counts]
 
 
