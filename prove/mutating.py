@@ -34,7 +34,7 @@ MUTATIONS: dict[str, Mutation] = {
         "if False:",
     ),
     "elements whose data changes stay": Mutation(
-        "backends/elements.py", "gone = [key for key, data in old.items() if new.get(key) != data]", "gone = []"
+        "backends/state.py", "gone = [key for key, value in old.items() if new.get(key) != value]", "gone = []"
     ),
     "what two Services share goes with the first": Mutation(
         "backends/nftables/packing.py", "if users[key] > 0:", "if users[key] > 99:"

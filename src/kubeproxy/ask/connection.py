@@ -14,7 +14,7 @@ from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.kernel.nftables.tables import HOOKS
+from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route.addresses import source_for
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
@@ -136,7 +136,7 @@ def _way(asked: Source, why: Why) -> CheckedNode:
     return replace(
         node,
         family=family,
-        hooks=frozenset(HOOKS) - {"output" if crosses else "forward"},
+        hooks=frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"},
         packet=packet,
         passing=passing,
         served=bool(why.service),

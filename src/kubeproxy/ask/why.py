@@ -120,7 +120,8 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """Return what becomes of a packet here, and why."""
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     why, there = _told(snapshot, packet, made), elsewhere(snapshot, packet)
-    unknown = stranger(snapshot, packet) if there is None and made.plan is not None else None
+    asked = made.plan is not None or packet.source == packet.destination  # a Node asks its own NodePort
+    unknown = stranger(snapshot, packet) if there is None and asked else None
     return Explained(moved(why, there) if there is not None else why, made.plan, snapshot.planner.world, unknown)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, ListedChain, listed_chains
+from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS, TABLE_FAMILIES, ListedChain, listed_chains
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 
@@ -45,7 +45,9 @@ def chains() -> list[Chain]:
 
 def _filtered_hook(one: ListedChain) -> str:
     hook = one.hook
-    return HOOKS[hook.number] if hook is not None and hook.kind != "nat" and hook.number < len(HOOKS) else ""
+    if hook is None or hook.kind == "nat":
+        return ""
+    return HOOKS[hook.number] if hook.number < len(HOOKS) else INGRESS
 
 
 class RuleChain(NamedTuple):

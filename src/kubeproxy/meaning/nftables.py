@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
-from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES
+from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS, TABLE_FAMILIES
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.nft_parts import Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.nft_tables import Elements, NftTable
@@ -83,7 +83,7 @@ def prefix(table: NftTable) -> str:
 def _hook(hook: tables.Hook | None) -> HookPlace | None:
     if hook is None:
         return None
-    name = HOOKS[hook.number] if hook.number < len(HOOKS) else "ingress"
+    name = HOOKS[hook.number] if hook.number < len(HOOKS) else INGRESS
     return HookPlace(name, hook.priority, hook.kind == "nat", hook.drops)
 
 

@@ -217,14 +217,14 @@ class OwnMetrics:
 def conntrack(folder: Path) -> Iterable[Single]:
     """Yield the number of tracked connections and its limit, nothing where the kernel has no such files."""
     for name, file, text in (
-        ("entries", "nf_conntrack_count", "Connections that the kernel tracks in this network namespace"),
-        ("entries_limit", "nf_conntrack_max", "Connections that the kernel tracks at most"),
+        ("kubeproxy_conntrack_entries", "nf_conntrack_count", "Tracked connections of this network namespace"),
+        ("kubeproxy_conntrack_entries_limit", "nf_conntrack_max", "Maximum number of tracked connections"),
     ):
         try:
             value = float((folder / file).read_text(encoding="ascii"))
         except (OSError, ValueError):
             continue
-        yield f"kubeproxy_conntrack_{name}", "gauge", f"{text} (not in the Go kube-proxy)", value
+        yield name, "gauge", f"{text} (not in the Go kube-proxy)", value
 
 
 class RestClientMetrics:

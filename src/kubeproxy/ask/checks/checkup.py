@@ -28,7 +28,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.nftables.tables import HOOKS
+from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.kernel.proc.port_holder import holder
@@ -70,7 +70,7 @@ class CheckedNode(Struct, frozen=True):
     running: bool = False
     node_ports: bool = False
     family: Family | None = None
-    hooks: Collection[str] = HOOKS
+    hooks: Collection[str] = (*HOOKS, INGRESS)
     packet: Packet | None = None
     passing: Sequence[PassingPacket] = ()
     served: bool = True

@@ -10,13 +10,14 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import RuleChain
+from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.meaning.firewall import Drop, Filter
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
 _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
-_IN_THE_WAY: Final = _FORWARDED | {"input"}
+_IN_THE_WAY: Final = _FORWARDED | {"input", INGRESS}
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:

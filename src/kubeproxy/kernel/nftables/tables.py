@@ -29,6 +29,8 @@ from kubeproxy.kernel.nftables.fields import FIELDS, VERDICTS, Field, padded
 from kubeproxy.kernel.nftables.nfnetlink import GET_FLOWTABLE, GET_OBJECT, GET_SET, chain_places, dump
 
 HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
+INGRESS: Final = "ingress"
+"""Name of the hook of a device, before prerouting, in family inet (NF_INET_INGRESS)."""
 """Names of hooks by number (enum nf_inet_hooks)."""
 TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 """Names of families by number (NFPROTO_... in linux/netfilter.h)."""
