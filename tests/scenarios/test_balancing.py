@@ -119,7 +119,9 @@ async def test_a_mode_that_shares_evenly_says_so(bare: Live) -> None:
     bare.cluster.patch("services", "web", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=0"}}})
     await bare.start()
     await bare.programmed(bare.front("web"), "a1 b1")
-    await bare.until(lambda: len([e for e in bare.events("web") if "is left out" in e]) == 1, "an event")
+    await bare.until(
+        lambda: len([e for e in bare.events("web") if "requests for shares are ignored" in e]) == 1, "an event"
+    )
 
 
 @modes("nftables")

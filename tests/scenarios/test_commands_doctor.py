@@ -167,10 +167,16 @@ async def test_rules_of_each_other_mode_are_named(live: Live) -> None:
 @NFTABLES
 async def test_an_interface_of_pods_that_is_down_is_named(live: Live) -> None:
     await live.run("ip", "link", "add", "spare0", "type", "bridge")
-    await live.run("ip", "addr", "add", "10.244.200.1/32", "dev", "spare0")
+    await live.run("ip", "addr", "add", "10.244.0.200/29", "dev", "spare0")
     try:
-        what = "spare0, which has the address 10.244.200.1 of the pod network, is down"
+        what = "spare0, which has the address 10.244.0.200 of the pod network, is down"
         await named(live, "interfaces", what, "ip link set spare0 up")
+        live.service("reached", "a1")
+        front = live.front("reached")
+        await live.expect(front, {"pod": "a1"})
+        status, text = await live.ask("why", "10.244.0.201", f"{front.address}:80", "--no-probe")
+        assert (status, f"x  {what}" in text) == (1, True), text
+        assert "spare0" not in (await live.ask("why", live.ips["pod"]["IPv4"], f"{front.address}:80"))[1]
         await live.run("ip", "link", "set", "spare0", "up")
         await healthy(live)  # a bridge without pods has no carrier
         status, text = await live.ask(
@@ -180,6 +186,19 @@ async def test_an_interface_of_pods_that_is_down_is_named(live: Live) -> None:
         assert (status, named_there) == (1, True), text
     finally:
         await live.run("ip", "link", "del", "spare0")
+    await healthy(live)
+
+
+@NFTABLES
+async def test_a_filter_of_a_device_is_noted(live: Live) -> None:
+    await live.nft(
+        "table inet guard { chain early { type filter hook ingress device eth0 priority 0; tcp dport 9 drop; }; }"
+    )
+    try:
+        _, text = await live.ask("doctor")
+        assert "table inet guard may drop packets too: early at ingress" in text, text
+    finally:
+        await live.nft("delete table inet guard")
     await healthy(live)
 
 

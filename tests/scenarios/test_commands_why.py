@@ -38,6 +38,8 @@ async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
     assert (status, f"x  {neighbour} is node-b's own address (status.addresses of Node node-b)" in text) == (2, True)
     assert f"Fix: ask on node-b: `kube-proxy why {neighbour} {front.address}:80/tcp`" in text
     assert (await live.ask("why", neighbour, "{}:{}".format(*live.front("wide", "nodeport"))))[0] == 0
+    status, text = await live.ask("why", neighbour, f"{neighbour}:{live.front('wide', 'nodeport').port}")
+    assert (status, "ask on node-b" in text) == (2, True), text
     config = yaml.safe_load(live.proxy.config.read_text())["clientConnection"]["kubeconfig"]
     alone = ("--kubeconfig", config, "--hostname-override", "node-a")
     status, text = await live.ask("why", neighbour, f"{front.address}:80", *alone)

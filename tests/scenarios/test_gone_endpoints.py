@@ -133,7 +133,7 @@ async def test_who_is_gone_is_reset_and_nobody_else(bare: Live) -> None:
     )
     status, text = await bare.ask("verify")
     assert status == 1, text
-    assert "whose connections are reset as if it were gone" in text, text
+    assert "whose connections are reset as if it were deleted" in text, text
 
 
 async def killed(live: Live) -> None:
@@ -172,7 +172,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
     assert await asyncio.to_thread(client.ask) == "reset"
     client.close()
     _, text = await traced
-    assert "its endpoint is gone: reset" in text, text
+    assert "its endpoint is deleted: reset" in text, text
 
 
 async def drained(live: Live) -> None:

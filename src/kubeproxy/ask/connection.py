@@ -139,5 +139,8 @@ def _way(asked: Source, why: Why) -> CheckedNode:
         hooks=frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"},
         packet=packet,
         passing=passing,
+        ends=[
+            address for address in (source, *(address for address, _, _ in known)) if address and address not in local
+        ],
         served=bool(why.service),
     )

@@ -232,19 +232,21 @@ class RestClientMetrics:
 
     def __init__(self, registry: MetricRegistry) -> None:
         def by_verb(name: str, text: str, buckets: Sequence[float]) -> MetricFamily[Histogram]:
-            return registry.histogram(f"rest_client_{name}", f"[ALPHA] {text}", buckets, "verb", "host")
+            return registry.histogram(name, f"[ALPHA] {text}", buckets, "verb", "host")
 
         self.duration = by_verb(
-            "request_duration_seconds", "Request latency in seconds. Broken down by verb, and host.", LATENCY_BUCKETS
+            "rest_client_request_duration_seconds",
+            "Request latency in seconds. Broken down by verb, and host.",
+            LATENCY_BUCKETS,
         )
         self.request_size = by_verb(
-            "request_size_bytes", "Request size in bytes. Broken down by verb and host.", SIZE_BUCKETS
+            "rest_client_request_size_bytes", "Request size in bytes. Broken down by verb and host.", SIZE_BUCKETS
         )
         self.response_size = by_verb(
-            "response_size_bytes", "Response size in bytes. Broken down by verb and host.", SIZE_BUCKETS
+            "rest_client_response_size_bytes", "Response size in bytes. Broken down by verb and host.", SIZE_BUCKETS
         )
         self.rate_limiter_duration = by_verb(
-            "rate_limiter_duration_seconds",
+            "rest_client_rate_limiter_duration_seconds",
             "Client side rate limiter latency in seconds. Broken down by verb, and host.",
             LATENCY_BUCKETS,
         )

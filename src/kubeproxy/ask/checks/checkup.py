@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
 from kubeproxy.kernel.route.bridges import SYS, bridges
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
-from kubeproxy.model.addresses import Family, family_of, pack, place_text, unpack
+from kubeproxy.model.addresses import Family, Range, family_of, pack, place_text, unpack, within
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.release import build
@@ -59,8 +59,8 @@ class CheckedNode(Struct, frozen=True):
     `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
     `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
     any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, its first
-    `packet`, passes some of the `hooks` of netfilter, with the packets `passing` there; `served`: a Service of this
-    proxy has the address.
+    `packet`, passes some of the `hooks` of netfilter, with the packets `passing` there; `ends`: the addresses of its
+    client and endpoints, but for this node's; `served`: a Service of this proxy has the address.
     """
 
     facts: Facts | None
@@ -73,6 +73,7 @@ class CheckedNode(Struct, frozen=True):
     hooks: Collection[str] = (*HOOKS, INGRESS)
     packet: Packet | None = None
     passing: Sequence[PassingPacket] = ()
+    ends: Collection[bytes] = ()
     served: bool = True
 
     @property
@@ -143,6 +144,7 @@ def look_at_way(node: CheckedNode) -> Checkup:
     """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
     report = look_at_knowledge(node)
     _look_at_way(report, node)
+    report.look("interfaces", lambda: _links(node))
     report.findings = worst_first(report.findings)
     return report
 
@@ -391,13 +393,26 @@ def _served(node: CheckedNode) -> frozenset[str]:
 
 def _links(node: CheckedNode) -> Iterator[Diagnosis]:
     roles: dict[str, str] = {}
+    networks: dict[str, list[Range]] = {}
+    uplinks = set()
     for family, part in node.parts:
         for address in local_addresses(family):
+            networks.setdefault(address.interface, []).append(address.network)
+            if address.ip in part.node_ips:
+                uplinks.add(address.interface)
             if address.ip in part.node_ips:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
+    if node.packet is not None:  # the interfaces of this connection: that of each end's network, else the uplink
+        used = {name for end in node.ends for name in _holders(end, networks) or uplinks}
+        roles = {name: role for name, role in roles.items() if name in used}
     yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
+
+
+def _holders(address: bytes, networks: Mapping[str, Sequence[Range]]) -> set[str]:
+    """Return the interfaces on whose networks an address is."""
+    return {name for name, held in networks.items() if within(address, held)}
 
 
 def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -26,7 +26,7 @@ from kubeproxy.kernel.netlink.protocol import (
     parts,
     understood,
 )
-from kubeproxy.model.addresses import family_of
+from kubeproxy.model.addresses import Range, family_of
 
 SCOPE_UNIVERSE: Final = 0
 
@@ -49,6 +49,13 @@ class Address(Struct, frozen=True, order=True):
     prefixlen: int
     interface: str
     scope: int
+
+    @property
+    def network(self) -> Range:
+        """Return the first and last address of the interface's network."""
+        size, bits = len(self.ip), 8 * len(self.ip) - self.prefixlen
+        first = int.from_bytes(self.ip, "big") >> bits << bits
+        return first.to_bytes(size, "big"), (first | (1 << bits) - 1).to_bytes(size, "big")
 
 
 def local_addresses(family: int) -> list[Address]:
