@@ -115,11 +115,15 @@ class Firewall:
         self._place = place
         self._compiled = compiled
         self._whole = whole
+        self._rules_of = cache(self._rules)
+
+    def _rules(self, family: Family, purpose: CompiledFor) -> tuple[CompiledRules, NodePlace]:
+        place = self._place(family)
+        return CompiledRules(self._compiled(place, purpose)), place
 
     def filters(self) -> Iterator[Filter]:
         """Yield what its chains at hooks do with new connections."""
-        family = IP_FAMILIES.get(self.family, Family.IPV4)
-        rules = CompiledRules(self._compiled(self._place(family), CompiledFor.REQUEST))
+        rules, _ = self._rules_of(IP_FAMILIES.get(self.family, Family.IPV4), CompiledFor.REQUEST)
         for name, chain in rules.chains.items():
             if chain.hook is not None and not chain.hook.nat:
                 found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self._whole, 0)
@@ -135,8 +139,7 @@ class Firewall:
                 continue
             walk = walks.get((family, packet.purpose))
             if walk is None:
-                place = self._place(family)
-                rules = CompiledRules(self._compiled(place, packet.purpose))
+                rules, place = self._rules_of(family, packet.purpose)
                 walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
             for chain in walk.dropping(packet):
                 yield Drop(self.where, _short(chain.name), packet)

@@ -224,11 +224,7 @@ class App:
         self._health = ProxyHealth(self._metrics, config.sync_period)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
-        relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
-        disturbed = {each.family: ask for each in backends if (ask := each.abilities.disturbed)}
-        self._flows = FlowCleaner(
-            self._metrics, settings.families, self._local_addresses, relays=relays, disturbed=disturbed
-        )
+        self._flows = self._flow_cleaner(backends)
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )
@@ -243,22 +239,30 @@ class App:
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)
-        self._servers = Servers(
-            Served(
-                options,
-                settings,
-                mode,
-                self._engine,
-                metrics,
-                self._health,
-                sources,
-                self._events,
-                output,
-                self._lifetime.fail,
-                self._reporter.watched_by,
-            )
-        )
+        self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
+
+    def _flow_cleaner(self, backends: Sequence[Backend]) -> FlowCleaner:
+        relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
+        disturbed = {each.family: ask for each in backends if (ask := each.abilities.disturbed)}
+        families = self._settings.families
+        return FlowCleaner(self._metrics, families, self._local_addresses, relays=relays, disturbed=disturbed)
+
+    def _served(self) -> Served:
+        """Return the parts of the proxy that its ports and its control socket show."""
+        return Served(
+            self._options,
+            self._settings,
+            self._mode,
+            self._engine,
+            self._metrics,
+            self._health,
+            self._sources,
+            self._events,
+            self._output,
+            self._lifetime.fail,
+            self._reporter.watched_by,
+        )
 
     async def run(self) -> int:
         """Run until the program is to end; return the exit code."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ Patch = Callable[[str, bytes], Awaitable[int]]
 """Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
 
 
-class Sources:
+class Sources(ABC):
     """A source of objects; the defaults are those of a source without an API server."""
 
     knows_nodes: bool = False
@@ -49,13 +50,13 @@ class Sources:
     node_patience: float = 0.0
     """Seconds to wait for the Node before programming without it."""
 
+    @abstractmethod
     def files(self) -> Sequence[str]:
         """Return the files and folders that are read again while the program runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the coroutines to run until cancelled, by name."""
-        raise NotImplementedError
 
     def stale(self) -> str | None:
         """Return why the state may be old, None when it is not."""
@@ -69,17 +70,19 @@ class Sources:
         """Return the addresses and ports by which the API server is reached."""
         return frozenset()
 
+    @abstractmethod
     def follow_servers(self, changed: Callable[[], None]) -> None:
         """Call `changed` from now on before a connection to a new address of the API server is tried."""
 
+    @abstractmethod
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def nodes(self) -> Mapping[bytes, str]:
         """Return the names of all Nodes by packed address. Raises KubeProxyError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
 
@@ -197,6 +200,12 @@ class _ManifestSources(Sources):
 
     async def nodes(self) -> Mapping[bytes, str]:
         return await asyncio.to_thread(self._source.nodes)
+
+    def follow_servers(self, changed: Callable[[], None]) -> None:
+        pass  # there is no API server
+
+    async def close(self) -> None:
+        pass
 
 
 class RateLimit:

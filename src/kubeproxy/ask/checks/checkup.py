@@ -131,7 +131,6 @@ def look_at(node: CheckedNode) -> Checkup:
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
     _look_at_way(report, node)
-    report.look("interfaces", lambda: _links(node))
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: _sysctls(node))
     report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
@@ -144,7 +143,6 @@ def look_at_way(node: CheckedNode) -> Checkup:
     """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
     report = look_at_knowledge(node)
     _look_at_way(report, node)
-    report.look("interfaces", lambda: _links(node))
     report.findings = worst_first(report.findings)
     return report
 
@@ -187,6 +185,7 @@ def _look_at_way(report: Checkup, node: CheckedNode) -> None:
         report.look("forwarding of interfaces", lambda: _entrances(node))
         report.look("bridges", lambda: _bridges(node))
     report.look("conntrack", _conntrack)
+    report.look("interfaces", lambda: _links(node))
 
 
 def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
@@ -400,7 +399,6 @@ def _links(node: CheckedNode) -> Iterator[Diagnosis]:
             networks.setdefault(address.interface, []).append(address.network)
             if address.ip in part.node_ips:
                 uplinks.add(address.interface)
-            if address.ip in part.node_ips:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")

@@ -6,14 +6,16 @@ Service with affinity loses more endpoints than it gains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Registry, Room
-from kubeproxy.backends.nftables.layout import TABLE, client_set, pool_number
+from kubeproxy.backends.nftables.layout import TABLE, VERDICT_MAPS, ChainName, client_set, pool_number
+from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.render import Placed, pools
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import elements, nfnetlink
 from kubeproxy.kernel.nftables.elements import Element, element_messages
@@ -23,6 +25,16 @@ from kubeproxy.model.plan import Pool
 
 _FULLEST: Final = client_set(0)
 """Slot 0 exists in every pool, so its set of clients is very likely the fullest."""
+
+
+def chains_of(elements: Elements) -> set[ChainName]:
+    """Return the chains of session affinity that elements lead to."""
+    return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
+
+
+def weight(chains: Iterable[ChainName]) -> int:
+    """Return roughly how many rules these chains have: one, and one for each endpoint to pick from."""
+    return sum([1 + (name.endpoints if name.affinity and name.treatment.endswith("pick") else 0) for name in chains])
 
 
 class Move(NamedTuple):

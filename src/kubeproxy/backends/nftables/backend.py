@@ -21,9 +21,9 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.handover import groups
-from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, VERDICT_MAPS, ChainName, SetId
+from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, ChainName, SetId
 from kubeproxy.backends.nftables.numbering import Numbers, list_key
-from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, chain_names
+from kubeproxy.backends.nftables.packing import Packers, Transaction, Users
 from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, slots_in_use, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
@@ -137,7 +137,7 @@ class NftablesBackend:
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
         self._reset_gone()
-        if _weight(self._chains) > self._prune_at:
+        if affinity.weight(self._chains) > self._prune_at:
             self._prune()
 
     def _is_full(self, transaction: Transaction) -> bool:
@@ -240,14 +240,14 @@ class NftablesBackend:
         sticky = (
             item for placed in self._placed.values() for item in placed if item.plan.affinity or item.plan.balance
         )
-        used = self._ruleset.needed(_chains_of(render(sticky)))
+        used = self._ruleset.needed(affinity.chains_of(render(sticky)))
         gone = self._chains - used
-        self._prune_at = max(PRUNE_FROM, 2 * _weight(used))
+        self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
         try:
             self._transact(messages.chain_removals(self.family, TABLE, map(str, sorted(gone))))
         except ApplyError as error:
             # A rule of another program goes to one of them, or the kernel is older than 6.4.
-            self._prune_at = 2 * _weight(self._chains)
+            self._prune_at = 2 * affinity.weight(self._chains)
             log.debug("Unused chains of session affinity stay error=%r", str(error))
             return
         log.info("Removed unused chains of session affinity family=%s chains=%d", self.family.label, len(gone))
@@ -485,15 +485,6 @@ class _Batch(NamedTuple):
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
     moves: list[affinity.Move]
-
-
-def _chains_of(elements: Elements) -> set[ChainName]:
-    return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
-
-
-def _weight(chains: Iterable[ChainName]) -> int:
-    """Return roughly how many rules these chains have: one, and one for each endpoint to pick from."""
-    return sum([1 + (name.endpoints if name.affinity and name.treatment.endswith("pick") else 0) for name in chains])
 
 
 def _taken(actual: dict[bytes, bytes], desired: dict[bytes, bytes], set_id: str) -> dict[bytes, bytes]:

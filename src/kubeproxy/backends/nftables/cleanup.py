@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
-from kubeproxy.backends.nftables.decisions import decision
-from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
+from kubeproxy.backends.nftables.layout import SCRATCH, TABLE, parse_chain_name
 from kubeproxy.kernel.nftables.presence import remove_table
 
-__all__ = ["cleanup", "decision", "traces"]
+_WORDS: Final = {
+    "services": "which Service has this address",
+    "nodeports": "which Service has this NodePort",
+    "cluster": "it is a cluster IP",
+    "external": "it is an address for clients from outside, masqueraded",
+    "policy-local": "its policy is Local",
+    "nodeport-external": "it is a NodePort, masqueraded",
+    "nodeport-policy-local": "it is a NodePort whose policy is Local",
+    "put-port-back": "the packet gets its port back, and its endpoint is picked",
+    "masquerading": "whether the source address becomes this node's",
+    "firewall-check": "whether the source ranges let the client in",
+    "source-ranges": "whether the source ranges let the client in",
+    "source-allowed": "the source ranges let the client in",
+    "service-endpoints-check": "whether this address has endpoints",
+    "nodeport-endpoints-check": "whether this NodePort has endpoints",
+    "cluster-ips-check": "whether a cluster IP has this port",
+    "localhost-nodeports-check": "NodePorts do not answer on loopback",
+    "refuse-localhost": "NodePorts do not answer on loopback",
+    "fast-forward": "long connection: its next packets skip all rules",
+    "gone-endpoints-check": "whether the connection's endpoint is deleted",
+    "reset-gone": "its endpoint is deleted: reset",
+    "refuse": "no endpoint: refused",
+    "nat-prerouting": "for incoming packets",
+    "nat-output": "for packets from this node",
+    "nat-postrouting": "for outgoing packets",
+    "filter-input": "for packets to this node",
+    "filter-forward": "for forwarded packets",
+    "filter-output": "for packets from this node",
+    "filter-prerouting-pre-dnat": "for incoming packets",
+    "filter-output-pre-dnat": "for packets from this node",
+}
+_PICKED: Final = "an endpoint is picked"
+_STICKY: Final = "the client's former endpoint, or another one"
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
@@ -19,3 +52,15 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
     """Return the tables found."""
     return table_traces(sight, TABLE)
+
+
+def decision(table: str, chain: str) -> str | None:
+    """Return the description of a chain; None if it is not ours."""
+    if table != TABLE:
+        return None
+    if (words := _WORDS.get(chain)) is not None:
+        return words
+    name = parse_chain_name(chain)
+    if chain.endswith("local-affinity") or (name is not None and name.affinity):
+        return _STICKY
+    return _PICKED if "pick" in chain or "try" in chain or name is not None else "kube-proxy's own"

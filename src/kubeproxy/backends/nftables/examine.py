@@ -21,8 +21,10 @@ from kubeproxy.backends.nftables.layout import (
     POOLS_OF,
     SERVICE_CIDRS,
     SHARED,
+    TABLE,
     TRANSPORTS,
     Layout,
+    Packing,
     SetId,
     client_set,
     service_key,
@@ -32,10 +34,10 @@ from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.numbering import Numbers
 from kubeproxy.backends.nftables.render import MaglevTable, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
-from kubeproxy.backends.nftables.view import NftablesView
 from kubeproxy.backends.nftables.words import ElementWords
-from kubeproxy.backends.table_view import complete, nodeport_findings, rule_findings
+from kubeproxy.backends.table_view import TableView, complete, nodeport_findings, rule_findings
 from kubeproxy.features import RESETS
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import Entries
 from kubeproxy.kernel.proc.listening import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
@@ -46,6 +48,14 @@ Actual = Mapping[str, Entries]
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
 """Minimum and maximum number of slots after those of a frontend's endpoints that are looked up, else as many again."""
+
+
+class NftablesView(TableView):
+    """Our table in the network namespace of a socket."""
+
+    def __init__(self, family: Family, link: Netlink) -> None:
+        ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Packing.INTERVAL}
+        super().__init__(family, TABLE, ranges, link)
 
 
 class _Wanted(Parts):

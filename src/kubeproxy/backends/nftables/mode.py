@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kubeproxy.backends.mode import Backend, Operations, Registry
+from kubeproxy.backends.mode import Backend, Operations, Registry, Weight
 from kubeproxy.backends.nftables import forwarding, localhost, probe
 from kubeproxy.backends.nftables.affinity import ClientGauges, rooms
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
-from kubeproxy.backends.nftables.examine import NftablesExaminer
+from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
+from kubeproxy.backends.nftables.numbering import Numbers
+from kubeproxy.backends.nftables.render import Parts, place_all
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.nftables.view import NftablesView
-from kubeproxy.backends.nftables.weight import weigh
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+
+
+def _weigh(
+    world: Globals,  # noqa: ARG001 - see backends.mode.Weigh
+    family: Family,
+    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
+    local: Sequence[bytes],  # noqa: ARG001
+) -> Weight:
+    """See backends.mode.Weigh."""
+    numbers = Numbers()
+    of_family = ([plan for plan in plans if plan.key.family is family] for plans in wanted.values())
+    parts = Parts(item for plans in of_family for item in place_all(plans, (), numbers))
+    return Weight(sum(map(len, parts.elements.values())) + sum(map(len, parts.pools.values())), "elements")
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
@@ -62,4 +75,4 @@ def _examine(
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 
 
-OPERATIONS = Operations(_check, _check, weigh, _open, _examine, within=forwarding.within, rooms=rooms)
+OPERATIONS = Operations(_check, _check, _weigh, _open, _examine, within=forwarding.within, rooms=rooms)
