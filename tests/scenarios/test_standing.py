@@ -72,15 +72,18 @@ async def test_an_element_that_is_missing_is_known_when_it_was_last_seen(bare: L
     await bare.start({"nftables": {"syncPeriod": "4s", "minSyncPeriod": "0s"}})
     await becomes(bare, "programmed")
     front = bare.front("web")
-    before = int(await bare.run("date", "+%s%N")) / 1e9
-    await bare.nft("delete", "element", "ip", "kube-proxy", "endpoints", f"{{ {front.address} . tcp . 80 . 0 }}")
-    harmed = int(await bare.run("date", "+%s%N")) / 1e9
-    looks = 0
-    while await bare.destinations(front) != {"a1:3000", "b1:3000"}:
-        family = (await state(bare, "namespace=default&name=web"))["families"]["IPv4"]
-        if family["state"] == "whole" and await bare.destinations(front) != {"a1:3000", "b1:3000"}:
-            assert seconds(family["lastSeenWhole"]) <= harmed
-            looks += 1
+    element, looks = f"{{ {front.address} . tcp . 80 . 0 }}", 0
+    for _ in range(10):  # on a busy machine a repair may come before the second look
+        before = int(await bare.run("date", "+%s%N")) / 1e9
+        await bare.nft("delete", "element", "ip", "kube-proxy", "endpoints", element)
+        harmed = int(await bare.run("date", "+%s%N")) / 1e9
+        while await bare.destinations(front) != {"a1:3000", "b1:3000"}:
+            family = (await state(bare, "namespace=default&name=web"))["families"]["IPv4"]
+            if family["state"] == "whole" and await bare.destinations(front) != {"a1:3000", "b1:3000"}:
+                assert seconds(family["lastSeenWhole"]) <= harmed
+                looks += 1
+        if looks > 1:
+            break
     assert looks > 1
     family = (await becomes(bare, "programmed"))["families"]["IPv4"]
     assert seconds(family["wholeSince"]) >= before
