@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Sequence
 
 import pytest
 import yaml
 
 from kubeproxy.commands.completion import names
-from lab.probes import Answer
+from lab.probes import Answer, NoAnswer
 from support.live import Front, Live
 from support.modes import modes
 
@@ -44,6 +45,24 @@ async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
     alone = ("--kubeconfig", config, "--hostname-override", "node-a")
     status, text = await live.ask("why", neighbour, f"{front.address}:80", *alone)
     assert (status, f"x  {neighbour} is node-b's own address" in text) == (2, True), text
+
+
+async def test_a_pod_of_another_node_is_told_which_endpoints_answer_past_this_node(live: Live) -> None:
+    live.service("past", "a1 b1", type="NodePort", externalTrafficPolicy="Local")
+    front, client = live.front("past", "nodeport"), live.ips["b1"]["IPv4"]
+    await live.programmed(live.front("past"), "a1 b1")
+    met = {answer if answer is NoAnswer.TIMEOUT else answer.pod for answer in await probes(live, front)}
+    status, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe")
+    # A pod that is sent to itself is masqueraded in iptables mode, and the proxy itself connects in userspace mode.
+    lost = live.mode.name == "nftables"
+    assert met == {"a1", NoAnswer.TIMEOUT if lost else "b1"}
+    assert (status, "  x  50.0% of the connections time out: " in text) == (lost, lost), text
+    past = " on node-b in zone zone-b, not masqueraded: its answer does not return through this node"
+    assert (f"  x  50.0% to {client}:3000{past}" in text) is lost, text
+
+
+async def probes(live: Live, front: Front) -> Sequence[Answer | NoAnswer]:
+    return await live.cluster.probes("b1", "tcp", *front, 16)
 
 
 @pytest.mark.slow("a dozen questions")

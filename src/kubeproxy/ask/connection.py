@@ -79,12 +79,27 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
     probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
-    findings = list(present.affinity(why, kept))
+    findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
         node = _way(asked, why)
         around = look_at_way(node) if why.forwarded else look_at_answer(node)
         findings += [*present.look(asked, explained), *_unrouted(why), *_around(around)]
     return Told(why, (*findings, *probe.findings(probes)), probes)
+
+
+def _unreturned(why: Why) -> Iterator[Diagnosis]:
+    """Look for endpoints whose answers do not return through this node, which alone translates them back."""
+    lost = [one for one in why.endpoints if not one.returns]
+    if lost:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="masquerade",
+            what=f"{sum(one.share for one in lost):.1%} of the connections time out",
+            why="client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint "
+            "answers the client directly, with an address that the client did not ask",
+            fix="have pods use the Service's cluster IP, or the NodePort of their own node; or set "
+            "spec.externalTrafficPolicy to Cluster",
+        )
 
 
 def _unrouted(why: Why) -> Iterator[Diagnosis]:

@@ -20,15 +20,10 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
     field: str
 
 
-def elsewhere(snapshot: Snapshot, packet: Packet) -> Elsewhere | None:
-    """Return the other node that decides about a packet; None if this node does, or if it is unknown.
-
-    What a client of another node sends to an address of this one is decided here, and what is said to come in by an
-    interface is here as well.
-    """
-    planner, source = snapshot.planner, packet.source
-    local = snapshot.addresses
-    if source is None or packet.interface or source in local or packet.destination in local:
+def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
+    """Return the other node that a client is on; None if it is on this one, or if its node is unknown."""
+    planner, local = snapshot.planner, snapshot.addresses
+    if source is None or source in local:
         return None
     own = planner.world.node_name
     found = dict(_nodes(snapshot, source))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.ask.whereabouts import Elsewhere, elsewhere, stranger
+from kubeproxy.ask.whereabouts import Elsewhere, home, stranger
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
@@ -24,8 +24,8 @@ from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, ServicePl
 
 
 class Target(Struct, frozen=True, rename="camel"):
-    """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, and
-    the Node that it is on, '' if unknown.
+    """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, the
+    Node that it is on, '' if unknown, and whether its answers return through this node, which must translate them back.
     """
 
     address: str
@@ -33,6 +33,7 @@ class Target(Struct, frozen=True, rename="camel"):
     masqueraded: bool
     node: str = ""
     zone: str = ""
+    returns: bool = True
 
 
 class Missing(Struct, frozen=True, rename="camel"):
@@ -117,9 +118,15 @@ class Explained(Struct, frozen=True):
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return what becomes of a packet here, and why."""
+    """Return what becomes of a packet here, and why.
+
+    What a client of another node sends to an address of this one is decided here, and what is said to come in by an
+    interface is here as well.
+    """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
-    why, there = _told(snapshot, packet, made), elsewhere(snapshot, packet)
+    client = home(snapshot, packet.source)
+    there = None if packet.interface or packet.destination in snapshot.addresses else client
+    why = _told(snapshot, packet, made, is_away=client is not None and there is None)
     asked = made.plan is not None or packet.source == packet.destination  # a Node asks its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     return Explained(moved(why, there) if there is not None else why, made.plan, snapshot.planner.world, unknown)
@@ -131,11 +138,10 @@ def moved(why: Why, there: Elsewhere) -> Why:
     return replace(why, elsewhere=there, fixes=(fix,))
 
 
-def _told(snapshot: Snapshot, packet: Packet, made: Answer) -> Why:
+def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Why:
     plan = made.plan
     source = unpack(packet.source) if packet.source is not None else THIS_NODE
     destination = front_text(packet.destination, packet.port, packet.protocol)
-    places = _places(snapshot, plan) if plan is not None else {}
     return Why(
         source=source,
         destination=destination,
@@ -144,14 +150,23 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer) -> Why:
         service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
         port=plan.key.port_name if plan is not None else "",
         steps=made.steps,
-        endpoints=tuple(
-            Target(destination_text(one.destination), one.share, one.masqueraded, *places.get(one.destination, ()))
-            for one in made.choices
-        ),
+        endpoints=tuple(_targets(snapshot, packet, made, is_away=is_away)),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
         fixes=tuple(_fixes(packet, made, snapshot.planner.world)),
     )
+
+
+def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
+    """Yield the endpoints of an answer. If the client is on another node (`is_away`), those of other nodes answer it
+    directly, unless they see this node as the client.
+    """
+    places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
+    for one in made.choices:
+        node, zone = places.get(one.destination, ("", ""))
+        here = one.destination[:-2] != packet.source and node in {own, ""}
+        returns = one.masqueraded or here or not is_away
+        yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns)
 
 
 def _missing(one: Absent) -> Missing:

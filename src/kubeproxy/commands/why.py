@@ -85,8 +85,10 @@ def _print(told: Told, next_step: str) -> None:
 def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
     for one in endpoints[:_SHOWN]:
         where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
-        source_ = ", sees this node as the client" if one.masqueraded else ""
-        output.marked(output.NOTE, f"{one.share:.1%} to {one.address}{where}{source_}")
+        source_ = ", sees this node as the client" * one.masqueraded
+        source_ += ", not masqueraded: its answer does not return through this node" * (not one.returns)
+        mark = output.NOTE if one.returns else output.BAD
+        output.marked(mark, f"{one.share:.1%} to {one.address}{where}{source_}")
     if len(endpoints) > _SHOWN:
         others = {one.share for one in endpoints[_SHOWN:]}
         each = f", {min(others):.1%} each" if len(others) == 1 else ""

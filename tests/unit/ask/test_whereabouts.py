@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.ask.connection import tell
+from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.ask.whereabouts import elsewhere
 from kubeproxy.ask.why import explain
+from kubeproxy.backends import iptables
+from kubeproxy.backends.nftables import MODE
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, ServicePort
@@ -30,9 +33,10 @@ GATEWAY = "10.244.0.1"
 """An address of this node in its pod network, as the plugins give it one that take addresses from podCIDRs."""
 
 
-def subject(*local: str) -> Snapshot:
+def subject(*local: str, policy: str = "Cluster") -> Snapshot:
     planner = Planner(world())
-    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
+    ports = [ServicePort(port=80, name="http", node_port=30080)]
+    web = service("web", "10.96.0.10", ports=ports, external_traffic_policy=policy)
     slices = [
         endpoint_slice(endpoint("10.244.1.7"), endpoint("10.244.0.7", HERE), endpoint("10.244.3.9", None), ports=PORTS),
         endpoint_slice(endpoint("10.244.2.7", "third", ready=False), name="other-1", of="other", ports=[]),
@@ -64,7 +68,7 @@ def subject(*local: str) -> Snapshot:
 )
 def test_a_client_of_another_node_is_named_with_it(source, local, node, reason):
     there = subject(*local)
-    found = elsewhere(there, packet(there, source, "10.96.0.10:80"))
+    found = explain(there, packet(there, source, "10.96.0.10:80")).why.elsewhere
     assert found is not None
     assert (found.node, found.reason) == (node, reason)
 
@@ -84,7 +88,7 @@ def test_a_client_of_another_node_is_named_with_it(source, local, node, reason):
 )
 def test_who_is_here_or_asks_this_node_is_answered_here(source, target, interface, local):
     there = subject(*local)
-    assert elsewhere(there, packet(there, source, target, interface)) is None
+    assert explain(there, packet(there, source, target, interface)).why.elsewhere is None
 
 
 @pytest.mark.parametrize(
@@ -134,3 +138,26 @@ def test_a_client_outside_may_be_another_node(source, target, interface, unknown
     there = subject(GATEWAY)
     made = explain(there, packet(there, source, target, interface))
     assert made.stranger == (address(source) if unknown else None)
+
+
+@pytest.mark.parametrize(
+    ("source", "policy", "mode", "lost"),
+    [
+        ("10.244.1.7", "Local", MODE, {"10.244.1.7:8080"}),  # it is sent to itself
+        ("10.244.2.7", "Local", MODE, {"10.244.1.7:8080"}),  # two other nodes, which have a way of their own
+        ("10.244.9.9", "Local", MODE, {"10.244.1.7:8080"}),  # by the pod networks of this node
+        ("10.244.3.9", "Local", MODE, {"10.244.1.7:8080", "10.244.3.9:8080"}),  # nothing says its node but this
+        ("10.244.1.7", "Local", iptables.MODE, set()),  # this mode masquerades all that goes to itself
+        ("10.244.1.7", "Cluster", MODE, set()),  # all are masqueraded
+        ("10.244.0.7", "Local", MODE, set()),  # a pod of this node
+    ],
+)
+def test_answers_that_do_not_return_through_this_node(source, policy, mode, lost):
+    there = subject(GATEWAY, policy=policy)._replace(mode=mode)
+    told = tell(Desk(there), explain(there, packet(there, source, f"{NODE_IPS[Family.IPV4]}:30080")), ())
+    assert {one.address for one in told.why.endpoints if not one.returns} == lost
+    assert len(told.why.endpoints) == 3
+    assert [one.what for one in told.findings] == [f"{len(lost) / 3:.1%} of the connections time out"] * bool(lost)
+    assert (told.answer, told.heading.endswith(", but not all is well (x)")) == (
+        ("no", True) if lost else ("yes", False)
+    )

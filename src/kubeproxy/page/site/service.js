@@ -317,7 +317,7 @@ function wayWords(port) {
 function whyAnswer({ heading, why, answer, findings, fixes, next }) {
   const mark = (name, sign, ...content) => el('li', { class: name }, el('span', { class: 'mark', 'aria-label': { ok: 'passes', no: 'does not pass' }[name] || 'note' }, sign), el('div', {}, ...content));
   const steps = why.steps.map((step) => mark(step.passes ? 'ok' : 'no', step.passes ? '\u2713' : '\u00d7', step.text, step.field ? el('span', { class: 'dim mono' }, ` ${step.field}`) : null));
-  const ends = why.endpoints.slice(0, 10).map((one) => mark('', '\u2192', `${percent(one.share)} to `, el('span', { class: 'mono' }, one.address), one.node ? ` on ${one.node}` : '', one.zone ? ` in zone ${one.zone}` : '', one.masqueraded ? ', sees this node as the client' : ''));
+  const ends = why.endpoints.slice(0, 10).map((one) => mark(...(one.returns ? ['', '\u2192'] : ['no', '\u00d7']), `${percent(one.share)} to `, el('span', { class: 'mono' }, one.address), one.node ? ` on ${one.node}` : '', one.zone ? ` in zone ${one.zone}` : '', one.masqueraded ? ', sees this node as the client' : '', one.returns ? '' : ', not masqueraded: its answer does not return through this node'));
   if (why.endpoints.length > 10) ends.push(mark('', '\u2192', `and ${count(why.endpoints.length - 10)} more`));
   const out = (why.missing || []).slice(0, 10).map((one) => mark('', '\u2013', 'not to ', el('span', { class: 'mono' }, one.address), `: ${one.reason}`, el('span', { class: 'dim mono' }, ` ${one.field}${one.slice ? ` in ${one.slice}` : ''}`)));
   if (why.elsewhere) steps.unshift(mark('no', '\u00d7', why.elsewhere.reason, el('span', { class: 'dim mono' }, ` ${why.elsewhere.field}`)));
