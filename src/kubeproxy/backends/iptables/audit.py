@@ -1,4 +1,4 @@
-"""The audit: what another program changed inside of our chains, by reading them all now and then."""
+"""The audit: reads the rules of our chains at intervals, to find those that another program changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 _UNORDERED: Final = frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"})
-"""Chains in which the order of Services depends on what changed when."""
+"""Chains in which the order of Services depends on the order of their changes."""
 
 
 class Harm(NamedTuple):
-    """A change, and the Services whose own chains have it; none when others have it as well."""
+    """A change by another program, and the Services with changed chains; none if shared chains changed as well."""
 
     change: ForeignChange
     services: frozenset[ServiceName] = frozenset()
@@ -37,28 +37,28 @@ class Audit:
         self._commands = commands
         self._family = commands.family
         self._change = restore
-        self._rest: float | None = None  # times as long as the last audit took, none follows; None when none is due
+        self._rest: float | None = None  # pause, in durations of the last audit; None: no audit needed
         self._places: frozenset[Place] | None = None
         self._ended = 0.0
         self._took = 0.0
 
     def suspect(self, rest: float, places: frozenset[Place] | None = None) -> None:
-        """Take that another program may have changed something in these places, None for any.
+        """Request an audit: another program may have changed something in these places, None for any.
 
-        It is looked at when so many times as long as the last look took have passed since that.
+        It starts after a pause of `rest` times the duration of the last audit.
         """
         known = frozenset[Place]() if self._rest is None else self._places
         self._places = None if known is None or places is None else known | places
         self._rest = rest if self._rest is None else min(self._rest, rest)
 
     def due(self) -> bool:
-        """Return whether it is time for a look."""
+        """Return whether an audit is requested and its pause is over."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[Place, SharedChain]) -> Harm | None:
-        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
+        """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
 
-        None means that no audit is due before the next suspicion.
+        None means that no audit is due before the next request.
         """
         began = time.monotonic()
         try:
@@ -88,7 +88,7 @@ class Audit:
         return Harm(_changed(harmed, self._family), frozenset(services if len(services) == len(harmed) else ()))
 
     def _read(self, table: str) -> FoundTable:
-        """Return the table, or the chains of it that are suspected; one that cannot be read has none."""
+        """Return the table, or those of its chains that may have changed; a table that cannot be read has none."""
         try:
             if self._places is None:
                 return found.read(self._commands, table)
@@ -104,7 +104,7 @@ class Audit:
             return [f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return those that do differ, by how iptables-save prints copies of what was written."""
+        """Return the chains that differ from copies of the written rules as iptables-save prints these."""
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}
@@ -123,7 +123,7 @@ class Audit:
                 for suspect, wanted, seen in as_printed(suspects, printed)
                 if not _is_same(suspect.place[1], wanted, seen.get(suspect.place[1], ()))
             ]
-        except RestoreError:  # what the rules lead to is not there
+        except RestoreError:  # a target of the rules does not exist
             return suspects
 
 
@@ -134,12 +134,12 @@ def _is_same(name: str, wanted: Sequence[str], present: Sequence[str]) -> bool:
 
 
 def flushed(table: str, family: Family) -> ForeignChange:
-    """Return that a whole table is empty."""
+    """Return the change "this table was flushed"."""
     return ForeignChange(f"table {table} of iptables ({family.label}) was flushed by another program")
 
 
 def removed(jump: Jump, family: Family) -> ForeignChange:
-    """Return that a jump to one of our chains is missing."""
+    """Return the change "this jump to one of our chains was removed"."""
     what = f"the jump from {jump.chain} to {jump.target}"
     return ForeignChange(f"{what} ({family.label}) was removed by another program")
 

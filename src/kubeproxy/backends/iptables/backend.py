@@ -1,8 +1,8 @@
-"""iptables mode, one family: keeps what was written, and turns changed plans into the input of iptables-restore.
+"""iptables mode, one family: remembers the written rules, and turns changed plans into the input of iptables-restore.
 
-A sync writes the chains that changed, and a chain that all Services share only when its rules did: what a restore
-with --noflush does not name stays. Blocking calls; the engine runs them in a thread.
-Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go.
+A sync writes the changed chains of Services, and a chain that all Services share only when its rules changed: a restore
+with --noflush leaves the chains alone that it does not name. Blocking calls; the engine runs them in a thread. Source:
+kube-proxy v1.36 pkg/proxy/iptables/proxier.go.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ SHARED: Final = (
     ("nat", "KUBE-SERVICES"),
     ("nat", "KUBE-NODEPORTS"),
 )
-"""Where each part of a Dispatch goes."""
+"""Table and chain of each field of a Dispatch."""
 
 _NAT_SERVICES, _NAT_NODEPORTS = 4, 5
 
 
 class IptablesBackend:
-    """Programs one family. `sync` writes what changed, `resync` everything, and removes what belongs to no Service."""
+    """Programs one family. `sync` writes changes; `resync` writes everything and removes chains without a Service."""
 
     abilities = Abilities(at_once=True)
 
@@ -87,29 +87,29 @@ class IptablesBackend:
         self._audit = Audit(commands, self._restore_text)
         self._stale = Stale(commands, self._writer.chains_at_once, self._restore_text)
         self._fixed: dict[Place, SharedChain] = {}  # chains that no Service changes, as written last
-        self._harmed: frozenset[ServiceName] = frozenset()  # what is to be repaired, when it is that alone
+        self._harmed: frozenset[ServiceName] = frozenset()  # Services to repair, if only their own chains differ
         self._written_settings: RuleSettings | None = None  # by the last full sync
-        self._unwanted: list[str] = []  # the stale chains that it found
+        self._unwanted: list[str] = []  # stale chains that the last full sync found
         self._full_due = 0.0
         self._counts: dict[int, int] = {}  # rules in each shared chain, by its place in SHARED
         self._loopback_tried = False
 
     @classmethod
     def open(cls, commands: Commands, world: Globals, options: StartOptions, metrics: Metrics) -> Self:
-        """Return one for the network namespace of the caller. Raises ApplyError."""
+        """Return a backend for the network namespace of the caller. Raises ApplyError."""
         return cls(commands, world, options, metrics, watch(commands), writer_of(commands))
 
     def close(self) -> None:
-        """Let go of the kernel; the rules stay."""
+        """Close the sockets; the rules stay."""
         self._watch.close()
         self._writer.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether rules of all Services are others now, so that a resync is due."""
+        """Take changed globals; return whether they change rules of all Services, so that a resync is needed."""
         before, style = self._settings, self._style()
         self._world = world
         self._settings = self._settings_of(world)
-        # Other addresses alone change one shared chain, which the next sync sees.
+        # New NodePort addresses alone change one shared chain, which the next sync writes.
         return before._replace(nodeport_ips=self._settings.nodeport_ips) != self._settings or style != self._style()
 
     def _settings_of(self, world: Globals) -> RuleSettings:
@@ -155,7 +155,7 @@ class IptablesBackend:
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _shared(self, positions: Iterable[int], delta: ContentsChange | None) -> dict[str, str]:
-        """Return, by table, what writes these of the shared chains."""
+        """Return, by table, the lines that write the shared chains at these positions."""
         made: dict[str, list[str]] = {"filter": [], "nat": []}
         lines = {"filter": "", "nat": ""}
         for position in sorted(positions):
@@ -169,7 +169,7 @@ class IptablesBackend:
         return {table: declarations(chains) + lines[table] for table, chains in made.items()}
 
     def _guarded(self, lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, dict[str, str]]:
-        """Return what is written to the filter table before nat changes, and what to both tables in the end."""
+        """Return the lines for the filter table before nat changes, and the lines for both tables at the end."""
         if not any(SHARED[position][0] == "filter" for position in delta.lost):
             return lines["filter"], {"nat": lines["nat"], "filter": ""}
         gained = [rules for position, rules in delta.gained.items() if SHARED[position][0] == "filter"]
@@ -178,7 +178,7 @@ class IptablesBackend:
     # -- everything -------------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Make the kernel hold exactly this; yield the number of lines after each restore. Raises ApplyError."""
+        """Make the rules equal to these plans; yield the number of lines after each restore. Raises ApplyError."""
         harmed, self._harmed = self._harmed, frozenset()
         if harmed and time.monotonic() < self._full_due and self._is_same_world():
             yield from self._repair(harmed, wanted)
@@ -196,7 +196,7 @@ class IptablesBackend:
                 return
             except RestoreError as error:
                 if self._settings.counters and "nfacct" in error.said:
-                    # A kernel may have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+                    # A kernel can have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
                     log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
                     self._options = self._options._replace(counters=False)
                     self._settings = self._settings_of(self._world)
@@ -206,7 +206,7 @@ class IptablesBackend:
                     raise
 
     def _is_same_world(self) -> bool:
-        """Return whether rules of all Services are what they were at the last full sync."""
+        """Return whether the inputs of all Services' rules are those of the last full sync."""
         written = self._written_settings
         return (
             written is not None
@@ -215,7 +215,7 @@ class IptablesBackend:
         )
 
     def _repair(self, harmed: Iterable[ServiceName], wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Write the own chains of some Services anew, which alone differ from what was written, and sync the rest."""
+        """Write the chains of the changed Services again, the only ones that differ, and sync the rest."""
         for piece in self._pieces(Work(map(self._contents.own_of, harmed), {}, "", {}, {}, list)):
             self._restore(piece.restore, piece.commits, partial=True)
             yield piece.rules
@@ -223,7 +223,7 @@ class IptablesBackend:
         yield from self.sync(changes + [(name, ()) for name in self._contents.entries if name not in wanted])
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans], removal: Removal) -> Iterator[int]:
-        """Read the tables, and write what differs."""
+        """Read the tables, and write the chains that differ."""
         with self._watch.reading():
             found = {table: self._read(table) for table in CANARY_TABLES}
         self._contents = Contents(self._style())
@@ -243,7 +243,7 @@ class IptablesBackend:
 
         def stale() -> list[str]:
             left = sorted(found["nat"].chains - kept, reverse=True)
-            # In several restores none can go while one that goes later leads to it.
+            # With several restores, a chain cannot be removed before the chains that jump to it.
             self._unwanted = [chain for prefix in SERVICE_PREFIXES for chain in left if chain.startswith(prefix)]
             if removal is Removal.AFTERWARDS:
                 return []
@@ -299,7 +299,7 @@ class IptablesBackend:
             return self._watch.present(table)
 
     def _shared_chain(self, position: int, last: str) -> SharedChain:
-        """Return a shared chain, with these rules at the end of KUBE-SERVICES for NodePorts."""
+        """Return the shared chain at a position; `last` is the end of KUBE-SERVICES, the rules for NodePorts."""
         return SharedChain(self._contents.blocks(position), last if position == _NAT_SERVICES else "")
 
     # -- the kernel -------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class IptablesBackend:
             self._metrics.waited(self.family, waited.seconds)
 
     def _written(self, last: Mapping[str, int]) -> None:
-        """Do what follows from a sync; `last` maps each table to the number of rules that the sync wrote."""
+        """Update metrics and watch after a sync; `last` maps each table to the number of rules that the sync wrote."""
         self._nodeport_rules = skeleton.nodeport_rules(self._settings)
         self._watch.expect({SHARED[position]: count for position, count in self._counts.items()})
         total = {"filter": skeleton.forward_rules(self._settings).count("\n"), "nat": 4 + self._contents.nat_rules}
@@ -344,7 +344,7 @@ class IptablesBackend:
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:
-        """Let NodePorts answer on loopback: once, and only when there is one, after the rule that keeps others out."""
+        """Let NodePorts answer on loopback: once, with the first NodePort, after the rule that excludes others."""
         try:
             if write_sysctl(ROUTE_LOCALNET, 1):
                 log.info(
@@ -360,9 +360,9 @@ class IptablesBackend:
         """Do nothing: the hourly full sync runs together with the first change after it is due."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have a pace of their own
-        """See backends.mode.Backend. One short request, unless another program touched what is ours.
+        """See backends.mode.Backend. One short request, unless another program touched our chains.
 
-        Then, now and then, all rules are read.
+        After such a change an audit reads the rules, at intervals.
         """
         if self._watch.touched():
             if change := self._watch.inspect():
@@ -375,17 +375,17 @@ class IptablesBackend:
         return harm.change if harm is not None else None
 
     def touched(self) -> bool:
-        """Return whether an inspection would do more than ask whether another program touched what is ours."""
+        """Return whether an inspection would do more than ask whether another program touched our chains."""
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[Place, SharedChain]:
-        """Return the chains that are no Service's own, as written last."""
+        """Return the chains that belong to no single Service, as written last."""
         shared = {place: self._shared_chain(at, self._nodeport_rules) for at, place in enumerate(SHARED)}
         return shared | self._fixed
 
 
 def settings_of(commands: Commands, world: Globals, options: StartOptions) -> RuleSettings:
-    """Return what the shared rules of a family depend on."""
+    """Return the inputs of a family's shared rules, apart from the Services."""
     family = commands.family
     ips = (world.of(family) or FamilyGlobals()).nodeport_ips
     return RuleSettings(
@@ -400,13 +400,13 @@ def settings_of(commands: Commands, world: Globals, options: StartOptions) -> Ru
 
 
 def style_of(settings: RuleSettings, world: Globals) -> Style:
-    """Return what rules of all Services of a family have in common."""
+    """Return the parts that the rules of all Services of a family have in common."""
     detector = (world.of(settings.family) or FamilyGlobals()).detector
     return Style.of(settings.family, detector, localhost_counter=settings.localhost and settings.counters)
 
 
 class _Piece(NamedTuple):
-    """A restore that is ready to be run, how many transactions it is, and how many rules it appends."""
+    """A restore that is ready to run, with its number of transactions and of appended rules."""
 
     restore: Callable[[], Waited]
     commits: int

@@ -1,4 +1,4 @@
-"""Removes what iptables mode, ours or the Go kube-proxy's, left on a node."""
+"""Removes the rules that iptables mode, ours or the Go kube-proxy's, left on a node."""
 
 from __future__ import annotations
 

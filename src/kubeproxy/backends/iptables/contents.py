@@ -1,6 +1,6 @@
-"""What all Services have in the shared chains, and which of these chains changed. Pure.
+"""The Services' rules in their own chains and in the shared chains, and the changes of both. Pure.
 
-The rules of each Service are kept as text, so that a chain is written by one join.
+Rules are stored as text for each Service, so that joining texts gives a chain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OwnChains(NamedTuple):
 
 
 class ServiceEntry(NamedTuple):
-    """What is known of a Service: its plans, and of each what its chains' names end with and its shared rules."""
+    """A Service: its plans, and for each plan the suffix of its chains' names and its rules in shared chains."""
 
     plans: Plans
     suffixes: tuple[str, ...]
@@ -33,7 +33,7 @@ class ServiceEntry(NamedTuple):
 
     @property
     def endpoints(self) -> int:
-        """Return the number of endpoints, as a large cluster is told by."""
+        """Return the number of endpoints, which decides whether a cluster is large."""
         return sum([len(plan.serving) for plan in self.plans])
 
 
@@ -41,11 +41,11 @@ _NONE: Final = ServiceEntry((), (), ())
 
 
 class ContentsChange(NamedTuple):
-    """What a change of Services comes to.
+    """The changes of chains that follow from changed Services.
 
-    `written` are chains of the nat table with their rules, Service by Service, `deleted` chains that are to go. By
-    their positions in Dispatch, `gained` has the lines that shared chains get, and `lost` those of them that lose or
-    reorder any. `rules` is by how many the Services' own chains have more than before.
+    `written`: chains of the nat table with their rules, Service by Service. `deleted`: chains to delete. `gained`: the
+    new lines of shared chains, by position in Dispatch. `lost`: the positions of shared chains that lose or reorder
+    lines. `rules`: the growth of the number of rules in the Services' own chains.
     """
 
     entries: dict[ServiceName, ServiceEntry]
@@ -62,7 +62,7 @@ class ContentsChange(NamedTuple):
 
 
 class Contents:
-    """All Services of one family as they are in the kernel."""
+    """The chains and rules of all Services of one family, as written last."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -72,11 +72,11 @@ class Contents:
 
     @property
     def is_large(self) -> bool:
-        """Return whether a large cluster does without what costs the more the larger it is."""
+        """Return whether the cluster is large: then comments and hourly full syncs would cost too much."""
         return self.detail(self.endpoints) is Detail.SPARSE
 
     def delta(self, changes: Changes) -> ContentsChange:
-        """Return what changes come to; nothing is remembered before `take`. Costs what changed."""
+        """Return the changed chains of changed Services; `take` stores them. The cost depends on the changes only."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
@@ -97,7 +97,7 @@ class Contents:
         return ContentsChange(entries, written, deleted, gained, frozenset(lost), more)
 
     def take(self, delta: ContentsChange) -> None:
-        """Remember changes that are in the kernel now."""
+        """Store changes that the kernel has accepted."""
         self.nat_rules += delta.rules
         for name, entry in delta.entries.items():
             self.endpoints += entry.endpoints - self.entries.get(name, _NONE).endpoints
@@ -107,12 +107,12 @@ class Contents:
                 self.entries.pop(name, None)
 
     def load(self, wanted: Mapping[ServiceName, Plans]) -> None:
-        """Take all Services in; `own_chains` is to be used up before anything is changed."""
+        """Replace all Services; the caller must exhaust `own_chains` before any change."""
         self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
     def own_chains(self) -> Iterator[dict[str, str]]:
-        """Yield the own chains of each Service with the rules of each, and count these."""
+        """Yield the own chains of each Service with their rules; count the rules in `nat_rules`."""
         self.nat_rules = 0
         detail = self.detail(self.endpoints)
         for entry in self.entries.values():
@@ -121,11 +121,11 @@ class Contents:
             yield found
 
     def plans(self, name: ServiceName) -> Plans:
-        """Return the plans of a Service, () when there is none of that name."""
+        """Return the plans of a Service, () if no Service has that name."""
         return self.entries.get(name, _NONE).plans
 
     def chains_of(self, name: ServiceName, detail: Detail) -> dict[str, str]:
-        """Return the own chains of a Service with the rules of each."""
+        """Return the own chains of a Service, each with its rules, for a level of detail."""
         return self._chains(self.entries.get(name, _NONE), detail)
 
     def own_of(self, name: ServiceName) -> OwnChains:
@@ -133,10 +133,10 @@ class Contents:
         return _joined(self.chains_of(name, self.detail(self.endpoints)))
 
     def shared(self, position: int, delta: ContentsChange | None = None) -> str:
-        """Return the rules of a shared chain, with changes that are not taken yet; those to later chains come first.
+        """Return the rules of a shared chain, with changes not stored yet; sorted by target, the last target first.
 
-        iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and walks it for each of them: from
-        the last to the first that takes one step instead of thousands.
+        iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and walks it for each of them: in
+        descending order each search takes one step instead of thousands.
         """
         changed = delta.entries if delta is not None else {}
         lines = [
@@ -150,7 +150,7 @@ class Contents:
         return "".join(lines)
 
     def blocks(self, position: int) -> list[str]:
-        """Return the rules of a shared chain, those of each service port together."""
+        """Return the rules of a shared chain, one text for each service port."""
         return [text for entry in self.entries.values() for text in _lines(entry.shared, position)]
 
     @staticmethod
@@ -181,7 +181,7 @@ def _joined(chains: Mapping[str, str]) -> OwnChains:
 def _compare(
     before: Sequence[Dispatch], after: Sequence[Dispatch], gained: dict[int, list[str]], lost: set[int]
 ) -> None:
-    """Note, by position, what the shared chains get and which of them lose or reorder lines of a Service."""
+    """Add, by position, the new lines of shared chains to `gained`, and chains that lose or reorder lines to `lost`."""
     if before == after:
         return
     for position in range(len(Dispatch._fields)):

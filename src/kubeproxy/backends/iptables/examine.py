@@ -1,7 +1,7 @@
-"""iptables mode beside the proxy: how the rules differ from plans, Service by Service.
+"""Examination of iptables mode in a process of its own: the differences between rules and plans, by Service.
 
-Chains are compared as text, as iptables-save prints them; those that seem to differ are compared once more with how the
-node's own iptables prints what we write, in a network namespace that nothing else is in.
+Chains are compared as iptables-save prints them. Those that seem to differ are compared again: the node's own iptables
+writes and prints the desired rules in an empty network namespace.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class IptablesExaminer:
         self._caveats: list[str] = []
 
     def close(self) -> None:
-        """Let go of the kernel: nothing is held."""
+        """Do nothing: no socket is open."""
 
     def caveats(self) -> Iterable[str]:
-        """Return what could not be compared, and why."""
+        """Return the parts that could not be compared, with the reasons."""
         return self._caveats
 
     def some(self, plans: Plans) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ class IptablesExaminer:
     # -- what seems to differ ---------------------------------------------------------------------------------------
 
     def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield the chains of Services that are not there as they are written, and those that should not be there."""
+        """Yield the chains of Services that are missing, differ, or should not exist."""
         yield from found.own_suspects(contents, nat)
         for name in contents.entries:
             for chain in self._unwanted(contents, name):
@@ -121,7 +121,7 @@ class IptablesExaminer:
             yield from (prefix + end for prefix in (SVC, SVL, EXT, FW) if prefix + end not in wanted)
 
     def _dispatched(self, contents: Contents, tables: Tables, names: Iterable[ServiceName] | None) -> Iterator[Suspect]:
-        """Yield, by Service, the rules of shared chains that are not there, or nobody's; of these Services, or all."""
+        """Yield, by Service, missing and surplus rules of shared chains; of these Services, or of all."""
         asked = frozenset(names) if names is not None else None
         for position, (table, chain) in enumerate(SHARED):
             present = list(tables[table].rules.get(chain, ()))
@@ -150,7 +150,7 @@ class IptablesExaminer:
                     yield Suspect((table, chain), whose, lacking, extra.get(whose, ()), ordered=False)
 
     def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
-        """Return the rules of KUBE-SERVICES without those at its end, which lead to NodePorts, and if they differ."""
+        """Return the rules of KUBE-SERVICES without its jumps to KUBE-NODEPORTS, and a Suspect if those differ."""
         wanted = skeleton.nodeport_rules(self._settings)
         rules = [rule for rule in present if not rule.endswith(" -j KUBE-NODEPORTS\n")]
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
@@ -160,7 +160,7 @@ class IptablesExaminer:
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
     def _stale(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield the chains of Services that are nobody's and have rules: empty ones may have to stay for others."""
+        """Yield chains with a Service's prefix that belong to no Service, except empty ones: rules may lead to them."""
         own = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
         own |= {chain for name in contents.entries for chain in self._unwanted(contents, name)}
         for chain in nat.chains - own:
@@ -168,7 +168,7 @@ class IptablesExaminer:
                 yield Suspect(("nat", chain), None, "", present)
 
     def _confirmed(self, suspects: Sequence[Suspect], words: _Words) -> Iterator[Finding]:
-        """Yield what differs when the suspects are compared with how our rules are printed here."""
+        """Yield the differences between the suspects and the desired rules as this node's iptables prints them."""
         for start in range(0, len(suspects), MOST):
             some = suspects[start : start + MOST]
             try:
@@ -188,7 +188,7 @@ def owner_of(rule: str) -> ServiceName | None:
 
 
 class _Words:
-    """The words for one family's rules, given what there should be and what there is of the nat table."""
+    """The words for differences of one family's rules, from the desired contents and the found nat table."""
 
     def __init__(self, family: Family, contents: Contents, nat: Chains) -> None:
         self._family = family
@@ -196,7 +196,7 @@ class _Words:
         self._nat = nat
 
     def differences(self, suspect: Suspect, wanted: Sequence[str]) -> Iterator[Finding]:
-        """Yield how the rules of a chain differ from those that are wanted, as they are printed."""
+        """Yield the differences between a chain's found rules and the desired ones as iptables-save prints them."""
         service, present, where = suspect.service, suspect.present, self._where(suspect.place)
         chain = suspect.place[1]
         if present is None or (not wanted and chain.startswith(SERVICE_PREFIXES)):
@@ -229,7 +229,7 @@ class _Words:
         return next((role for prefix, role in _ROLES.items() if chain.startswith(prefix)), f"chain {chain}")
 
     def _what(self, rule: str, service: ServiceName | None) -> str:
-        """Return what a rule is about: an endpoint, a frontend, or what else it says."""
+        """Return the subject of a rule: an endpoint, a frontend, or the target."""
         target, port, protocol = target_of(rule.strip()), _PORT.search(rule), _PROTOCOL.search(rule)
         if target.startswith(SEP):
             return self._endpoint(target, service)
@@ -253,7 +253,7 @@ def _outcome(target: str) -> str:
 
 
 def printer(commands: Commands) -> Printer:
-    """Return what prints rules by writing them in a network namespace that nobody else is in."""
+    """Return a Printer that writes the rules in an empty network namespace and reads them back."""
 
     def printed(table: str, chains: Mapping[str, str]) -> Chains:
         rules = "".join(chains.values())
@@ -274,16 +274,16 @@ def printer(commands: Commands) -> Printer:
 
 
 def in_use(family: Family) -> Commands:
-    """Return the commands of the variant that has our chains, else of the one that this node uses. Raises ApplyError.
+    """Return the commands of the variant that has our chains, else of this node's variant. Raises ApplyError.
 
-    Cheap where there are many rules: it looks at a single chain.
+    Cheap with many rules, too: it reads the mangle table only, which has one chain of ours.
     """
     there = [c for c in map(xtables.commands, xtables.installed_for(family)) if CANARY in _names(c)]
     return there[0] if len(there) == 1 else iptables_variant.commands(family, iptables_variant.chosen())
 
 
 def _names(commands: Commands) -> Collection[str]:
-    """Return the chains of a small table in which a proxy has one."""
+    """Return the chains of the mangle table, in which a kube-proxy has one chain."""
     try:
         table = commands.table("mangle")
     except ApplyError:

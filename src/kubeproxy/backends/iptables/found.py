@@ -1,8 +1,8 @@
-"""The found state of iptables mode: chains and rules as iptables-save prints them, compared with what is written.
+"""The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
 
-Of most chains nothing is kept but a number for their rules. Rules of ours are compared as version 1.8.9 prints them;
-chains that seem to differ are written once more under another name, as the kernel and the node's iptables decide how a
-rule is printed.
+For most chains only a hash of their rules is kept. Our rules are compared as version 1.8.9 prints them. Chains that
+seem to differ are written once more under another name, and these copies are compared, because kernel and iptables of
+the node decide how a rule is printed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 MOST_PLACES: Final = 20
-"""Chains that are read one by one, as iptables-nft does in 3 ms; it takes a second for 36,000 rules."""
-MOST: Final = 1000  # chains that are written under another name at once
+"""Maximum number of chains to read one by one, in 3 ms each; iptables-nft reads all of 36,000 rules in a second."""
+MOST: Final = 1000  # maximum number of chains to write under another name at a time
 
 Place = tuple[str, str]
 """A table and a chain."""
 
 Chains = Mapping[str, Sequence[str]]
-"""Chains and their rules, each '-A CHAIN ...' with the end of its line."""
+"""Chains and their rules, each '-A CHAIN ...' with a newline."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
 """Returns the expected output of iptables-save for at least these chains of a table, from their names and the rules in
 the form that we write."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
-"""Returns the rules of a chain, by table and chain, without line ends; None when there is no such chain."""
+"""Returns the rules of a chain, by table and chain, without newlines; None if the chain does not exist."""
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PROBABILITY: Final = re.compile(r"(?<= --probability )[0-9.]+")
@@ -52,9 +52,9 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 
 
 class FoundTable(NamedTuple):
-    """Chains of a table: a number for the rules of each that could be read, and the rules of those that are kept.
+    """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep.
 
-    `asked` are the only chains that were read, None for all: any other chain counts as it should be.
+    `asked`: the chains that were read, None for all. Chains that were not read count as equal.
     """
 
     family: Family
@@ -64,23 +64,23 @@ class FoundTable(NamedTuple):
     asked: AbstractSet[str] | None = None
 
     def is_asked(self, chain: str) -> bool:
-        """Return whether a chain was read if it is there."""
+        """Return whether a chain is among those that were read."""
         return self.asked is None or chain in self.asked
 
     def present(self, chain: str) -> Sequence[str] | None:
-        """Return the kept rules of a chain, None when there is no such chain."""
+        """Return the kept rules of a chain, None if the chain does not exist."""
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
-        """Return whether a jump is there."""
+        """Return whether a jump exists, or its chain was not read."""
         return not self.is_asked(jump.chain) or f"-A {jump.rule}\n" in self.rules.get(jump.chain, ())
 
     def holds(self, chain: str, rules: str) -> bool:
-        """Return whether a chain has exactly these rules."""
+        """Return whether a chain has exactly these rules, or was not read."""
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
-        """Return whether a chain of which the rules are kept has these blocks in any order, and `last` at its end."""
+        """Return whether a chain with kept rules has the blocks of `wanted` in any order, and its `last` at the end."""
         if not self.is_asked(chain):
             return True
         if chain not in self.numbers:
@@ -102,7 +102,7 @@ def _lines(rules: str, family: Family) -> list[str]:
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
-    """Return a table with the rules of the chains to keep, by default those that no single Service has.
+    """Return a table with the rules of the chains to keep, by default those that belong to no single Service.
 
     Raises Incompatible, or ApplyError.
     """
@@ -130,7 +130,7 @@ def read_some(
 
 
 def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
-    """Yield each chain with None where it is declared, and those that have rules with their rules."""
+    """Yield (chain, None) for each declaration, and (chain, rules) for each chain with rules."""
     current, start = "", "\n"
     rules: list[str] = []
     for line in lines:
@@ -151,13 +151,13 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         yield current, rules
 
 
-# -- what seems to differ, and what does ----------------------------------------------------------------------------
+# -- comparison with the desired rules ------------------------------------------------------------------------------
 
 
 class Suspect(NamedTuple):
-    """A chain that does not read as expected, and its Service (None: all); `ordered` says whether order counts.
+    """A chain that seems to differ, and its Service (None: shared by all); `ordered`: the order of rules matters.
 
-    `wanted` are the rules as we write them, `present` as they were read, None when there is no such chain.
+    `wanted` are the rules as we write them, `present` the rules as read, None if the chain does not exist.
     """
 
     place: Place
@@ -168,16 +168,17 @@ class Suspect(NamedTuple):
 
 
 def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, FoundTable]) -> Iterator[Suspect]:
-    """Yield the chains that no single Service has which are not there as they are written."""
+    """Yield the shared chains that are missing or seem to differ."""
     for (table, chain), rules in wanted.items():
         if not tables[table].holds_shared(chain, rules):
             yield Suspect((table, chain), None, rules.text, tables[table].present(chain))
 
 
 def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-    """Yield the chains of Services that are not there as they are written.
+    """Yield the chains of Services that are missing or seem to differ.
 
-    A chain may be older than the growth of the cluster that made comments about endpoints go, or come.
+    Chains with and without comments on endpoints are accepted: the cluster may have become large or small since a chain
+    was written.
     """
     detail = contents.detail(contents.endpoints)
     other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
@@ -195,7 +196,7 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
 
 
 def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[Suspect, list[str], Chains]]:
-    """Yield each suspect with its wanted rules as iptables prints them here, and all that the printer returned."""
+    """Yield each suspect with its wanted rules as this node's iptables prints them, and all chains it printed."""
     for table in sorted({suspect.place[0] for suspect in suspects}):
         copies = {f"{COPY}{n}": suspect for n, suspect in enumerate([s for s in suspects if s.place[0] == table])}
         texts = {
@@ -208,7 +209,7 @@ def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[
 
 
 def as_saved(rules: str, family: Family) -> str:
-    """Return rules of ours as iptables-save prints them (1.8.9, the same for both variants)."""
+    """Return our rules as iptables-save prints them (1.8.9, the same for both variants)."""
     if " --probability " in rules:
         rules = _PROBABILITY.sub(lambda found: _rounded(found[0]), rules)
     if " -m recent " in rules:
@@ -232,7 +233,7 @@ def as_saved(rules: str, family: Family) -> str:
 
 @lru_cache(maxsize=4096)
 def _rounded(probability: str) -> str:
-    """Return a probability as the kernel keeps it, in 31 bits."""
+    """Return a probability as the kernel stores it, in 31 bits."""
     return f"{round(float(probability) * 2**31) / 2**31:.11f}"
 
 

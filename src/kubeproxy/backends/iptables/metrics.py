@@ -1,6 +1,7 @@
-"""The metrics that iptables mode alone has: names and help of the Go kube-proxy, but for one of our own.
+"""The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own.
 
-Counted from any thread. Failures begin with 0: an alert on a rate sees no counter that begins with 1.
+Safe to call from any thread. Counters of failures exist with 0 from the start: a rate does not see a counter that first
+appears with 1.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ class Metrics:
         self._lock_wait.labels(family.label).inc(seconds)
 
     def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:
-        """Ask these functions from now on for what the kernel has counted; they must be quick and not raise."""
+        """Read the kernel's counters through these functions from now on; they must be quick and not raise."""
         self._invalid_dropped.labels().follow(invalid_dropped)
         self._localhost_accepted.labels().follow(localhost_accepted)
 
 
 def make_counters(metrics: Metrics) -> bool | None:
-    """Make the counters, and have them asked for; return whether the kernel has them, None when it could not say."""
+    """Create the kernel's counters and register their readers; return False without kernel support, None if unknown."""
     try:
         there = nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)
     except ApplyError as error:

@@ -1,4 +1,4 @@
-"""iptables mode when it runs: can this node run it, opening it, what of its chains is in use."""
+"""iptables mode's operations: the check of the node, opening the backend, and the chains that are in use."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.iptables")
 
 OLDEST = (1, 6, 2)  # iptables-restore knows -w since then
-_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # what a rule can name; 15 is IFNAMSIZ without its end
+_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # longest interface name in a rule: IFNAMSIZ without its final NUL
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported when this node cannot run the mode; say what is missing and how to get it.
+    """Raise Unsupported, with the missing part and its remedy, if this node cannot run the mode.
 
-    Raises ApplyError when that cannot be told now.
+    Raises ApplyError if the check itself fails for now.
     """
     _check_names(config)
     for family in families:
@@ -60,9 +60,9 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _is_there(family: Family, table: str) -> bool:
-    """Return whether the kernel has a table of the legacy variant, whoever holds the lock that the command would take.
+    """Return whether the kernel has a table of the legacy variant, without the lock that the command would take.
 
-    Where it has not, its modules may not be loaded yet: the command does that.
+    False if its modules are not loaded yet: the command loads them.
     """
     try:
         with closing(TableInfo.open(family)) as asked:
@@ -114,7 +114,7 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = in_use(family)
-    # A kernel may have the counters without their match, and the proxy goes on without them then.
+    # A kernel can have the counters without their match; then the proxy goes on without them.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     settings = settings_of(commands, world, options)
@@ -129,12 +129,12 @@ def _is_liberal() -> bool:
 
 
 def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - the same in all tables
-    """Return whether a chain is ours: of the variant that we use, and not what only ipvs mode has."""
+    """Return whether a chain is in use: of the variant that this mode uses, and not one of ipvs mode only."""
     return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
 
 
 def _remove_strays() -> list[str]:
-    """Remove rules of the other variant, and what only ipvs mode has."""
+    """Remove the rules of the other variant, and the chains of ipvs mode."""
     return leftovers.remove_iptables_rules(_keeps)
 
 
@@ -156,7 +156,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
-    """Return whether NodePorts answer on 127.0.0.1 by nodePortAddresses: unset, or with a network that has it."""
+    """Return whether nodePortAddresses includes 127.0.0.1: unset, or with a network that contains it."""
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:

@@ -1,6 +1,6 @@
 """Names of chains, and text that may stand in a rule. Pure.
 
-Chains are named as by the Go kube-proxy, so that tools and runbooks know them and the two can follow each other.
+The names are those of the Go kube-proxy, so that tools and runbooks fit and either proxy can take over from the other.
 Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go, portProtoHash and servicePortEndpointChainName.
 """
 
@@ -22,10 +22,10 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Chains that belong to a Service, those that lead to others before these; KUBE-XLB- is EXT's name before 1.24."""
+"""Prefixes of Services' chains; a chain precedes those it jumps to. KUBE-XLB- is EXT's name before 1.24."""
 
 COPY: Final = f"{SEP}AUDIT-"
-"""How copies of chains are named that an audit makes: no Service's chain has a name like this."""
+"""Prefix of the copies of chains that an audit makes: no Service's chain has such a name."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
 _HASHED: Final = 10  # bytes of a digest that are used: 16 characters of five bits
@@ -33,23 +33,23 @@ _AT_ONCE: Final = 64
 
 
 def _lower_halves(bits: int, lane: int) -> int:
-    """Return a number with so many low bits set in every other lane of `lane` bits, for _AT_ONCE hashes."""
+    """Return a number of _AT_ONCE hashes, with the `bits` low bits set in every other lane of `lane` bits."""
     return sum(((1 << bits) - 1) << at for at in range(0, _AT_ONCE * 128, 2 * lane))
 
 
 _HALVINGS: Final = tuple(
     (bits, lane, _lower_halves(bits, lane)) for bits, lane in ((40, 64), (20, 32), (10, 16), (5, 8))
 )
-"""The steps from 80 bits in each lane of 128 to five in each byte: each lane is split in two, of all hashes at once."""
+"""The steps from 80 bits in each lane of 128 bits to five bits in each byte: each step halves all lanes."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9./:_-]{0,200}")
 _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return of each text the first 16 characters of the base32 of its SHA-256.
+    """Return for each text the first 16 characters of the base32 of its SHA-256.
 
-    Ten at once cost a fifth of ten single ones.
+    Ten hashes in one call cost a fifth of ten calls.
     """
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):
@@ -76,9 +76,9 @@ def port_name(key: ServicePortKey) -> str:
 
 
 def comment(text: str) -> str:
-    """Return a user's words as they may stand inside a quoted comment.
+    """Return a user's text, made safe for a quoted comment of a rule.
 
-    Names that the API server accepts stay as they are. Others, as from a folder of manifests, lose what could end
-    the comment or the line, and what iptables would refuse as too long (255 bytes with what is added).
+    Names that the API server accepts stay as they are. Others, as from a folder of manifests, lose the characters that
+    could end the comment or the line, and are cut: iptables refuses comments above 255 bytes.
     """
     return text if _PLAIN.fullmatch(text) else _ODD.sub("_", text[:200])

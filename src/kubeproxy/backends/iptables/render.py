@@ -1,4 +1,4 @@
-"""Plans to chains and rules, one service port at a time. Pure: text out, nothing remembered.
+"""Plans to chains and rules, one service port at a time. Pure: returns text, keeps no state.
 
 Rules are written as iptables-save prints them (upstream's input differs in the order of options, the kernel's rules
 do not), each line ended by a newline. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go syncProxyRules.
@@ -21,10 +21,10 @@ INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
 
 
 class Style(NamedTuple):
-    """What rules of all Services of a family have in common.
+    """The parts that the rules of all Services of a family have in common.
 
-    `if_local` and `if_not_local` recognise pod traffic, '' when nothing does. `prefix_length` is that of a single
-    address. With `localhost_counter` NodePort connections to loopback are counted.
+    `if_local` and `if_not_local`: matches for traffic from pods and from elsewhere, '' if pods are not recognised.
+    `prefix_length`: that of a single address. `localhost_counter`: NodePort connections to loopback are counted.
     """
 
     if_local: str
@@ -40,7 +40,7 @@ class Style(NamedTuple):
 
 
 class Detail(Enum):
-    """Whether rules of endpoints say in a comment whose they are; a large cluster does without."""
+    """Whether endpoint rules have a comment that names their Service and endpoint; not in a large cluster."""
 
     FULL = "full"
     SPARSE = "sparse"
@@ -58,7 +58,7 @@ class Dispatch(NamedTuple):
 
 
 class _Port:
-    """What the rules of a service port are made of."""
+    """The chain names, protocol and comment in the rules of a service port."""
 
     __slots__ = ("ext", "fw", "hash_text", "proto", "svc", "svl", "text")
 
@@ -70,19 +70,19 @@ class _Port:
         self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
 
     def internal_chain(self, traffic: Traffic) -> str:
-        """Return where cluster IP traffic goes, '' for nowhere."""
+        """Return the chain for cluster IP traffic, '' if it is not forwarded."""
         if not traffic.outside.forwards:
             return ""
         return self.svl if traffic.outside.picks_local else self.svc
 
     def match(self, address: str, port: int, words: str) -> str:
-        """Return the part of a rule that recognises a frontend."""
+        """Return the matches of a rule for a frontend, with its comment."""
         label = f'-m comment --comment "{self.text}{words}"'
         return f"-d {address} -p {self.proto} {label} -m {self.proto} --dport {port}"
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
-    """Return what the names of the chains of these service ports end with."""
+    """Return the suffixes of the names of these service ports' chains."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
 
 
@@ -196,7 +196,7 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -> str:
-    """Return the rule that masquerades cluster IP traffic: all of it, or what does not come from pods."""
+    """Return the rule that masquerades cluster IP traffic: all of it, or the part that does not come from pods."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -212,7 +212,7 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, style: Style) -
 
 
 def _external_rules(plan: ServicePlan, port: _Port, style: Style) -> str:
-    """Return the rules of the chain that all addresses but the cluster IP lead to."""
+    """Return the rules of the EXT chain, to which all frontends except the cluster IP jump."""
     ext = port.ext
 
     def label(words: str) -> str:
@@ -254,5 +254,5 @@ def _choice_rules(
 
 @lru_cache(maxsize=4096)
 def _chance(left: int) -> str:
-    """Return the match that takes one of so many connections, '' for all of them."""
+    """Return the match for one connection in `count`, '' for all."""
     return f" -m statistic --mode random --probability {1 / left:.10f}" if left > 1 else ""

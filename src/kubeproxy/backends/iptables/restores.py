@@ -1,12 +1,13 @@
-"""What is to be written, as inputs of iptables-restore. Pure.
+"""Changes of chains as inputs of iptables-restore. Pure.
 
-Legacy iptables reads and writes the whole table for each restore, so there it is one. iptables-nft 1.8.9 looks each
-chain that a restore names up in a sorted list, so that its time grows by their square: there it is a row of them, the
-Services' chains first and what leads to them last, so that no packet meets a Service half done.
+Legacy iptables reads and writes the whole table for each restore, so it gets one restore. iptables-nft 1.8.9 searches a
+sorted list for each chain that a restore names, so that its time grows with the square of their number: it gets a
+sequence of restores, with the Services' chains first and the rules that jump to them last, so that no packet meets half
+of a Service.
 
-Tables are committed one after the other. What the filter table refuses, the nat table has left untranslated: so rules
-of filter come before nat stops to translate, and go after nat has begun to. A packet in between would be tracked
-without translation, and its client not be answered for as long as it keeps asking.
+Tables are committed one after the other. The filter table rejects packets that the nat table does not translate: so a
+reject rule is added before nat stops translating, and removed after nat translates again. Otherwise conntrack would
+track a packet in between without translation, and its client would get no answer for as long as it retries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kubeproxy.backends.iptables.names import COPY
 from kubeproxy.backends.iptables.skeleton import CANARY, JUMPS, KUBELET_FIREWALL, MARTIANS, RuleSettings, fixed_chains
 
 _PIECE: Final = 200
-"""Services whose chains are handed on together, while the next ones are made."""
+"""Services whose chains go to iptables in one piece of the input, while the next piece is computed."""
 
 
 _FIRST: Final = 1000
@@ -28,11 +29,11 @@ _FIRST: Final = 1000
 
 
 class Work(NamedTuple):
-    """The chains of Services (Service by Service), and the lines before and after them by table.
+    """Chains of Services, Service by Service, and the lines before and after them, by table.
 
-    `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
-    from the built-in chains. `guards` are the first lines of the filter table; its removals are in `after`.
-    `deleted`, chains of the nat table, is asked when all of `own` has been used.
+    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
+    rules of built-in chains that jump to those. `guards`: the first lines of the filter table; its removals are in
+    `after`. `deleted` returns the chains of the nat table to delete; it is called after `own` is exhausted.
     """
 
     own: Iterable[OwnChains]
@@ -44,13 +45,13 @@ class Work(NamedTuple):
 
 
 def declarations(chains: Iterable[str]) -> str:
-    """Return the lines that make chains, or empty those that are there."""
+    """Return the lines that create chains, or flush those that exist."""
     text = " - [0:0]\n:".join(chains)
     return f":{text} - [0:0]\n" if text else ""
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore piece by piece, while it is being read."""
+    """Yield the input of a single restore piece by piece."""
     yield _input(_first(work))
     yield f"*nat\n{work.before.get('nat', '')}"
     services: list[OwnChains] = []
@@ -65,16 +66,16 @@ def one_restore(work: Work) -> Iterator[str]:
 
 
 def once(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore, or nothing when there is nothing to do."""
-    text = "".join(one_restore(work)).replace("*nat\nCOMMIT\n", "", 1)  # which would read all of the table
+    """Yield the input of a single restore, nothing if it is empty."""
+    text = "".join(one_restore(work)).replace("*nat\nCOMMIT\n", "", 1)  # an empty block would read the whole table
     if text:
         yield text
 
 
 def several_restores(work: Work, chunk: int) -> Iterator[str]:
-    """Yield the inputs of restores that are to follow each other, of so many chains each at most.
+    """Yield the inputs of a sequence of restores, each with at most `chunk` chains.
 
-    The first ones are smaller, so that one is soon under way while the next is made.
+    The first restores are smaller, so that iptables starts early while the next input is computed.
     """
     return filter(None, _several_restores(work, chunk))
 
@@ -98,7 +99,7 @@ def _several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 
 def _first(work: Work) -> dict[str, str]:
-    """Return what comes before anything in the nat table."""
+    """Return the lines to commit before any change of the nat table, by table."""
     return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
@@ -107,31 +108,31 @@ def _input(tables: Mapping[str, str]) -> str:
 
 
 def _blocks(services: Sequence[OwnChains]) -> str:
-    """Return chains and rules; a chain is made before a rule names it, and the last by name first (see above)."""
+    """Return chains and rules; chains are declared before the rules, in descending order (see `Contents.shared`)."""
     names = sorted([name for chains in services for name in chains.names], reverse=True)
     return declarations(names) + "".join([chains.rules for chains in services])
 
 
 def deletion(chains: Collection[str]) -> str:
-    """Return the lines that empty chains and remove them."""
+    """Return the lines that flush and delete chains."""
     return declarations(chains) + removals(chains)
 
 
 def removals(chains: Iterable[str]) -> str:
-    """Return the lines that remove empty chains."""
+    """Return the lines that delete empty chains."""
     return "".join([f"-X {chain}\n" for chain in chains])
 
 
 def jumps(table: str, found: FoundTable) -> str:
-    """Return the jumps that a table lacks, to be put at the head one after the other."""
+    """Return the missing jumps of a table, as insertions at the head of their chains."""
     return "".join([f"-I {jump.rule}\n" for jump in JUMPS if jump.table == table and not found.has_jump(jump)])
 
 
 def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
-    """Return what writes the chains that no Service changes, as far as a table does not have them so already.
+    """Return the lines that write the chains of a table that no Service changes, if they differ.
 
-    Copies that an audit left in it, as it was killed or refused, go; those in nat do with the chains of no Service. Of
-    kubelet's chain, other rules stay.
+    Copies left by an audit that was killed or refused are deleted here in the filter table; those in the nat table are
+    deleted with the stale chains. Other rules in kubelet's chain stay.
     """
     chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}

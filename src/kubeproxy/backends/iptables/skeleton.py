@@ -20,7 +20,7 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Keeps route_localnet from letting neighbours reach loopback (kubernetes issue 90259); kubelet has the same rule."""
+"""Without it, route_localnet lets neighbours reach loopback (kubernetes issue 90259); kubelet has the same rule."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -45,15 +45,15 @@ JUMPS: Final = (
     Jump("filter", "INPUT", KUBELET_FIREWALL),
     Jump("filter", "OUTPUT", KUBELET_FIREWALL),
 )
-"""In the order in which they are put at the head of their chains."""
+"""Jumps to our chains, in the order in which they are inserted at the head of the built-in chains."""
 
 
 OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-MARK-MASQ"})
-"""All that no single Service has."""
+"""Our chains that belong to no single Service."""
 
 
 class SharedChain(NamedTuple):
-    """The rules of a chain that no single Service has: blocks of lines in any order, and the lines at the end."""
+    """The rules of a chain that belongs to no single Service: blocks of lines in any order, and the last lines."""
 
     blocks: Sequence[str]
     last: str = ""
@@ -65,9 +65,10 @@ class SharedChain(NamedTuple):
 
 
 class StartOptions(NamedTuple):
-    """What is taken from the configuration and the node once, at the start.
+    """Settings of the configuration and the node that are read once, at the start.
 
-    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: nfacct is there.
+    `localhost_nodeports`: as configured. `liberal`: nf_conntrack_tcp_be_liberal. `counters`: the kernel has nfacct,
+    None while unknown.
 
     `counters` is None while the kernel could not be asked.
     """
@@ -84,10 +85,10 @@ class StartOptions(NamedTuple):
 
 
 class RuleSettings(NamedTuple):
-    """What the shared rules depend on, apart from the Services.
+    """The inputs of the shared rules, apart from the Services.
 
-    `localhost` says that NodePorts answer on loopback, `liberal` that the kernel accepts TCP segments out of window,
-    `counters` that it has named counters. `nodeport_ips` is None for all local addresses.
+    `localhost`: NodePorts answer on loopback. `liberal`: the kernel accepts TCP segments out of window. `counters`: the
+    kernel has named counters. `nodeport_ips`: None for all local addresses.
     """
 
     family: Family
@@ -102,7 +103,7 @@ class RuleSettings(NamedTuple):
 def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.counters else ""
-    # Packets that conntrack cannot place would reach a client as they are and end its connection (issue 74839).
+    # Packets that conntrack calls invalid would reach a client untranslated and end its connection (issue 74839).
     invalid = "" if settings.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
     mark = f"{settings.mark:#x}"
     return invalid + (
@@ -118,7 +119,7 @@ def masquerade_rules(settings: RuleSettings) -> str:
     fully = " --random-fully" if settings.random_fully else ""
     return (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
-        # Cleared, so that a packet that passes the stack once more is not masqueraded again.
+        # The mark is cleared, so that a packet that passes the stack again is not masqueraded again.
         f"-A KUBE-POSTROUTING -j MARK --xor-mark {mark}\n"
         '-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" '
         f"-j MASQUERADE{fully}\n"
@@ -137,7 +138,7 @@ def fixed_chains(settings: RuleSettings) -> dict[tuple[str, str], SharedChain]:
 
 
 def nodeport_rules(settings: RuleSettings) -> str:
-    """Return the rules at the end of KUBE-SERVICES that send the rest to KUBE-NODEPORTS."""
+    """Return the rules at the end of KUBE-SERVICES that jump to KUBE-NODEPORTS."""
     rule = f'-m comment --comment "{_LAST}"'
     if settings.nodeport_ips is not None:
         length = 8 * settings.family.address_size

@@ -1,6 +1,6 @@
-"""Chains of Services that are gone: removed, but for those to which a rule of another program leads.
+"""Chains of deleted Services: removed, except those to which a rule of another program jumps.
 
-Iptables refuses to remove such a chain, and with it all else that a restore says.
+iptables refuses to delete such a chain, and with it the whole restore.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ log = logging.getLogger("kubeproxy.iptables")
 
 
 class Removal(Enum):
-    """When stale chains go: in the restore that ends their use, or when it is done and who uses them is known."""
+    """When stale chains are removed: in the restore that ends their use, or after it, when their users are known."""
 
     TOGETHER = "together"
     AFTERWARDS = "afterwards"
 
 
 class Stale:
-    """The stale chains of one family; `used` are those that had to stay."""
+    """The stale chains of one family; `used` are those that stay because another program's rule jumps to them."""
 
     def __init__(self, commands: Commands, at_once: int, restore: Callable[[str], None]) -> None:
         self.used: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Stale:
         self._restore = restore
 
     def remove(self, chains: Sequence[str]) -> None:
-        """Empty chains, and remove those to which no rule leads; what stays is told once. Raises ApplyError."""
+        """Flush chains, and delete those to which no rule jumps; log each other chain once. Raises ApplyError."""
         if not chains:
             self.used = frozenset()
             return
@@ -40,7 +40,7 @@ class Stale:
         wanted = frozenset(chains)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # removing them tells
+        except Incompatible:  # the removal of a used chain fails anyway
             lines = []
         used = wanted.intersection(target_of(line.rstrip()) for line in lines)
         for chain in sorted(used - self.used):

@@ -1,8 +1,8 @@
-"""Noticing that another program changed or flushed our rules, cheaply; and reading what a table has.
+"""Cheap detection of other programs' changes to our rules, and the chains of a table that cannot be listed.
 
-nf_tables counts its transactions, legacy tables have a size and a lock: all are asked for each second. Only when they
-are not what our own last change left, chains are looked at, and inside of them by an audit. The Go kube-proxy looks
-for its canary in mangle alone.
+nf_tables counts its transactions; legacy tables have a size and a lock. These are read each second. Only if they differ
+from their state after our own last change, chains are checked, and then an audit reads their rules. The Go kube-proxy
+checks only its canary in mangle.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from kubeproxy.kernel.xtables.nft_compat import has_jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, chain_of
 
 REST: Final = 20.0
-"""Times as long as an audit took, none follows: it reads all rules."""
+"""Pause after an audit, in durations of that audit, because it reads all rules."""
 FAINT_REST: Final = 200.0
-"""The same when a table is as large as it was, and another program just took the lock: mostly it listed rules, as
-kubelet does each minute to find its canary."""
+"""The pause if the table's size is unchanged, but another program took the lock, mostly to list rules."""
 
 
 class Watch(Protocol):
-    """What a backend asks about the kernel's tables.
+    """Detects changes by other programs in one family's tables.
 
-    After `inspect`, `rest` is REST or FAINT_REST, and `places` where something was changed, None when nobody knows.
+    After `inspect`, `rest` is the pause before an audit (REST or FAINT_REST), `places` the changed chains, None if
+    unknown.
     """
 
     rest: float
@@ -45,19 +45,19 @@ class Watch(Protocol):
         """Return the chains of a table that cannot be listed, and the rules of built-in ones. Raises ApplyError."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Take what the body reads, all of it, for how things stand."""
+        """Compare later states of the tables with the one that the body reads; it reads every table."""
 
     def own_change(self, commits: int) -> AbstractContextManager[None]:
-        """Take what the body does, in so many commits, for our own."""
+        """Ignore the changes that the body makes, in `commits` transactions: they are our own."""
 
     def expect(self, counts: Mapping[Place, int]) -> None:
-        """Take how many rules our shared chains have."""
+        """Set the expected number of rules of each shared chain."""
 
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
 
     def inspect(self) -> ForeignChange | None:
-        """Return what another program did, as far as it shows without reading all rules; settles `touched`.
+        """Return a change by another program that shows without reading all rules; reset `touched` if there is none.
 
         Raises ApplyError.
         """
@@ -67,17 +67,17 @@ class Watch(Protocol):
 
 
 def watch(commands: Commands) -> Watch:
-    """Return what watches a variant's tables."""
+    """Return the watch for the variant of these commands."""
     return NftWatch.open(commands) if commands.uses_nft else LegacyWatch.open(commands)
 
 
 def _with_jumps(table: str) -> set[str]:
-    """Return the chains of a table of which some rules are ours: built-in ones and kubelet's."""
+    """Return the chains of a table that have some rules of ours: built-in ones and kubelet's."""
     return {jump.chain for jump in JUMPS if jump.table == table} | {KUBELET_FIREWALL}
 
 
 class NftWatch:
-    """Watches the tables of iptables-nft by netlink; what others do to chains of theirs costs nothing."""
+    """Watches the tables of iptables-nft by netlink; changes of other programs' own chains cost nothing."""
 
     rest = REST
 
@@ -87,14 +87,14 @@ class NftWatch:
         self._transactions = transactions
         self._others = others
         self._noted: set[Place] = set()
-        self._unknown = False  # whether there is more than what is noted
+        self._unknown = False  # there may be changes that are not in `_noted`
         self.places: frozenset[Place] | None = None
         self._expected: dict[Place, int] = {}
         self._handles: dict[Place, list[int]] = {}
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
-        """Return one for the network namespace of the caller. Raises ApplyError."""
+        """Return a watch for the network namespace of the caller. Raises ApplyError."""
         return cls(commands, nfnetlink.Transactions.open(), monitor(Interest(b"KUBE-", concerns=_concerns)))
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class NftWatch:
 
     def expect(self, counts: Mapping[Place, int]) -> None:
         """See Watch."""
-        # Rules that were written anew have other handles, which are taken from the kernel at the next look.
+        # Rules that were written again have new handles, which the next inspection reads.
         self._handles = {}
         self._expected = dict(counts)
 
@@ -140,7 +140,7 @@ class NftWatch:
         return self._unknown or bool(self._noted)
 
     def _note(self) -> None:
-        """Note what others changed so far."""
+        """Record the chains that other programs changed so far."""
         heard = self._others.take(self._family, self._transactions.generation)
         if not heard.complete or any(not chain for _, chain in heard.chains):
             self._unknown = True
@@ -157,7 +157,7 @@ class NftWatch:
         return None
 
     def _compare(self) -> ForeignChange | None:
-        """Look at what is ours, except the Services' chains and the rules inside of any."""
+        """Check canaries, jumps, and the handles of shared chains; not the Services' chains, nor the text of rules."""
         for table in CANARY_TABLES:
             if not nfnetlink.has_chain(self._family, table, CANARY):
                 return flushed(table, self._family)
@@ -183,7 +183,7 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may be one of what is ours: chains with our names, deletions of built-in ones."""
+    """Return whether a change may concern us: in a chain of ours, or a deletion in a built-in chain with our jump."""
     if change.table not in CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):
@@ -192,10 +192,10 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and their lock: nothing tells what was changed.
+    """Watches the tables of iptables-legacy by their size and their lock, which do not show the changed chain.
 
-    Our own changes are made, and looked at before and after, while we hold the lock: what differs then is ours.
-    (Versions before 1.8.6 take it themselves, and what others change beside them is taken for ours.)
+    Our own changes are made while we hold the lock, and the sizes are read before and after: the difference is ours.
+    (Versions before 1.8.6 take the lock themselves; a change that another program makes at that time counts as ours.)
     """
 
     places: frozenset[Place] | None = None
@@ -210,7 +210,7 @@ class LegacyWatch:
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
-        """Return one for the network namespace of the caller."""
+        """Return a watch for the network namespace of the caller."""
         return cls(commands, TableInfo.open(commands.family), lock_watch())
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Carrying connections in user space: no mode of its own, but what modes share that end connections at the proxy."""
+"""Relaying of connections in user space, for userspace mode and for NodePorts on loopback."""

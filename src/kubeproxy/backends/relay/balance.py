@@ -1,7 +1,7 @@
-"""Which endpoint the next connection goes to: round robin, and ClientIP affinity. Pure but for clock and chance.
+"""The endpoint of the next connection: round robin, and ClientIP affinity. Pure except for clock and random numbers.
 
-Each round has every endpoint once, in an order of its own: with one order for ever, two clients that take turns would
-each meet only every other endpoint.
+Each round has every endpoint once, in a new random order: with a fixed order, two clients that alternate would each
+reach only every other endpoint.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from kubeproxy.model.plan import Pool
 
 CLIENTS: Final = 1 << 16
-"""Clients that one listener remembers for affinity; beyond it the one that was quiet for longest is forgotten."""
+"""Maximum number of clients in a listener's affinity table; beyond it the one that was idle for longest is removed."""
 
 
 class Balancer:
-    """Round robin over one pool. `pick` is told the client, and which endpoints have failed it just now."""
+    """Round robin over one pool, with affinity of clients."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class Balancer:
         self._clients: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
     def retarget(self, pool: Pool, affinity: int) -> None:
-        """Take another pool, and the affinity in seconds (0 for none). Clients stay with endpoints that stay."""
+        """Replace the pool and the affinity timeout in seconds (0: none). Clients keep endpoints still in the pool."""
         if pool != self._pool:
             self._pool, self._members = pool, frozenset(pool)
             self._round.clear()
@@ -39,7 +39,7 @@ class Balancer:
             self._clients.clear()
 
     def pick(self, client: str, failed: Container[bytes] = ()) -> bytes | None:
-        """Return the endpoint for a new connection of a client, None when there is none that has not failed."""
+        """Return the endpoint for a new connection of a client, None if all are in `failed`."""
         if not self._affinity:
             return self._next(failed)
         now = self._clock()
@@ -56,7 +56,7 @@ class Balancer:
         return endpoint
 
     def _next(self, failed: Container[bytes]) -> bytes | None:
-        # What is left of this round may all have failed, but the next one has every endpoint.
+        # All endpoints that are left in this round may have failed, but the next round has every endpoint.
         for _ in range(2 * len(self._pool)):
             if not self._round:
                 self._round = list(self._pool)

@@ -1,7 +1,7 @@
-"""The thread that carries bytes: an asyncio loop, the sockets that it watches, and what bounds them.
+"""The relay's thread: an asyncio loop, the sockets that it watches, and the limit of descriptors.
 
-Knows no Service and no protocol; tcp.py and udp.py do. Sockets are watched by an epoll of our own, that the loop
-watches in turn: a socket is registered once, and no callback, handle or task is made for its events.
+It is independent of Services and protocols: see tcp.py and userspace/udp.py. An epoll of its own watches the sockets,
+and the loop watches the epoll: a socket is registered once, and its events need no callback, handle or task.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ log = logging.getLogger("kubeproxy.relay")
 T = TypeVar("T")
 
 SWITCH_INTERVAL: Final = 0.5e-3
-"""Seconds that the engine's thread may keep the data path's waiting, each time both have something to do.
+"""Python's switch interval in seconds: how long the engine's thread may delay the relay's thread when both are busy.
 
-With Python's own 5 ms, one connection gets 900 requests a second through beside a busy engine; with this, 4,000.
+With Python's default of 5 ms, one connection carries 900 requests a second while the engine is busy; with this, 4,000.
 """
 
 ROOM: Final = 256 << 10
-"""Bytes that are carried at a time, and the most that is kept of one direction when its receiver is slow."""
+"""Maximum number of bytes to move at a time, and to buffer for one direction when its receiver is slow."""
 
-_PIPE: Final = 1 << 20  # its slots hold one piece of a packet each, so that it needs more of them than ROOM has pages
+_PIPE: Final = 1 << 20  # larger than ROOM: a slot of the pipe may contain only a fragment of a packet, less than a page
 _EVENTS: Final = 256
-_QUIET: Final = 10.0  # seconds between two log lines about one thing
+_QUIET: Final = 10.0  # seconds between two log lines about the same subject
 _PATIENCE: Final = 30.0
 
 
 class Watched(Protocol):
-    """Who gets the events of a socket. Called on the loop's thread."""
+    """Receives the events of a socket. Called on the loop's thread."""
 
     def ready(self, fd: int, events: int) -> None:
-        """Something happened: EPOLLIN and the like."""
+        """Handle events of a socket, a mask of EPOLLIN and others."""
 
     def close(self) -> None:
-        """Let go of all sockets."""
+        """Close all sockets."""
 
 
 class DescriptorBudget:
-    """How many file descriptors traffic may use, and does, by what it is for. Each listener makes that one less.
+    """The limit and the use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one.
 
-    Of each kind that has listeners a quarter is kept for it: however many clients of another kind come, its own are
-    served. (The Go kube-proxy had no limit of its own; when the system's was reached, nothing was accepted any more.)
+    A quarter is reserved for each kind that has listeners: so many clients of one kind cannot exclude those of another.
+    (The Go kube-proxy had no limit of its own; at the system's limit it accepted no connection.)
     """
 
     def __init__(self, limit: int) -> None:
@@ -75,11 +75,11 @@ class DescriptorBudget:
         self.limit += 1
 
     def room(self, kind: str) -> int:
-        """Return how many of a kind there may be, when all others use no more than is kept for them."""
+        """Return the number of descriptors that a kind can use while the other kinds use no more than their reserve."""
         return self.limit - sum(self._kept for other, count in self._listeners.items() if count and other != kind)
 
     def take(self, kind: str, count: int) -> bool:
-        """Count some in, unless that would be too many."""
+        """Reserve descriptors of a kind; return False if there are too few."""
         kept = 0
         for other, listeners in self._listeners.items():
             if listeners and other != kind:
@@ -91,7 +91,7 @@ class DescriptorBudget:
         return True
 
     def give(self, kind: str, count: int) -> None:
-        """Count some out."""
+        """Return descriptors of a kind to the budget."""
         self.used -= count
         self._used[kind] -= count
 
@@ -101,9 +101,10 @@ class DescriptorBudget:
 
 
 class DataPath:
-    """The loop in its thread. `call` and `stop` are for other threads, all else is for the loop's own.
+    """The loop in its thread. `call` and `stop` are for other threads, the other methods for the loop's thread only.
 
-    `open` makes one that runs. `udp_idle` is in seconds, `pipe` has the descriptors of a reading and a writing end.
+    `open` returns a running one. `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the writing
+    end.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class DataPath:
         self.udp_idle = udp_idle
         self.mark = 0
         self.descriptors = descriptors
-        self.buffer = memoryview(bytearray(65536))  # one datagram, wherever it goes
+        self.buffer = memoryview(bytearray(65536))  # for one datagram, of any flow
         self._pipe = pipe
         self._epoll = epoll
         self._watched: dict[int, Watched] = {}
@@ -129,7 +130,7 @@ class DataPath:
 
     @classmethod
     def open(cls, udp_idle: float, limit: int | None = None) -> Self:
-        """Start a thread; `limit` is how many descriptors traffic may use, without it the share that is kept for it."""
+        """Start a thread; `limit`: descriptors for traffic, by default the relay's share of the process's limit."""
         descriptors = DescriptorBudget(shares().relayed if limit is None else limit)
         path = cls(udp_idle, descriptors, select.epoll(), _new_pipe(), asyncio.new_event_loop())
         path._loop.add_reader(path._epoll.fileno(), path._dispatch)
@@ -139,7 +140,7 @@ class DataPath:
     # -- other threads ----------------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do something on the loop's thread, return its result. Raises ApplyError when it fails or takes too long."""
+        """Run a function on the loop's thread; return its result. Raises ApplyError if it fails or takes too long."""
 
         async def run() -> T:
             return work()
@@ -154,7 +155,7 @@ class DataPath:
             raise ApplyError(f"the relay: {error.strerror}") from error
 
     def stop(self) -> None:
-        """Accept nothing more, and end every connection (with a reset) and the thread. May be called again."""
+        """Stop accepting, reset every connection, and end the thread. May be called again."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -169,7 +170,7 @@ class DataPath:
     # -- the loop's thread ------------------------------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, watched: Watched, events: int) -> None:
-        """Have events of a socket told to somebody. Raises OSError when the system watches too many already."""
+        """Deliver the events of a socket to `watched`. Raises OSError at the system's limit of watches."""
         fd = sock.fileno()
         self._epoll.register(fd, events)
         self._watched[fd] = watched
@@ -179,7 +180,7 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not: at the end of a round of events, as its number must not be taken before."""
+        """Close a socket, watched or not, at the end of a round of events: its number must not be reused before."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)
@@ -187,11 +188,11 @@ class DataPath:
             sock.close()
 
     def later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
-        """Do something later."""
+        """Call a function after a delay."""
         return self._loop.call_later(seconds, work)
 
     def complain(self, about: str, message: str, *values: object) -> None:
-        """Log an error, once in a while for each thing that it is about."""
+        """Log an error, at most once in _QUIET seconds for each subject."""
         now = time.monotonic()
         if now >= self._said.get(about, 0.0):
             if len(self._said) > 1000:
@@ -200,10 +201,10 @@ class DataPath:
             log.error(message, *values)
 
     def carry(self, source: int, target: int) -> tuple[int, bytes]:
-        """Move what there is from one TCP socket to another, ROOM bytes at most, without copying it.
+        """Move the available bytes from one TCP socket to another, at most ROOM, without copying them.
 
-        Returns how much came (0 at the end of the stream) and what of it the target had no room for. Raises OSError,
-        BlockingIOError when there is nothing to move.
+        Returns the number of bytes read (0 at the end of the stream), and those bytes for which the target had no room.
+        Raises OSError; BlockingIOError if no byte is available.
         """
         reading, writing = self._pipe
         came = os.splice(source, writing, ROOM, flags=os.SPLICE_F_NONBLOCK)
@@ -215,7 +216,7 @@ class DataPath:
             return came, _read(reading, left)
         except OSError:
             with contextlib.suppress(BlockingIOError):
-                _read(reading, left)  # lost with its target, and not to come to another one
+                _read(reading, left)  # discarded, so that they do not reach another connection
             raise
         return came, b""
 
@@ -226,8 +227,8 @@ class DataPath:
             if watched is not None:
                 try:
                     watched.ready(fd, events)
-                except Exception:  # a mistake in the way of one connection must not end all others
-                    log.exception("A connection failed in a way that is not provided for")
+                except Exception:  # a bug in one connection must not end all others
+                    log.exception("A connection failed with an unexpected error")
                     watched.close()
         self._dispatching = False
         for sock in self._released:
@@ -237,7 +238,7 @@ class DataPath:
 
 def _new_pipe() -> tuple[int, int]:
     pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # /proc/sys/fs/pipe-max-size may be smaller: it works with any
+    with contextlib.suppress(OSError):  # /proc/sys/fs/pipe-max-size may be smaller: any size works
         fcntl(pipe[1], F_SETPIPE_SZ, _PIPE)
     return pipe
 

@@ -1,8 +1,8 @@
-"""TCP: a listener of a service port, and the connections that came to it, each with its own to an endpoint.
+"""TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
 
-Nothing blocks and nothing is buffered beyond datapath.ROOM a direction: who reads slowly is sent slowly. An end of
-stream is carried on as one, in each direction on its own, and a reset as a reset. Sockets are set to reset when they
-are closed, until both streams have ended: a proxy that dies never makes half an answer look like a whole one.
+Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction: a slow reader slows down its sender. The
+end of a stream is relayed as such, in each direction on its own, and a reset as a reset. Until both streams have ended,
+closing a socket sends a reset: if the proxy dies, half an answer does not look like a whole one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Seconds that the first, second, ... endpoint that does not answer is waited for.
+"""Timeouts in seconds for the first, second, ... endpoint that does not answer.
 
 Source: docs/reference.md "userspace mode"; kube-proxy before v1.26.
 """
 
-_KIND: Final = "connections"  # what descriptors are for
+_KIND: Final = "connections"  # kind of descriptors
 BACKLOG: Final = 4096
-_ACCEPTS: Final = 32  # connections accepted in one round, before others have their turn
+_ACCEPTS: Final = 32  # maximum number of connections that a listener accepts in one round of events
 _PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
-_NOTHING: Final = EPOLLET  # only errors are told, and once
+_NOTHING: Final = EPOLLET  # only errors are reported, once
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""ENOSPC is epoll's, at fs.epoll.max_user_watches."""
+"""ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
     "%s: a connection was refused, as the limit of open files leaves room for %d connections: raise it "
     "(LimitNOFILE= of the unit, ulimit -n), or take another mode for this many connections"
 )
-KEEPALIVE: Final = 60  # seconds of silence after which a peer is asked whether it is still there
+KEEPALIVE: Final = 60  # idle seconds before the first keepalive probe
 
 
 def prepare(sock: socket.socket) -> None:
@@ -67,11 +67,11 @@ class TcpListener:
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
-        """Take other endpoints. Connections to those that are gone go on, as in every other mode."""
+        """Replace the endpoints. Connections to removed endpoints go on, as in every other mode."""
         self.balancer.retarget(pool, affinity)
 
     def close(self) -> None:
-        """Accept no more. Connections go on."""
+        """Stop accepting. Connections go on."""
         self.path.descriptors.unlisten(_KIND)
         self.path.release(self.sock)
 
@@ -86,7 +86,7 @@ class TcpListener:
                 if error.errno in _EXHAUSTED:
                     self._pause(error)
                     return
-                continue  # that client is gone again
+                continue  # this client has closed its connection
             descriptors = self.path.descriptors
             if descriptors.take(_KIND, 2):
                 sock.setblocking(False)
@@ -107,21 +107,21 @@ class TcpListener:
 
 
 class _Side:
-    """One of the two sockets of a connection, and how far what it sends has got."""
+    """One of the two sockets of a connection, and the state of the stream that it sends."""
 
     __slots__ = ("ended", "fd", "held", "shut", "sock", "watching")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.held: memoryview | None = None  # what the other side had no room for
-        self.ended = False  # it will send no more
-        self.shut = False  # and the other side has been told
+        self.held: memoryview | None = None  # bytes for which the other side had no room
+        self.ended = False  # its stream has ended
+        self.shut = False  # the end was relayed to the other side
         self.watching = 0
 
 
 class Connection:
-    """A client's connection and the one to an endpoint."""
+    """A client's connection and the connection to its endpoint."""
 
     __slots__ = (
         "_client",
@@ -145,7 +145,7 @@ class Connection:
         self._server: _Side | None = None
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
-        self._slow = 0  # how many were too slow; one that refuses costs no time, and does not count
+        self._slow = 0  # number of endpoints that timed out; those that refuse do not count, as they cost no time
         self._trying = b""
         self._why = "there is none"
         self._timer: Any = None
@@ -179,7 +179,7 @@ class Connection:
         self.close()
 
     def _pick(self) -> bytes | None:
-        """Return an endpoint that was not tried, else one that was too slow: it gets longer each time."""
+        """Return an endpoint that was not tried, else one that timed out: the timeout grows with each attempt."""
         balancer = self._listener.balancer
         found = balancer.pick(self._from, self._failed)
         if found is None and self._late:
@@ -239,7 +239,7 @@ class Connection:
     # -- carrying ---------------------------------------------------------------------------------------------------
 
     def ready(self, fd: int, events: int) -> None:
-        """Carry what can be carried."""
+        """Relay the bytes that are available; see Watched."""
         server = self._server
         if server is None:
             return
@@ -253,7 +253,7 @@ class Connection:
             if side.held is None and not side.ended and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
                 self._carry(side, other)
                 while events & EPOLLERR and side.held is None and not side.ended:
-                    self._carry(side, other)  # what came before the reset
+                    self._carry(side, other)  # bytes from before the reset
         except BlockingIOError:
             pass
         except OSError:
@@ -296,7 +296,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End both connections; with a reset, unless both streams had ended."""
+        """Close both connections; with a reset, unless both streams have ended."""
         if self._client.fd < 0:
             return
         self._client.fd = -1
@@ -306,6 +306,6 @@ class Connection:
 
 
 def _wanted(side: _Side, other: _Side) -> int:
-    """Return the events that matter: room for what is held for it, and what it sends when the other one takes it."""
+    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait for it."""
     reading = 0 if side.ended or side.held is not None else EPOLLIN
     return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING
