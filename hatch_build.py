@@ -1,6 +1,5 @@
-"""Writes the commit into the wheel: the one of KUBE_PROXY_COMMIT, else that of the checkout."""
+"""Writes the identity of the build into the wheel: see src/kubeproxy/release.py."""
 
-import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -8,20 +7,23 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class CommitHook(BuildHookInterface[Any]):
+class BuildHook(BuildHookInterface[Any]):
     """A custom hook of hatchling, as pyproject.toml names it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add kubeproxy/COMMIT to a wheel; an editable installation reads its checkout."""
-        root = Path(self.root)
-        release = runpy.run_path(str(root / "src" / "kubeproxy" / "release.py"))
-        commit = os.environ.get("KUBE_PROXY_COMMIT") or release["commit"]()
-        if commit and version != "editable":
-            written = Path(self.directory) / "COMMIT"
-            written.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(f"{commit}\n", encoding="ascii")
-            build_data["force_include"][str(written)] = "kubeproxy/COMMIT"
+        """Add kubeproxy/BUILD to a wheel; an editable installation asks git. Raises ValueError without a commit."""
+        if version == "editable":
+            return
+        build = runpy.run_path(str(Path(self.root, "src/kubeproxy/release.py")))["build"]()
+        if not build.commit:
+            raise ValueError(
+                "the commit is unknown: build in a git checkout, or set KUBE_PROXY_BUILD to 'VERSION COMMIT clean'"
+            )
+        written = Path(self.directory, "BUILD")
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(" ".join(build) + "\n", encoding="ascii")
+        build_data["force_include"][str(written)] = "kubeproxy/BUILD"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove the file that was written."""
-        (Path(self.directory) / "COMMIT").unlink(missing_ok=True)
+        Path(self.directory, "BUILD").unlink(missing_ok=True)

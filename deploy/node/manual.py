@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from kubeproxy import __version__
 from kubeproxy.commands import COMMANDS
 from kubeproxy.commands.completion import SCRIPTS
 from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import FLAGS, KEPT_WITH_CONFIG
+from kubeproxy.release import build
 
 ABOUT = """\
 kube-proxy runs on each node of a Kubernetes cluster. It watches Services and EndpointSlices, and programs the node's
@@ -58,7 +58,7 @@ def page(name: str) -> str:
 def _head(parser: argparse.ArgumentParser, about: str) -> Iterator[str]:
     name = parser.prog.replace(" ", "-")
     # No date: the same program gives the same page.
-    yield f'.TH "{name.upper()}" "8" "" "kubeproxy {__version__}" "Kubernetes"\n.nh\n.ad l'
+    yield f'.TH "{name.upper()}" "8" "" "kubeproxy {build().name}" "Kubernetes"\n.nh\n.ad l'
     yield f".SH NAME\n{_plain(name)} \\- {_plain(about)}\n.SH SYNOPSIS\n.B {_plain(parser.prog)}\n[\\fIoptions\\fR]"
     for one in parser._get_positional_actions():
         yield f"[\\fI{one.metavar}\\fR]" if one.nargs == "?" else f"\\fI{one.metavar}\\fR"

@@ -1,3 +1,1 @@
 """kube-proxy for Linux nodes, in Python. See docs/architecture.md for the rooms and the way of a change."""
-
-__version__ = "0.1.0"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kubeproxy import __version__
 from kubeproxy.commands import COMMANDS, HIDDEN
 from kubeproxy.config.durations import quote
 from kubeproxy.config.flags import FLAGS, GROUPS, KEPT_WITH_CONFIG, Flag
 from kubeproxy.config.messages import listed
 from kubeproxy.config.pflag import CommandLine, parse, shown_default
 from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.release import build
 
 KUBERNETES_VERSION = "v1.36"
 _ABOUT = """\
@@ -85,16 +85,16 @@ def _say(text: str) -> None:
 
 def version_text(wanted: str) -> str:
     """Return the text of --version, in the form of other components; "raw" is the long form."""
+    built = build()
     if wanted != "raw":
-        return f"Kubernetes {KUBERNETES_VERSION}.0+python.{__version__}"
+        return f"Kubernetes {KUBERNETES_VERSION}.0+python.{built.name.replace('+', '.')}"
     import platform  # noqa: PLC0415
-
-    from kubeproxy.release import commit  # noqa: PLC0415
 
     return "\n".join(
         (
-            f"version: {__version__}",
-            f"commit: {commit() or 'unknown'}",
+            f"version: {built.name}",
+            f"commit: {built.commit or 'unknown'}",
+            f"tree: {built.tree or 'unknown'}",
             f"kubernetes: {KUBERNETES_VERSION}",
             f"python: {platform.python_version()}",
             f"platform: linux/{platform.machine()}",

@@ -1,43 +1,71 @@
-"""Which build of the program this is: its version, and the commit that it was built from."""
+"""Identity of this build: its version, the git commit, and whether the source tree had uncommitted changes."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+NUMBER: Final = "0.1.0"
+"""The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other is a development version of it."""
 
 SAME_BUILD: Final = "restart the proxy, or ask by the command of its own container"
-"""What mends a command and a proxy of two builds."""
+"""Advice for a command and a proxy of two builds."""
 
-_BUILT = Path(__file__).with_name("COMMIT")
-_CHECKOUT = Path(__file__).parents[2] / ".git"
+_WRITTEN = Path(__file__).with_name("BUILD")
+_CHECKOUT = Path(__file__).parents[2]
+
+
+class Build(NamedTuple):
+    """PEP 440 version, commit (40 hexadecimal digits) and git's tree state: clean or dirty; '' stands for unknown."""
+
+    version: str
+    commit: str = ""
+    tree: str = ""
+
+    @property
+    def name(self) -> str:
+        """The version with its commit, as 0.1.0+g1a2b3c4d5e6f, because a tag can be moved to another commit."""
+        return self.version if "+" in self.version else f"{self.version}+g{self.commit[:12]}"
 
 
 @cache
-def commit(built: Path = _BUILT, git: Path = _CHECKOUT) -> str:
-    """Return the commit's hash: as written into the wheel (hatch_build.py), else of the checkout; '' if unknown.
+def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
+    """Return the build's identity: from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git.
 
-    It is read once, which a proxy does as it starts (kubernetes_build_info): an upgrade may replace the files.
+    Both texts are the fields separated by spaces. The result is cached: an upgrade may replace the files of a running
+    proxy, and a checkout goes on to other commits.
     """
     try:
-        return built.read_text(encoding="ascii").strip()
+        text = written.read_text(encoding="ascii")
     except OSError:
-        pass
+        text = os.environ.get("KUBE_PROXY_BUILD", "")
+    return Build(*text.split()) if text else of_checkout(checkout)
+
+
+def of_checkout(root: Path) -> Build:
+    """Return the identity of a git checkout; its version ends with +unknown where git does not answer."""
+    import subprocess  # noqa: PLC0415 - an installed proxy does not load it
+
+    git = ("git", "-c", f"safe.directory={root}", "--no-optional-locks", "-C", str(root))
+
+    def ask(*words: str) -> str:
+        return subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
+
     try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        name = head.removeprefix("ref: ")
-        if name == head:
-            return head
-        if (git / name).exists():
-            return (git / name).read_text(encoding="ascii").strip()
-        packed = (line.split() for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines())
-        return next((words[0] for words in packed if words[1:] == [name]), "")
-    except (OSError, UnicodeDecodeError):
-        return ""
+        if not (root / ".git").exists():  # git would ask the parent folders
+            raise FileNotFoundError(root / ".git")
+        status = ask("status", "--porcelain=v2", "--branch")
+        released = ask("tag", "--points-at", "HEAD", "--list", f"v{NUMBER}")
+    except (OSError, subprocess.CalledProcessError):
+        return Build(f"{NUMBER}.dev0+unknown")
+    commit = status.split()[2]
+    tree = "dirty" if any(not line.startswith("#") for line in status.splitlines()) else "clean"
+    if released and tree == "clean":
+        return Build(NUMBER, commit, tree)
+    return Build(f"{NUMBER}.dev0+g{commit[:12]}" + (".dirty" if tree == "dirty" else ""), commit, tree)
 
 
-def build() -> str:
-    """Return the version with its commit, as 0.1.0+1a2b3c4d5e6f: two builds of a version are not the same."""
-    from kubeproxy import __version__  # noqa: PLC0415 - hatch_build.py runs this file before the package is installed
-
-    return "+".join(filter(None, (__version__, commit()[:12])))
+if __name__ == "__main__":
+    print(*build())

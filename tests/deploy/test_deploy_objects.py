@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kubeproxy import __version__
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.config.load import read_text
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.release import NUMBER
 from support import helm, kustomize, schema
 from support.documents import document
 from support.places import ROOT
@@ -418,8 +418,8 @@ def test_the_right_to_patch_nodes_is_for_who_asks_for_it(tmp_path: Path) -> None
 
 def test_versions() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert about["version"] == about["appVersion"] == __version__
+    assert about["version"] == about["appVersion"] == NUMBER
     for folder in FOLDERS:
         spec = pod(built(f"kustomize {folder}"))
         images = {container["image"] for container in [*spec["initContainers"], *spec["containers"]]}
-        assert images == {f"kubeproxy:{__version__}"}
+        assert images == {f"kubeproxy:{NUMBER}"}

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from kubeproxy import __version__
+from kubeproxy.release import NUMBER
 from support.places import ROOT
 
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -90,7 +90,7 @@ def test_labels() -> None:
     labels = dict(re.findall(r'(\S+?)="(.*?)"', text))
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.version"] == "${VERSION}"
-    assert ("ARG", f"VERSION={__version__}") in instructions()
+    assert ("ARG", f"VERSION={NUMBER}") in instructions()
 
 
 def test_no_processor_is_named() -> None:

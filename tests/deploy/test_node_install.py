@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy import __version__
 from kubeproxy.commands import COMMANDS
+from kubeproxy.release import build
 from support.places import ROOT
 
 UNIT = ROOT / "deploy/systemd/kube-proxy.service"
@@ -72,7 +72,9 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     done = run(archive, "install", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     program = tmp_path / "usr/local/bin/kube-proxy"
-    assert of_the_host(tmp_path, str(program), "--version") == f"Kubernetes v1.36.0+python.{__version__}\n"
+    version = build().name.replace("+", ".")
+    assert of_the_host(tmp_path, str(program), "--version") == f"Kubernetes v1.36.0+python.{version}\n"
+    assert f"\ncommit: {build().commit}\ntree: {build().tree}\n" in of_the_host(tmp_path, str(program), "--version=raw")
     # A process of it can start another one of the same release.
     own = "/opt/kube-proxy/current/bin/python"
     assert of_the_host(tmp_path, own, "-I", "-m", "kubeproxy.cli", "--version").startswith("Kubernetes v1.36")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy import __version__
+from kubeproxy.release import NUMBER
 from support.places import ROOT
 
 STATUS = """\
@@ -34,7 +34,7 @@ Architecture: arm64
 def image(tmp_path: Path) -> Path:
     (tmp_path / "status").write_text(STATUS)
     (tmp_path / "run.lock").write_text("PyYAML==6.0.3 \\\n    --hash=sha256:00\n")
-    package(tmp_path, "kubeproxy", __version__, "License-Expression: Apache-2.0\n")
+    package(tmp_path, "kubeproxy", NUMBER, "License-Expression: Apache-2.0\n")
     package(tmp_path, "PyYAML", "6.0.3", "License: MIT\n")
     return tmp_path
 
@@ -59,13 +59,13 @@ def test_every_package_is_in_it(image: Path) -> None:
     assert document["creationInfo"]["created"] == "2023-11-14T22:13:20Z"
     packages = {one["name"]: one for one in document["packages"]}
     assert {name: one["versionInfo"] for name, one in packages.items()} == {
-        "kubeproxy": __version__,
+        "kubeproxy": NUMBER,
         "pyyaml": "6.0.3",
         "libc6": "2.36-9+deb12u10",
         "libstdc++6": "1:12.2.0-14",
     }
     assert [one["externalRefs"][0]["referenceLocator"] for one in packages.values()] == [
-        f"pkg:pypi/kubeproxy@{__version__}",
+        f"pkg:pypi/kubeproxy@{NUMBER}",
         "pkg:pypi/pyyaml@6.0.3",
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=arm64&distro=debian-12&upstream=glibc",
         "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=arm64&distro=debian-12&upstream=gcc-12",

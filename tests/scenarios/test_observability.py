@@ -197,7 +197,7 @@ async def test_feature_gates_turn_pages_and_streamed_lists_off(bare: Live) -> No
     for path in ("/flagz", "/statusz"):
         assert (await bare.page(path, METRICS_PORT))[0] == 404
     log = proxy.tail()
-    assert f"Starting version={build()} mode=nftables " in log
+    assert f"Starting version={build().name} mode=nftables " in log
     assert "Using paged lists, not streamed ones: the feature gate WatchListClient is off" in log
     assert "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release." in log
     _, metrics = await bare.page("/metrics", METRICS_PORT)

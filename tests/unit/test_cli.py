@@ -6,12 +6,11 @@ import types
 
 import pytest
 
-from kubeproxy import __version__
-from kubeproxy.cli import main
+from kubeproxy.cli import main, version_text
 from kubeproxy.config.flags import FLAGS, GROUPS
 from kubeproxy.config.load import load_text
 from kubeproxy.errors import ConfigError, Unsupported
-from kubeproxy.release import commit
+from kubeproxy.release import Build, build
 from kubeproxy.report.metrics import build_info
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -73,11 +72,28 @@ def test_short_help_wins_over_words(capsys):
 
 
 def test_version(capsys):
+    built = build()
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"Kubernetes v1.36.0+python.{__version__}\n"
-    assert build_info()["git_version"] == f"v1.36.0+python.{__version__}"
+    git_version = f"v1.36.0+python.{built.name.replace('+', '.')}"
+    assert capsys.readouterr().out == f"Kubernetes {git_version}\n"
+    labels = build_info()
+    assert (labels["git_version"], labels["git_commit"], labels["git_tree_state"]) == (git_version, *built[1:])
     assert main(["--version=raw"]) == 0
-    assert capsys.readouterr().out.startswith(f"version: {__version__}\ncommit: {commit()}\nkubernetes: v1.36\n")
+    expected = f"version: {built.name}\ncommit: {built.commit}\ntree: {built.tree}\nkubernetes: v1.36\n"
+    assert capsys.readouterr().out.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("built", "shown"),
+    [
+        (Build("0.1.0", "1a2b3c4d5e6f" + "0" * 28, "clean"), "0.1.0.g1a2b3c4d5e6f"),
+        (Build("0.1.0.dev0+g1a2b3c4d5e6f.dirty", "1a2b3c4d5e6f" + "0" * 28, "dirty"), "0.1.0.dev0.g1a2b3c4d5e6f.dirty"),
+    ],
+)
+def test_the_short_version_names_the_commit(built, shown, monkeypatch):
+    """After the one plus sign of a semantic version, dots and letters alone."""
+    monkeypatch.setattr("kubeproxy.cli.build", lambda: built)
+    assert version_text("true") == f"Kubernetes v1.36.0+python.{shown}"
 
 
 def test_version_false_goes_on(app):

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-import kubeproxy
 from kubeproxy.api.cluster import Cluster
 from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange
 from kubeproxy.api.credentials import Headers
@@ -23,6 +22,7 @@ from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.source import Trouble
 from kubeproxy.api.status import ConnectionFailed, StatusError, connection_reason, decode_status
+from kubeproxy.release import NUMBER
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -60,7 +60,7 @@ def user_agent() -> str:
     """Return the User-Agent of this program, in the form of the Go components."""
     machine = os.uname().machine
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
-    return f"kube-proxy/v{kubeproxy.__version__} (linux/{arch}) kubernetes/python"
+    return f"kube-proxy/v{NUMBER} (linux/{arch}) kubernetes/python"
 
 
 class Route:

@@ -38,7 +38,7 @@ class Desk:
         """Return what holds for the whole proxy."""
         snapshot, planner, options = self.snapshot, self.snapshot.planner, self.snapshot.options
         return Facts(
-            version=build(),
+            version=build().name,
             pid=os.getpid(),
             started=snapshot.started,
             mode=snapshot.mode.name,

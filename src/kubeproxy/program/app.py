@@ -278,7 +278,7 @@ class App:
             self._lifetime.start(name, work)
         log.info(
             "Starting version=%s mode=%s node=%s families=%s",
-            build(),
+            build().name,
             self._mode.name,
             self._settings.node_name,
             ",".join(f.label for f in self._settings.families),

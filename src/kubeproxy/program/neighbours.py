@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kubeproxy import __version__
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.port_holder import Process, holder
+from kubeproxy.release import NUMBER
 
 COMMAND: Final = "kube-proxy"
 PAUSE: Final = 60.0  # seconds between two messages about the same problem
@@ -30,7 +30,7 @@ _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # no
 
 def user_agent(pid: int, mode: str) -> str:
     """Return the User-Agent header that a proxy sends to the holder of its port."""
-    return f"kube-proxy/v{__version__} (pid {pid}; mode {mode})"
+    return f"kube-proxy/v{NUMBER} (pid {pid}; mode {mode})"
 
 
 class Neighbours:

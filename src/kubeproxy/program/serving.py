@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from kubeproxy import __version__
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.socket import socket_pages
@@ -31,7 +30,7 @@ from kubeproxy.model.world import Settings
 from kubeproxy.page import PATHS
 from kubeproxy.program.neighbours import Neighbours, TakenPort
 from kubeproxy.program.profiling import LEVEL_PAGE, profiling_pages
-from kubeproxy.release import commit
+from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.health import ProxyHealth
@@ -179,8 +178,8 @@ class Servers:
         served = self._served
         return {
             "Python version": platform.python_version(),
-            "Binary version": __version__,
-            "Commit": commit() or "unknown",
+            "Binary version": build().name,
+            "Commit": " ".join(filter(None, build()[1:])) or "unknown",
             "Emulation version": ".".join(KUBERNETES),
             "Mode": served.mode.name,
             "Node": served.settings.node_name,

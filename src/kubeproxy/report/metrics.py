@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kubeproxy import __version__
-from kubeproxy.release import commit
+from kubeproxy.release import build
 from kubeproxy.report.registry import CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 
 KUBERNETES: Final = ("1", "36")
@@ -293,14 +292,15 @@ class RestClientMetrics:
 
 def build_info() -> Mapping[str, str]:
     """Return kubernetes_build_info's labels: the Kubernetes version that this proxy implements, and its platform."""
+    built = build()
     major, minor = KUBERNETES
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     return {
         "major": major,
         "minor": minor,
-        "git_version": f"v{major}.{minor}.0+python.{__version__}",
-        "git_commit": commit(),
-        "git_tree_state": "",
+        "git_version": f"v{major}.{minor}.0+python.{built.name.replace('+', '.')}",
+        "git_commit": built.commit,
+        "git_tree_state": built.tree,
         "build_date": "",
         "go_version": "",
         "compiler": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",

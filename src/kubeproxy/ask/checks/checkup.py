@@ -202,7 +202,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
-    report.look("version", lambda: programming.versions(facts.version, build(), facts.started, time.time()))
+    report.look("version", lambda: programming.versions(facts.version, build().name, facts.started, time.time()))
     if facts.config_file:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:

@@ -52,10 +52,10 @@ class Report(Struct, frozen=True):
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
     """Compare these Services, or all; `api` asks the API server for all of them too. Raises KubeProxyError."""
     facts = asked.facts()
-    if asked.running and facts.version != build():
+    if asked.running and facts.version != build().name:
         raise KubeProxyError(
-            f"the proxy runs version {facts.version}, this command is {build()}: each has its own layout of rules, so "
-            f"nothing was compared; {SAME_BUILD}"
+            f"the proxy runs version {facts.version}, this command is {build().name}: each has a layout of rules of "
+            f"its own, so nothing was compared; {SAME_BUILD}"
         )
     knowing(asked)
     with examiners(facts, facts.world.families) as kernel:

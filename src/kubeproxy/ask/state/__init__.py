@@ -56,7 +56,7 @@ def node(snapshot: Snapshot) -> Json:
         }
     return {
         "schemaVersion": SCHEMA_VERSION,
-        "version": build(),
+        "version": build().name,
         "mode": snapshot.mode.name,
         "node": world.node_name,
         "zone": world.zone,
