@@ -310,4 +310,4 @@ def _may_be_new(op: Operation) -> bool:
         return (low <= (NEW & mask) ^ xor <= high) is not negated
     if op[0] is Op.FIND and (at := op[1].at.get(Property.STATE)) is not None:
         return any(each.ranges[at][0] <= NEW <= each.ranges[at][1] for each in op[1].entries)
-    return True
+    return op[:2] != (Op.SERVICE, 0)

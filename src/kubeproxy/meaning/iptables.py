@@ -45,6 +45,7 @@ _STATES: Final = {
     "DNAT": TRANSLATED_STATE,
     "UNTRACKED": 256,
 }
+_TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
 _CHANGING: Final = frozenset({"--mark", "--rcheck", "--update"})
 """Options on what rules set that may not be among those that are compiled."""
 _OWN: Final = "KUBE-"
@@ -138,26 +139,30 @@ class _Reader:
             if word in {"-j", "-g"}:
                 self._target(word, next(words), list(words), done)
                 return
-            if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
-                raise _Unknown(f"option {word}")
-            if word == "--sport" and self._purpose is CompiledFor.ANSWER:
-                first, _, last = next(words).partition(":")
-                done.append((Op.VALUE, Property.SOURCE_PORT, -1, 0, int(first), int(last or first), negated))
-            elif word in _OPTIONS:
-                op = _OPTIONS[word](self._place, next(words), negated)
-                if op is not None:
-                    done.append(op)
-            elif word in _FLAGS:
-                if (op := _FLAGS[word]) is not None:
-                    done.append(op)
-            elif word == "--mode":
+            if word == "--mode":
                 random = next(words) == "random"
             elif word == "--probability" and random:
                 chance = float(next(words))
                 done.append((Op.CHANCE, 1 - chance if negated else chance))
-            else:
-                raise _Unknown(f"option {word}")
+            elif (op := self._option(word, words, negated)) is not None:
+                done.append(op)
             negated = False
+
+    def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
+        """Return the test of an option, with its arguments taken from `words`; None for one that chooses no packets."""
+        if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
+            raise _Unknown(f"option {word}")
+        if word == "--sport" and self._purpose is CompiledFor.ANSWER:
+            first, _, last = next(words).partition(":")
+            return Op.VALUE, Property.SOURCE_PORT, -1, 0, int(first), int(last or first), negated
+        if word == "--tcp-flags":
+            mask, wanted = (sum(_TCP_FLAGS[name] for name in next(words).split(",")) for _ in range(2))
+            return _NEVER if (self._purpose.tcp_flags & mask == wanted) is negated else None
+        if word in _OPTIONS:
+            return _OPTIONS[word](self._place, next(words), negated)
+        if word not in _FLAGS:
+            raise _Unknown(f"option {word}")
+        return _FLAGS[word]
 
     def _target(self, word: str, name: str, options: list[str], done: list[Operation]) -> None:
         if name in _VERDICTS:

@@ -22,7 +22,9 @@ _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
 class Term(NamedTuple):
-    """What a register holds: `size` first bytes of a field, masked and xored; data found in a map; a constant."""
+    """What a register holds: `size` first bytes of a field, masked and xored; data found in a map; a constant, or all
+    values that it may have, one after the other.
+    """
 
     field: Property | None
     size: int

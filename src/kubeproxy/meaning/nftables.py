@@ -7,7 +7,7 @@ Sources: net/netfilter/nft_*.c of Linux 6.18.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from kubeproxy.kernel.nftables import expressions as x
@@ -60,6 +60,10 @@ _VALUES: Final = frozenset(
     }
 )
 """Properties that are tested as numbers."""
+
+
+_ECN: Final = (0, 0x40, 0x80, 0xC0)
+"""TCP flags (ECE, CWR) of a packet that asks for ECN, which its sender may do (RFC 3168, 6.1.1)."""
 
 
 def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledFor.EVERYTHING) -> list[ChainRules]:
@@ -203,6 +207,8 @@ class _Rule:
             return Term(Property.PORT, 2, 2)
         if one.base == _TRANSPORT and (one.offset, one.length) == (0, 2) and self._purpose is CompiledFor.ANSWER:
             return Term(Property.SOURCE_PORT, 2, 2)
+        if one.base == _TRANSPORT and (one.offset, one.length) == (13, 1):
+            return Term(Property.CONSTANT, 1, 1, value=bytes(self._purpose.tcp_flags | ecn for ecn in _ECN))
         raise UnknownRuleError(f"payload load base {one.base}, offset {one.offset}, length {one.length}")
 
     def _meta(self, one: x.Meta) -> Term:
@@ -273,9 +279,7 @@ class _Rule:
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
             self._done.append((kind, regions.EVERY & ~found if negated else found))
         elif field is Property.CONSTANT:
-            value = (int.from_bytes(term.value[:size], "big") & term.mask) ^ term.xor
-            if (low <= value <= high) is negated:
-                self._done.append((Op.SERVICE, 0))
+            self._constant(term, 8 * (term.size - size), [(low, high)], negated)
         elif field is Property.RANDOM and term.mask == -1:
             inside = max(0, min(high, term.offset + term.modulus - 1) - max(low, term.offset) + 1) / term.modulus
             self._done.append((Op.CHANCE, 1 - inside if negated else inside))
@@ -285,6 +289,16 @@ class _Rule:
             self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, negated))
         else:
             raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
+
+    def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
+        """Append a test that never holds, unless a constant, without some last bits, is in a range."""
+        parts = (int.from_bytes(term.value[at : at + term.size], "big") for at in range(0, len(term.value), term.size))
+        values = {((part & term.mask) ^ term.xor) >> shift for part in parts}
+        found = {any(low <= value <= high for low, high in ranges) for value in values}
+        if len(found) > 1:
+            raise UnknownRuleError("TCP flags of ECN")
+        if negated in found:
+            self._done.append((Op.SERVICE, 0))
 
     @staticmethod
     def _protocols(low: int, high: int) -> int:
@@ -349,8 +363,8 @@ class _Rule:
             held = self._registers.get(slot)
             if held is None or held[1] or held[0].field is None:
                 raise UnknownRuleError("key of a lookup")
-            if held[0].mask != -1 or held[0].field is Property.CONSTANT:
-                raise UnknownRuleError("key of a lookup, masked or constant")
+            if held[0].mask != -1 and held[0].field is not Property.CONSTANT:
+                raise UnknownRuleError("key of a lookup, masked")
             found.append(held[0])
             slot += (held[0].size + 3) // 4
         return found
@@ -380,6 +394,8 @@ class _Rule:
                 services |= self._protocols(*pair) if field is Property.PROTOCOL else regions.port_range(*pair)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
             self._done.append((kind, regions.EVERY & ~services if inverted else services))
+        elif field is Property.CONSTANT:
+            self._constant(term, 0, pairs, inverted)
         elif len(pairs) == 1 and field is not None:
             low, high = pairs[0]
             self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, inverted))
@@ -398,7 +414,8 @@ class _Rule:
     ) -> Keyed:
         """Return the table of a set; what a first packet finds in a set that packets fill is nothing."""
         for term in terms:
-            if term.size != term.width or (term.field is Property.SOURCE and term.modulus):
+            is_local = term.field is Property.SOURCE and term.modulus
+            if term.size != term.width or is_local or term.field is Property.CONSTANT:
                 raise UnknownRuleError("key of a lookup")
         parts = tuple([KeyPart(Property(term.field or 0), term.modulus, term.offset) for term in terms])
         if not isinstance(of, str):

@@ -63,6 +63,11 @@ class CompiledFor(Enum):
     REQUEST = "some rules of the node, the first packet of a connection"
     ANSWER = "some rules of the node, a packet that answers"
 
+    @property
+    def tcp_flags(self) -> int:
+        """The flags of the TCP header, but for those of ECN: SYN alone, with ACK in the first packet that answers."""
+        return 0x12 if self is CompiledFor.ANSWER else 0x02
+
 
 INVALID, ESTABLISHED, NEW = 1, 2, 8
 """States of connection tracking (NF_CT_STATE_BIT); INVALID is also that of a packet that is not tracked yet."""
