@@ -1,7 +1,6 @@
 """Plans for tests of nftables mode: Services by a word and a number, on addresses that follow from the number."""
 
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import place_all
+from kubeproxy.backends.nftables.render import Numbers, place_all
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from support.cluster_objects import HERE, endpoint, parsed, service, world

@@ -15,8 +15,7 @@ from kubeproxy.api.status import StatusError, decode_status
 from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.render import Style
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.render import Numbers, Placed, render
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.render import Numbers, Placed, render
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice

@@ -23,9 +23,8 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
     slot_of_clients,
 )
-from kubeproxy.backends.nftables.numbering import Numbers, list_key
-from kubeproxy.backends.nftables.older import copies, older_form
-from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.render import Numbers, Placed, list_key
+from kubeproxy.backends.nftables.replacing import copies, older_form
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements

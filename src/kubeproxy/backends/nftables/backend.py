@@ -15,16 +15,22 @@ from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
-from kubeproxy.backends.nftables import affinity, audit, reading, source_ranges
+from kubeproxy.backends.nftables import affinity, audit, reading, replacing
 from kubeproxy.backends.nftables.adoption import adopted
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
-from kubeproxy.backends.nftables.handover import groups
 from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, ChainName, SetId
-from kubeproxy.backends.nftables.numbering import Numbers, list_key
-from kubeproxy.backends.nftables.packing import Packers, Transaction, Users
-from kubeproxy.backends.nftables.render import Placed, changed, place_all, render, slots_in_use, translate
+from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
+from kubeproxy.backends.nftables.render import (
+    Numbers,
+    Placed,
+    changed,
+    place_all,
+    render,
+    slots_in_use,
+    translate,
+)
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements, diff
@@ -270,9 +276,7 @@ class NftablesBackend:
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._is_whole = False
-        had = [item for placed in self._placed.values() for item in placed if item.number or item.ranges]
-        self._numbers.compare([(item.plan.key, item.number) for item in had if item.number])
-        self._numbers.compare([(list_key(item.plan.key), item.ranges) for item in had if item.ranges])
+        self._numbers.compare(item for placed in self._placed.values() for item in placed)
         self._placed = {}
         if header is None:
             self._lost()
@@ -414,10 +418,10 @@ class NftablesBackend:
         elements = messages.ranges(*place, SERVICE_CIDRS, audit.edges(ours.service_cidrs))
         elements += total.messages()
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
-        ranges = source_ranges.spelled_out(self._ruleset, self._placed.values())
+        ranges = replacing.spelled_out(self._ruleset, self._placed.values())
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:
-            self._transact(source_ranges.ordinary(self._ruleset))
+            self._transact(replacing.ordinary(self._ruleset))
         self._sign()
         self._nodeport_ips = frozenset(ours.nodeport_ips or ())
         self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.edges(ours.service_cidrs)

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.mode import Counter, Labelled, Registry
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Parts, Placed
+from kubeproxy.backends.nftables.render import Numbers, Parts, Placed
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount, element_counts

@@ -31,8 +31,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import MaglevTable, Parts, place_all
+from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.nftables.words import ElementWords
 from kubeproxy.backends.table_view import TableView, complete, nodeport_findings, rule_findings

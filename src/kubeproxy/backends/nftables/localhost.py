@@ -16,8 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Backend, Counter, Depth, ForeignChange, Gauge, Registry
-from kubeproxy.backends.nftables.layout import COUNTERS, TABLE
-from kubeproxy.backends.nftables.shares import STICKY_SLOTS, slot_counts
+from kubeproxy.backends.nftables.layout import COUNTERS, STICKY_SLOTS, TABLE, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError

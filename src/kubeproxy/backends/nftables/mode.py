@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kubeproxy.backends.mode import Backend, Operations, Registry, Weight
-from kubeproxy.backends.nftables import forwarding, localhost, probe
+from kubeproxy.backends.nftables import forwarding, localhost
 from kubeproxy.backends.nftables.affinity import ClientGauges, rooms
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Parts, place_all
+from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+
+KERNEL: Final = (5, 13)
+"""The minimum of the Go kube-proxy's nftables mode."""
+
+SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
+"""Environment variable of the Go kube-proxy that allows older kernels: distributions backport newer code to them."""
 
 
 def _weigh(
@@ -34,8 +42,10 @@ def _weigh(
     return Weight(sum(map(len, parts.elements.values())) + sum(map(len, parts.pools.values())), "elements")
 
 
-def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
-    probe.check()
+def check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
+    """Raise Unsupported, with the fix, if this node cannot run the mode."""
+    kernel = (0, 0) if os.environ.get(SKIP_KERNEL) else KERNEL
+    require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> Sequence[Backend]:
@@ -75,4 +85,4 @@ def _examine(
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 
 
-OPERATIONS = Operations(_check, _check, _weigh, _open, _examine, within=forwarding.within, rooms=rooms)
+OPERATIONS = Operations(check, check, _weigh, _open, _examine, within=forwarding.within, rooms=rooms)

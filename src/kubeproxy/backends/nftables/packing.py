@@ -1,13 +1,13 @@
-"""Packs elements into the netlink messages of a transaction. Pure.
+"""Transactions: groups of Services that change together, and elements packed into netlink messages. Pure.
 
-This is the hot path of a full sync: a pool of endpoints is packed as one piece by C code, and the pieces of a set are
-cut into messages at the end.
+Packing is the hot path of a full sync: a pool of endpoints is packed as one piece by C code, and the pieces of a set
+are cut into messages at the end.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 
 from kubeproxy.backends.nftables.layout import (
@@ -19,9 +19,10 @@ from kubeproxy.backends.nftables.layout import (
     parse_chain_name,
     slot_bytes,
 )
+from kubeproxy.backends.nftables.render import Placed
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
-from kubeproxy.model.plan import Pool
+from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
 
 Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
@@ -170,3 +171,58 @@ def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
     """Return the target chains of verdicts."""
     found = (parse_chain_name(verdict.decode()) for verdict in verdicts)
     return {name for name in found if name is not None}
+
+
+WantedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
+
+
+def groups(
+    changes: Iterable[WantedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
+) -> Iterable[Sequence[WantedPlans]]:
+    """Return the changes in their order, grouped by transaction; a group stands at the place of its first member.
+
+    Services between which an address and port moves must change together: a transaction removes before it adds, so the
+    key moves without a gap. With two transactions the later one could remove the key that the earlier one added, or the
+    kernel could refuse a key that still exists.
+
+    `placed` has the placement of each Service in the kernel. Shared elements are counted, so they need no group.
+    """
+    ordered = list(changes)
+    lost: dict[bytes, ServiceName] = {}
+    gained: list[tuple[bytes, ServiceName]] = []
+    if placed and len(ordered) > 1:
+        for name, plans in ordered:
+            before = [item.plan.frontends for item in placed.get(name, ())]
+            after = [plan.frontends for plan in plans]
+            if before != after:
+                had = {frontend.key for frontends in before for frontend in frontends}
+                has = {frontend.key for frontends in after for frontend in frontends}
+                lost.update(dict.fromkeys(had - has, name))
+                gained += [(key, name) for key in has - had]
+    together: dict[ServiceName, set[ServiceName]] = {}
+    for key, name in gained:
+        giver = lost.get(key)
+        if giver is not None:
+            _join(together, giver, name)
+    if not together:
+        return [(change,) for change in ordered]
+    found: dict[ServiceName, list[WantedPlans]] = {}
+    first: dict[ServiceName, ServiceName] = {}
+    for change in ordered:
+        name = change[0]
+        for member in together.get(name, ()):
+            first.setdefault(member, name)
+        found.setdefault(first.get(name, name), []).append(change)
+    return found.values()
+
+
+def _join(together: dict[ServiceName, set[ServiceName]], one: ServiceName, other: ServiceName) -> None:
+    """Merge the groups of two Services; all members refer to the same set."""
+    larger, smaller = (together.setdefault(name, {name}) for name in (one, other))
+    if larger is smaller:
+        return
+    if len(larger) < len(smaller):
+        larger, smaller = smaller, larger
+    larger |= smaller
+    for member in smaller:
+        together[member] = larger

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import (
+    CLASSES,
     ENDPOINT_MAPS,
     HASHED,
+    LARGEST_NUMBER,
     POOLS_OF,
+    STICKY_SLOTS,
     VERDICT_MAPS,
     ChainName,
     SetId,
@@ -22,16 +26,81 @@ from kubeproxy.backends.nftables.layout import (
     pool_number,
     service_key,
     slot_bytes,
+    slot_counts,
 )
-from kubeproxy.backends.nftables.numbering import Numbers, list_key
-from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from kubeproxy.backends.state import Difference, Elements, diff
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Range, merge_ranges
-from kubeproxy.model.plan import Action, Frontend, FrontendKind, Hashing, Policy, Pool, ServicePlan, Traffic
+from kubeproxy.model.plan import (
+    Action,
+    Frontend,
+    FrontendKind,
+    Hashing,
+    Policy,
+    Pool,
+    ServicePlan,
+    ServicePortKey,
+    Traffic,
+)
 
 # Local names for the hot path, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
+
+
+def list_key(key: ServicePortKey) -> ServicePortKey:
+    """Return the key of a Service's list of source ranges, from the key of any of its service ports."""
+    return key._replace(port_name="", protocol=0)
+
+
+class Numbers:
+    """Assigns a number to each service port with session affinity and each list of source ranges, from 1 on.
+
+    A reused number would inherit the clients of its former service port, so numbers are unique, and each owner keeps
+    its number during a comparison with the kernel.
+    """
+
+    def __init__(self) -> None:
+        self._unused = count(1)
+        self._had: dict[ServicePortKey, int] = {}
+        self._taken: set[int] = set()
+
+    def of(self, key: ServicePortKey) -> int:
+        """Return the number of a service port without one in the kernel: its former one, or a new one."""
+        return self._had.pop(key, 0) or next(self._unused)
+
+    def compare(self, had: Iterable[Placed]) -> None:
+        """Begin a comparison with the kernel, with the numbers of the placements before it.
+
+        Numbers from a comparison that failed stay valid.
+        """
+        for item in had:
+            if item.number:
+                self._had[item.plan.key] = item.number
+            if item.ranges:
+                self._had[list_key(item.plan.key)] = item.ranges
+        self._taken = set(self._had.values())
+
+    def read(self, numbers: Iterable[int]) -> None:
+        """Note all numbers in the kernel: new ones will be larger."""
+        usable = (number for number in numbers if number <= LARGEST_NUMBER)
+        self._unused = count(max(next(self._unused), max(usable, default=0) + 1))
+
+    def recall(self, key: ServicePortKey, number: int) -> int:
+        """Return the number of a service port before the comparison, or else `number`, which the kernel has for it.
+
+        Returns 0 if the kernel has none, or one that belongs to another service port, written by another program.
+        """
+        if key in self._had:
+            return self._had.pop(key)
+        if number in self._taken or number > LARGEST_NUMBER:
+            return 0
+        self._taken.add(number)
+        return number
+
+    def compared(self) -> None:
+        """End the comparison, and drop the numbers of service ports that no longer exist."""
+        self._had.clear()
+        self._taken.clear()
 
 
 class MaglevTable(tuple[bytes, ...]):
@@ -100,7 +169,7 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
         return MaglevTable(maglev.fill(pool, weights, plan.balance.hashing.size))
     if not weights or plan.balance is None:
         return pool
-    counts = slot_counts(weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else SLOTS))
+    counts = slot_counts(weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else CLASSES[-1]))
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.layout import NUMBER_MAPS, Layout, SetId, list_number
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import Placed, place, render, slots
+from kubeproxy.backends.nftables.render import Numbers, Placed, place, render, slots
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Policy
 from support.nftables_plans import placed

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from kubeproxy.backends.nftables import probe
+from kubeproxy.backends.nftables import mode as mode_module
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
@@ -33,7 +34,7 @@ def node(monkeypatch):
 @pytest.mark.parametrize("release", ["5.13.0", "5.15.0-91-generic", "6.18.0+", "7.0-rc1"])
 def test_new_enough(node, release):
     node(release)
-    probe.check()
+    mode_module.check(KubeProxyConfiguration(), ())
 
 
 @pytest.mark.parametrize(
@@ -48,17 +49,17 @@ def test_new_enough(node, release):
     ],
 )
 def test_what_is_missing(node, lacks, message, monkeypatch):
-    monkeypatch.setenv(probe.SKIP_KERNEL, "")  # as the Go kube-proxy: only with a value
+    monkeypatch.setenv(mode_module.SKIP_KERNEL, "")  # as the Go kube-proxy: only with a value
     node(**lacks)
     with pytest.raises(Unsupported, match=message):
-        probe.check()
+        mode_module.check(KubeProxyConfiguration(), ())
 
 
 def test_an_old_kernel_is_tried_where_the_operator_says_so(node, monkeypatch):
     """As 4.18 of Red Hat, whose nf_tables is a later one (kubernetes issue 122743)."""
-    monkeypatch.setenv(probe.SKIP_KERNEL, "true")
+    monkeypatch.setenv(mode_module.SKIP_KERNEL, "true")
     node("4.18.0-553.el8.x86_64")
-    probe.check()
+    mode_module.check(KubeProxyConfiguration(), ())
 
 
 @pytest.mark.parametrize(("mode", "tables"), [("nftables", 2), ("userspace", 1)])

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables import render as render_module
 from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
-from kubeproxy.backends.nftables.numbering import Numbers
-from kubeproxy.backends.nftables.render import assign, changed, place, place_all, render
+from kubeproxy.backends.nftables.render import Numbers, assign, changed, place, place_all, render
 from kubeproxy.backends.state import diff
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort

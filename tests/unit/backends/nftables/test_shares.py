@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.backends.nftables.layout import BELOW, class_of, tries
+from kubeproxy.backends.nftables.layout import BELOW, CLASSES, STICKY_SLOTS, class_of, slot_counts, tries
 from kubeproxy.backends.nftables.render import assign
-from kubeproxy.backends.nftables.shares import SLOTS, STICKY_SLOTS, slot_counts
 from support.effort import examples
 from unit.backends.nftables.test_picking import shares
 
@@ -34,9 +33,9 @@ def probabilities(counts):
 @examples(300)
 @given(pools)
 def test_every_share_is_within_2_percent_of_what_was_asked_for(asked):
-    counts = slot_counts(tuple(asked), SLOTS)
+    counts = slot_counts(tuple(asked), CLASSES[-1])
     assert all(counts)
-    assert sum(counts) <= SLOTS
+    assert sum(counts) <= CLASSES[-1]
     for weight, (low, high) in zip(asked, probabilities(counts), strict=True):
         wished = weight / sum(asked)
         if len(set(asked)) > 1:
@@ -57,7 +56,7 @@ def test_all_have_a_slot_and_there_are_no_more_than_can_be(asked, most):
     [([50, 100], 3), ([90] * 9 + [10], 82), ([100, 99], 2), ([7], 1), ([100] * 9 + [50], 19), ([2, 4, 6], 6)],
 )
 def test_few_slots_are_enough(asked, slots):
-    assert sum(slot_counts(tuple(asked), SLOTS)) == slots
+    assert sum(slot_counts(tuple(asked), CLASSES[-1])) == slots
 
 
 members = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"]), max_size=40)
