@@ -1,7 +1,7 @@
-"""What another configuration or mode changes for clients: both are asked the same, and their answers compared. Pure.
+"""The effect of another configuration or mode on clients: the answers of both configurations are compared. Pure.
 
-Of each address of each Service it is asked what becomes of a connection from a pod, from this node and from elsewhere;
-model/answer.py knows. In what else modes differ is told from their habits.
+For each address of each Service, model/answer.py gives the outcome of a connection from a pod, from this node and from
+elsewhere. Other differences between modes follow from their habits.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without a
 
 
 class ConfiguredNode(NamedTuple):
-    """The node as one configuration makes it: its plans, compiled, and the habits of its mode."""
+    """The node under one configuration: its compiled plans, and the habits of its mode."""
 
     planner: Planner
     habits: Habits
 
 
 class ClientKind(NamedTuple):
-    """A kind of client: its name, its address (None for this node's own), and the interface by which it comes."""
+    """A kind of client: its name, its address (None for this node's own), and the interface of arrival."""
 
     words: str
     source: bytes | None
@@ -50,7 +50,7 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """A change that is alike for some Services: for connections to `where` from `who`, the outcome before and after.
+    """The same change for some Services: the outcome of connections to `where` from `who`, before and after.
 
     `services` are NAMESPACE/NAME, all of them.
     """
@@ -75,7 +75,7 @@ class Shift(Struct, frozen=True, rename="camel"):
 
 
 class _Met(NamedTuple):
-    """What a client meets: in words, and which endpoints."""
+    """The outcome for a client: a text, and the endpoints."""
 
     words: str
     endpoints: frozenset[bytes] = frozenset()
@@ -94,7 +94,7 @@ class KnownPod(NamedTuple):
 
 
 def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: Local) -> list[KnownPod]:
-    """Return the pods that are known: endpoints but for this node's own addresses, and the pod networks of `node`."""
+    """Return the pods to compare: all endpoints except this node's own addresses, and the pod networks of the Node."""
     own = {address for addresses in local.values() for address in addresses}
     found = {each.address: each.node for piece in slices for each in piece.endpoints if each.address not in own}
     networks = ((cidr, parse_network(cidr)) for cidr in cidrs)
@@ -103,7 +103,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
-    """Return what changes for clients; `pods` are such, as far as they are known."""
+    """Return the changes for clients; `pods` are the pods of the cluster, as far as they are known."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
@@ -118,7 +118,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
 
 
 def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
-    """Return shifts that say at once what is alike for several clients, and then for several places."""
+    """Return shifts in which equal changes are joined, for several clients and then for several places."""
     by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for (where, who, old, new), services in found.items():
         by_place.setdefault((where, old, new, tuple(services)), []).append(who)
@@ -134,7 +134,7 @@ def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
         return _Met("refused, as this mode carries no SCTP")
-    # A pod that meets itself sees this node in any configuration.
+    # A pod that reaches itself sees this node's address in any configuration.
     hidden = any(choice.masqueraded and choice.destination[:-2] != packet.source for choice in made.choices)
     endpoints = frozenset(choice.destination for choice in made.choices)
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
@@ -176,7 +176,8 @@ def _clients(
 ) -> list[ClientKind]:
     """Return the clients to compare: this node, a client outside, and a pod as either configuration recognises it.
 
-    Of pods that are known, those count that the two recognise otherwise; else one that each recognises is made up.
+    Known pods are grouped by the configurations that recognise them; without known pods, one is invented for each
+    configuration.
     """
     found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
@@ -195,7 +196,7 @@ def _clients(
 
 
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
-    """Return made-up pods of two configurations: if one tells them by network and one by interface, most are both."""
+    """Return invented pods of two configurations; of a network and an interface, pods that fit both as well."""
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
         return list(pods)
@@ -224,16 +225,16 @@ def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
 
 
 def _late(network: Range) -> bytes:
-    """Return the address before a network's last one: most likely no endpoint's."""
+    """Return the last address but one of a network: most likely no endpoint has it."""
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
 
 
-# -- what answers do not say -------------------------------------------------------------------------------------------
+# -- differences that answers do not show ------------------------------------------------------------------------------
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
-    """Yield in what else clients notice the change, in sentences with the number of Services that this concerns."""
+    """Yield other changes that clients notice, as sentences with the number of Services concerned."""
     old, new = before.habits, after.habits
     plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
@@ -251,7 +252,7 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
 
 
 def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
-    """Return what becomes of established connections."""
+    """Return the effect on established connections, as a sentence."""
     if not before.outlives_mode and (not same_mode or before.carries):
         return "established connections end: what carries them goes with the old proxy"
     if not same_mode and not after.outlives_mode:

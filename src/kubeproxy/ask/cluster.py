@@ -1,4 +1,4 @@
-"""Answers of the API server, by the proxy's credentials: names of pods, and whether the proxy has newest versions."""
+"""Requests of commands to the API server, with the proxy's credentials: names of pods, newest versions of objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PODS_PATIENCE = 5.0
 """Seconds to wait for the names of pods."""
 TRIES = 5
 PAUSE = 0.2
-"""Seconds between two tries: an event takes milliseconds to the proxy."""
+"""Seconds between two comparisons: an event reaches the proxy within milliseconds."""
 
 _PLACE = "the API server"
 
@@ -33,7 +33,7 @@ Read = Mapping[ServiceName, Versions]
 
 
 def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], patience: float) -> T:
-    """Return what the API server answers within so many seconds. Raises NoAnswerError."""
+    """Return the API server's answer, if it arrives in time. Raises NoAnswerError."""
     kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
@@ -53,7 +53,7 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], patience: 
 
 
 def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
-    """Return names of pods by packed address, of a Service's or of all, and why there are none, '' if there are."""
+    """Return names of pods by packed address, of a Service or of all, and the reason if they are not known, else ''."""
     if facts.manifests:
         return {}, "the objects come from files"
     try:
@@ -63,9 +63,9 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return in what the proxy is behind the API server, of these Services or of all. Raises NoAnswerError.
+    """Return objects of these Services, or of all, whose version at the proxy is outdated. Raises NoAnswerError.
 
-    Only what it is still behind in after a second, with the same version at the server, counts.
+    An object counts if the proxy still lacks the same version after a second.
     """
     before: list[Finding] = []
     for attempt in range(TRIES):
@@ -87,7 +87,7 @@ def _read(facts: Facts, name: ServiceName | None) -> Read:
 
 
 def _staleness(facts: Facts) -> str:
-    """Return how the proxy's watches stand, in words."""
+    """Return the state of the proxy's watches as a text."""
     watched = facts.reach.watched if facts.reach is not None else ()
     stale = [f"{one.resource} for {one.stale:.0f} s" for one in watched if one.stale >= 1]
     return f"; its watches heard nothing of {', '.join(stale)}" if stale else ""

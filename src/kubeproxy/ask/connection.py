@@ -1,4 +1,4 @@
-"""All that decides about one connection on this node: the proxy's plan, the kernel, other programs, and endpoints."""
+"""The full answer for one connection on this node: the proxy's plan, the kernel, other programs, and the endpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
-"""Protocols by which endpoints are tried."""
+"""Protocols of the probes of endpoints."""
 
 
 class Told(Struct, frozen=True):
@@ -52,7 +52,7 @@ class Told(Struct, frozen=True):
 
     @property
     def fixes(self) -> list[str]:
-        """What would let the connection pass."""
+        """The fixes that would let the connection pass."""
         return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in self.findings if one.is_wrong and one.fix))))
 
     def fields(self) -> dict[str, object]:
@@ -69,7 +69,7 @@ class Told(Struct, frozen=True):
 
 
 def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
-    """Look at all that an answer is about, and try endpoints of these protocols. Raises KubeProxyError."""
+    """Add findings of the node, and probes of endpoints by these protocols, to an answer. Raises KubeProxyError."""
     why, plan = explained.why, explained.plan
     if why.elsewhere is not None or (plan is None and not asked.running):
         return Told(why)
@@ -88,7 +88,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:
-    """Look for endpoints whose answers do not return through this node, which alone translates them back."""
+    """Report endpoints whose answers do not return through this node, which alone translates them back."""
     lost = [one for one in why.endpoints if not one.returns]
     if lost:
         yield Diagnosis(
@@ -103,7 +103,7 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
 
 
 def _unrouted(why: Why) -> Iterator[Diagnosis]:
-    """Look whether this node's own packets have a route to the Service's address, which they need before any rule."""
+    """Check whether this node's own packets have a route to the Service's address, which they need before any rule."""
     front = pack(probe.place(why.destination.partition("/")[0])[0])
     if why.source == THIS_NODE and front is not None and source_for(front) is None:
         yield Diagnosis(
@@ -117,7 +117,7 @@ def _unrouted(why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: Checkup) -> Iterator[Diagnosis]:
-    """Yield findings of the node by what they mean for one connection: it is stopped, or it may be."""
+    """Yield the node's findings, with the severity for this connection: it is stopped, or it may be."""
     for finding in report.findings:
         yield replace(finding, severity=Severity.BROKEN if finding.stops_connections else Severity.NOTE)
     for text in report.unknown:
@@ -125,9 +125,9 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
 
 
 def _way(asked: Source, why: Why) -> CheckedNode:
-    """Return what is to be looked at for a connection: what begins or ends on the node is not forwarded by it.
+    """Return the hooks to check for a connection: the node does not forward connections that begin or end on it.
 
-    Where connections end at the proxy, its own ones to the endpoints begin here.
+    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here.
     """
     where, _, protocol = why.destination.partition("/")
     front, port = probe.place(where)

@@ -21,11 +21,11 @@ from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.release import build
 
 _PROPOSED = 1000
-"""Services that a shell shows at most."""
+"""Maximum number of Services that completion proposes."""
 
 
 class Desk:
-    """Answers questions. `places` looks up the zones of endpoints, None where nothing can be looked up later."""
+    """Answers questions. `places` looks up the zones of endpoints, None without a source to look them up."""
 
     running: Final = False
     """Whether the answers are those of a proxy that runs here, so that the kernel should have its plans."""
@@ -35,7 +35,7 @@ class Desk:
         self.places = places
 
     def facts(self) -> Facts:
-        """Return what holds for the whole proxy."""
+        """Return the facts of the whole proxy."""
         snapshot, planner, options = self.snapshot, self.snapshot.planner, self.snapshot.options
         return Facts(
             version=build().name,
@@ -57,7 +57,7 @@ class Desk:
         )
 
     def has_node_ports(self) -> bool:
-        """Return whether any Service has a NodePort; all of them are looked at for it."""
+        """Return whether any Service has a NodePort; the cost grows with the number of Services."""
         return any(
             frontend.kind is FrontendKind.NODEPORT
             for compiled in self.snapshot.planner.compiled.values()
@@ -70,18 +70,18 @@ class Desk:
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
-        """Return an answer of `why` with the Node of the client and the zones of endpoints, where these can be had."""
+        """Return an answer of `why` with the Node of the client and the zones of endpoints, as far as available."""
         if self.places is None:
             return made
         made = await with_node(made, self.places)
         return replace(made, why=await with_zones(made.why, self.places))
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """Yield those of these Services that are known, all when none is named."""
+        """Yield the known ones of these Services, all if none is named."""
         return (held for name in names or self.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
-        """Return all of a Service, as /debug/state has it. Raises QuestionError when it is unknown."""
+        """Return the state of a Service, as /debug/state shows it. Raises QuestionError if it is unknown."""
         made = state.service(self.snapshot, name)
         if made is None:
             raise QuestionError(unwatched(name))
@@ -89,7 +89,7 @@ class Desk:
 
     @property
     def names(self) -> list[ServiceName]:
-        """All Services, those included that are deleted while their rules are still in the kernel."""
+        """All Services, including deleted ones with rules that are still in the kernel."""
         return self.snapshot.names
 
     @property
@@ -98,7 +98,7 @@ class Desk:
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
-        """Yield the objects that the plans of these Services are made of, of all when none is named."""
+        """Yield the inputs of these Services' plans, of all if none is named."""
         planner, names = self.snapshot.planner, names or self.watched
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
@@ -107,7 +107,7 @@ class Desk:
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
-        """Return the Services that begin with a text, as NAMESPACE/NAME; with a colon in it that Service's ports."""
+        """Return the Services that begin with a text, as NAMESPACE/NAME; after a colon, the ports of that Service."""
         name, colon, port = prefix.partition(":")
         if not colon:
             found = ("/".join(name) for name in self.snapshot.planner.services)

@@ -1,4 +1,4 @@
-"""The values that a Desk answers with, as they go over the socket in msgpack: both sides are of one version."""
+"""The values of a Desk's answers. The socket carries them as msgpack, so both ends must have the same version."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What holds for the whole proxy. `started` is in seconds since the epoch; `unready` says why it is not ready, by
-    part; `listed` whether all Services and EndpointSlices came once. `config` is the configuration as a file would have
-    it, `config_file` its path, '' for none. `reach` is None where objects come from files; `node` is the Node of the
-    world's name, if there is one.
+    """The facts of the whole proxy.
+
+    `started` is in seconds since the epoch. `unready` has the reasons why it is not ready, by check. `listed`: all
+    Services and EndpointSlices were listed once. `config` is the configuration in the form of a file, `config_file` its
+    path, '' for none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not
+    exist.
     """
 
     version: str
@@ -41,17 +43,17 @@ class Facts(Struct, frozen=True, kw_only=True):
     node: Node | None
 
     def configuration(self) -> KubeProxyConfiguration:
-        """Return the configuration that the proxy runs with."""
+        """Return the running configuration, decoded."""
         tree = {name: value for name, value in self.config.items() if name not in {"apiVersion", "kind"}}
         return decode(tree).config
 
 
 class ProgrammedService(Struct, frozen=True, kw_only=True):
-    """A Service as the proxy has it.
+    """The state of a Service in the proxy.
 
     `state` and `reason` are those of /debug/state. `version` is its resourceVersion, `slices` those of its
-    EndpointSlices by name. `plans` are what the kernel last took, of all families; `wanted` what it is to have, None
-    when that is the same. A Service that is gone, with rules that are not, has no version.
+    EndpointSlices by name. `plans` are the plans that the kernel accepted last, of all families; `wanted` the desired
+    ones, None if equal. A deleted Service with rules in the kernel has no version.
     """
 
     name: ServiceName
@@ -65,7 +67,7 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
 
 
 class Objects(Struct, frozen=True):
-    """What a Service's plans are made of: the Service, None when only slices name it, and its slices by name."""
+    """The inputs of a Service's plans: the Service, None if only slices name it, and its slices by name."""
 
     name: ServiceName
     service: Service | None

@@ -11,18 +11,18 @@ from kubeproxy.errors import NoAnswerError
 
 
 class Severity(IntEnum):
-    """How bad it is, the worst first."""
+    """The severity of a finding, the worst first."""
 
     BROKEN = 0
-    """Connections fail, or will at the next change."""
+    """Connections fail, or will fail at the next change."""
     DEGRADED = 1
-    """Some connections fail, or will before long."""
+    """Some connections fail, or will fail soon."""
     UNKNOWN = 2
-    """It could not be looked at."""
+    """The check could not run."""
     NOTE = 3
-    """It may matter, if something does not work. By itself it is nothing wrong."""
+    """A possible cause if something does not work; no error by itself."""
     FINE = 4
-    """It was looked at, and nothing is wrong."""
+    """The check ran and found nothing wrong."""
 
     @property
     def mark(self) -> str:
@@ -31,7 +31,7 @@ class Severity(IntEnum):
 
 
 class Diagnosis(Struct, frozen=True):
-    """A finding: the fact, why it matters, and what mends it. `about` is the check that found it, one word."""
+    """A finding: the fact, its consequence, and the fix. `about` is the name of the check, one word."""
 
     severity: Severity
     about: str
@@ -41,17 +41,17 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def stops_connections(self) -> bool:
-        """Return whether this alone may stop a connection now, or send it to an endpoint that is gone."""
+        """Return whether this finding alone may stop a connection now, or send it to a deleted endpoint."""
         return self.severity is Severity.BROKEN or self.about == "leftovers"
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether something is wrong by this alone."""
+        """Return whether this is an error by itself."""
         return self.severity <= Severity.DEGRADED
 
     @property
     def text(self) -> str:
-        """The fact and why it matters, in one line."""
+        """The fact and its consequence, in one line."""
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def row(self) -> dict[str, str]:
@@ -66,12 +66,12 @@ class Diagnosis(Struct, frozen=True):
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings by severity, and in their order otherwise."""
+    """Return findings sorted by severity; the order of equal ones is kept."""
     return sorted(findings, key=lambda finding: finding.severity)
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, in the largest unit of which there are two at least."""
+    """Return a duration as text, in the largest unit that gives at least two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 class UnreadError(NoAnswerError):
-    """The objects cannot be read; `finding` says why, and what mends it."""
+    """The objects cannot be read; `finding` has the reason and the fix."""
 
     def __init__(self, finding: Diagnosis) -> None:
         super().__init__(f"{finding.what}. Fix: {finding.fix}")

@@ -1,7 +1,7 @@
-"""The question of `kube-proxy plan --from-kernel`: the rules that run now, of any kube-proxy, against those that this
-program would write for a configuration: do all packets have the same outcome?
+"""The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome?
 
-The latter are written into an empty network namespace, and read back from there. The host's rules are read only.
+The present rules are those of any kube-proxy; they are only read. The new rules are those that this program would write
+for a configuration: they are written into an empty network namespace and read back from there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group of differences: the number of classes, a packet of one of them, and its fate now and then."""
+    """A group of differences: the number of classes, a packet of one of them, and its outcomes before and after."""
 
     classes: int
     packet: str
@@ -44,9 +44,7 @@ class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer for one family: the number of classes of packets, the groups of differences, and rules of either side
-    that are not understood.
-    """
+    """The answer for one family: the number of classes of packets, groups of differences, and rules not understood."""
 
     family: str
     classes: int

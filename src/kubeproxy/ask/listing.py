@@ -1,4 +1,4 @@
-"""A Service in few words: where it answers, how many endpoints it has, which policies it has. Pure."""
+"""The columns of `kube-proxy services`: addresses, number of endpoints, policies. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from kubeproxy.model.plan import Policy, ServicePlan
 
 
 class EndpointCount(NamedTuple):
-    """Endpoints by address and port: those that are ready, and all."""
+    """Numbers of endpoints, by address and port: ready ones, and all."""
 
     ready: int
     total: int
 
 
 def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
-    """Yield where clients find a Service, once what both families have; a NodePort is on any address, *."""
+    """Yield a Service's frontends as texts, each once; a NodePort's address is *."""
     yield from dict.fromkeys(
         front_text(one.address, one.port, one.protocol) for plan in plans for one in plan.frontends
     )
 
 
 def endpoints(slices: Iterable[Slice]) -> EndpointCount:
-    """Count the endpoints of a Service's slices. What stands in two slices while it moves counts once, and so does what
-    has an address of each family: the family that has more of them is counted.
+    """Count the endpoints of a Service's slices.
 
-    Those of a slice without ports, as where no container has the named targetPort, are never ready.
+    An endpoint in two slices, as while it moves, counts once. Of two families the one with more endpoints is counted,
+    as a dual-stack pod has an address in each.
+
+    Endpoints of a slice without ports, as when no container has the named targetPort, are never ready.
     """
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
@@ -58,8 +60,9 @@ def _counted(slices: Iterable[Slice]) -> EndpointCount:
 
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
-    """Return letters for what is not usual: L and l for Local policies, external and internal, A for affinity, and H
-    for hints that leave ready endpoints out.
+    """Return letters for unusual settings of a Service.
+
+    L, l: external or internal policy Local. A: affinity. H: hints exclude ready endpoints.
     """
     found = dict.fromkeys("LlAH", False)
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
@@ -81,9 +84,9 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
-    """Return when a Service last changed as far as its objects say, in seconds since the epoch; 0 for unknown.
+    """Return the time of a Service's last change according to its objects, in seconds since the epoch; 0 if unknown.
 
-    That is when it was made, or when what led to the last version of a slice happened.
+    It is the creation of the Service, or the last trigger time of its slices.
     """
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)

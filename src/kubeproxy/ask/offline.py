@@ -1,4 +1,4 @@
-"""Answers without a proxy: reads Services, slices and Nodes once, as a proxy on this node would, and plans them."""
+"""Answers without a running proxy: reads Services, slices and Nodes once, and plans them as a proxy would."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PATIENCE = 30.0
 """Seconds to wait for the objects."""
 
 UNREACHED = 5.0
-"""Seconds to wait for a server that is out of reach."""
+"""Seconds to wait for a server that cannot be reached."""
 
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
 
 
 class ReadDesk(Desk):
-    """Answers from objects that were read for this one question; other Nodes and zones are read if it is `why`."""
+    """Answers from objects that were read for one question; other Nodes and zones are read for `why` only."""
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         super().__init__(snapshot)
@@ -91,7 +91,7 @@ class Planned:
         return self.planner.compiled.get(name, NOTHING).plans
 
     def unready(self) -> dict[str, str]:
-        """Return nothing: readiness is a running proxy's."""
+        """Return nothing: only a running proxy has readiness."""
         return {}
 
     def last_updated(self, family: str) -> str | None:  # noqa: ARG002 - see Health
@@ -115,9 +115,9 @@ def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
 
 
 async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
-    """Return a planner that has everything, and how the API server was reached.
+    """Return a planner with all objects, and the state of the connection to the API server.
 
-    Raises NoAnswerError when that takes too long, UnreadError when it cannot get better, and SourceError.
+    Raises NoAnswerError if it takes too long, UnreadError if waiting is useless, and SourceError.
     """
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()
@@ -160,7 +160,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
 
 
 async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -> None:
-    """Return once everything that exists was read, or waiting is useless."""
+    """Return when all objects were read, or waiting is useless."""
     begun = time.monotonic()
     while not complete.is_set():
         reach = sources.reach()

@@ -26,8 +26,11 @@ from kubeproxy.setup import host, modes
 
 
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What would change. `fields` are lines "path: old -> new"; `shifts` and `remarks` are what clients notice; `node`
-    is what is set, written and removed, `lacks` what this node would need first, `unknown` what could not be told.
+    """The effects of another configuration.
+
+    `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that clients notice. `node`: sysctls and rules
+    that are set, written and removed. `lacks`: a missing requirement of this node. `unknown`: effects that could not be
+    determined.
     """
 
     mode: str
@@ -41,7 +44,7 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
-    """Return what changes when a proxy of these facts runs with `new` instead of `now`. Raises KubeProxyError."""
+    """Return the effects of the configuration `new` instead of `now` on a proxy's node. Raises KubeProxyError."""
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
     settings, lacks, alone = settings_for(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -78,9 +81,7 @@ def planned(world: Globals, objects: Iterable[Objects]) -> Planner:
 
 
 def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
-    """Return what the configuration says of this node, what it lacks to run it, '' for nothing, and what it lacks for
-    one family alone, as a sentence or none.
-    """
+    """Return the settings on this node, a missing requirement ('' for none), and remarks on a family left out."""
     settings = host.settings(new, facts.world.features.values)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
@@ -91,7 +92,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
 
 
 def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
-    """Return what holds for the node with the new settings, and what of it cannot be known here."""
+    """Return the node's globals under the new settings, and sentences on parts that cannot be known here."""
     unknown = []
     node = facts.node
     if settings.node_name != facts.world.node_name:
@@ -104,13 +105,13 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
     parts = {}
     for family in world.families:
         old, part = facts.world.of(family), world.of(family)
-        assert part is not None  # noqa: S101 - it is one of its families
+        assert part is not None  # noqa: S101 - it is one of the settings' families
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
     return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return what becomes of pods that would be recognised by an interface that is not there."""
+    """Yield a sentence if pods would be recognised by an interface that does not exist."""
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []
@@ -120,7 +121,7 @@ def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
-    """Return the settings that would be made, those that are made already left out."""
+    """Return the sysctls that would change, as sentences."""
     lines = []
     for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
         try:
@@ -149,7 +150,7 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
 
 
 def _removed(old: Mode, new: Mode, unknown: list[str]) -> list[str]:
-    """Return what of the old mode is there, which goes once the new one's is in place."""
+    """Return the old mode's rules that would be removed once the new ones are in place, as sentences."""
     try:
         known = chains.chains()
         traces = old.traces(Sight(known, chains.iptables_chains(known)), new.operations().owns)

@@ -1,8 +1,9 @@
-"""The packets of one connection as they pass the hooks of this node, before and after translation, and the answers.
+"""The packets of one connection at the hooks of this node: requests before and after translation, and answers.
 
-Translation at a hook has the priority of NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC; chains with the same priority may come
-before or after it, so nothing is said of them. The same for the interface by which a packet of this node leaves, at
-the hook output. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
+Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same priority may run
+before or after it, so they are left out. At the hook output, the interface by which a packet leaves may change with the
+translation, so it counts as unknown. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c,
+of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _LOOPBACK: Final = "lo"
 
 
 class CheckedConnection(NamedTuple):
-    """A connection: its first packet as it comes, with the source None if the node picks it, and this node's addresses.
+    """A connection: its first packet on arrival, with the source None if the node picks it, and this node's addresses.
 
-    `taken_in`: it is taken in at the hook input, as if it ended at the node, before it is sent to an endpoint.
+    `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
     """
 
     packet: Packet
@@ -36,19 +37,19 @@ class CheckedConnection(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it begins on this node."""
+        """Whether the connection begins on this node."""
         return self.packet.source is None or self.packet.source in self.local
 
     @property
     def interface(self) -> str | None:
-        """The interface by which it comes in, as far as the routes tell; None if they do not."""
+        """The interface of arrival, derived from the routes; None if unknown."""
         if self.is_local or self.packet.source is None:
             return _NONE
         return interface_to(self.packet.source)
 
 
 def interface_to(address: bytes) -> str | None:
-    """Return the interface by which packets to an address leave, None if there is no route. Raises NetlinkError."""
+    """Return the interface by which packets to an address leave, None without a route. Raises NetlinkError."""
     return way_out(bytes(len(address)), address) or None
 
 
@@ -91,7 +92,7 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 
 
 def own(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection of this node to an address that nobody translates. Raises NetlinkError."""
+    """Yield the packets of this node's own connection to an address without translation. Raises NetlinkError."""
     if packet.destination in local:
         return
     exit_, client = interface_to(packet.destination), source_for(packet.destination)
@@ -122,7 +123,7 @@ def _answers(
 
 
 class _Made(NamedTuple):
-    """What packets of one connection have in common; `end` is the endpoint, None before one is chosen."""
+    """The common fields of a connection's packets; `end` is the endpoint, None before one is chosen."""
 
     packet: Packet
     interfaces: tuple[str | None, str | None]
@@ -132,7 +133,7 @@ class _Made(NamedTuple):
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
     ) -> PassingPacket:
-        """Return the first packet at a hook, by these interfaces or those of the whole way."""
+        """Return the first packet at a hook; `interfaces` default to those of the whole way."""
         end = self.end or (self.packet.destination, self.packet.port)
         changed = self.by_rules and self.end is not None
         return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)

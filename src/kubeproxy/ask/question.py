@@ -1,4 +1,4 @@
-"""Reads what an operator asks about: a source, and a destination by address or by the name of a Service. Pure."""
+"""Parses an operator's question: a source, and a destination by address or by the name of a Service. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.model.compile import skipped
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
 NODE = "node"
-"""The source that stands for this node itself, whichever of its addresses it picks."""
+"""The source that stands for this node itself, with the address that the kernel picks."""
 _SHOWN = 3
-"""Services of the name that is asked for in other namespaces that are shown."""
+"""Maximum number of Services in other namespaces that an error message proposes."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of a namespace or of a Service (RFC 1123)."""
 
@@ -37,7 +37,7 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
 
 
 def addressed(source: str, target: str) -> Packet:
-    """Return the first packet of a connection to ADDRESS:PORT, without a proxy that knows Services.
+    """Return the first packet of a connection to ADDRESS:PORT, for commands without a proxy.
 
     Raises QuestionError.
     """
@@ -105,7 +105,7 @@ def _names_service(text: str) -> bool:
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str]:
-    """Return the first cluster IP of a Service that this client may ask, and the number of its port."""
+    """Return the first cluster IP of a Service in the client's family, and the port number as text."""
     service = "/".join(name)
     compiled = snapshot.planner.compiled.get(name)
     known = snapshot.planner.services.get(name)
@@ -132,7 +132,7 @@ def _service_address(
 
 
 def _hints(snapshot: Snapshot, name: ServiceName) -> Iterator[str]:
-    """Yield what else may be meant, or wrong, where a Service is unknown."""
+    """Yield hints for an unknown Service: the same name in other namespaces, an API server that cannot be reached."""
     same = sorted(space for space, other in snapshot.planner.services if other == name[1])
     if same:
         yield "; there is " + ", ".join(f"{space}/{name[1]}" for space in same[:_SHOWN])

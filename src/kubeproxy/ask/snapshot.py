@@ -1,4 +1,4 @@
-"""The state that answers are made of: a running proxy's, or one of objects read from a folder or an API server."""
+"""The state behind all answers: of a running proxy, or of objects read from a folder or an API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
-if TYPE_CHECKING:  # a command that asks a running proxy loads none of them
+if TYPE_CHECKING:  # not loaded by a command that asks a running proxy
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a command that asks a running proxy loads none of them
 
 
 class Programmed(Protocol):
-    """The plans, and how far the kernel has them: an Engine, or its stand-in where no proxy runs."""
+    """The committed plans and the kernel's state: an Engine, or its stand-in without a running proxy."""
 
     planner: Planner
     local_addresses: Mapping[Family, Sequence[bytes]]
@@ -30,25 +30,27 @@ class Programmed(Protocol):
 
     @property
     def standings(self) -> tuple[FamilyStanding, ...]:
-        """How each address family's kernel stands."""
+        """The state of each address family's kernel."""
 
     def committed(self, name: ServiceName) -> Sequence[ServicePlan]:
-        """Return the plans of a Service that the kernel took last."""
+        """Return the plans of a Service that the kernel accepted last."""
 
 
 class Health(Protocol):
-    """The proxy's health as far as answers show it."""
+    """The part of the proxy's health that answers show."""
 
     def unready(self) -> dict[str, str]:
-        """Return why the proxy is not ready, by the name of the check; empty when it is."""
+        """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
 
     def last_updated(self, family: str) -> str | None:
-        """Return when everything queued was programmed the last time, None for never."""
+        """Return the last time at which everything queued was programmed, None for never."""
 
 
 class Snapshot(NamedTuple):
-    """The state of a node. `started` is in seconds since the epoch; `complete` is the state of a Service of which the
-    kernel lacks nothing; `reach` returns how the API server is reached, None where objects come from files.
+    """The state of a node.
+
+    `started` is in seconds since the epoch; `complete` is the state of a Service that is completely in the kernel;
+    `reach` returns the state of the connection to the API server, None if objects come from files.
     """
 
     options: Options
@@ -61,7 +63,7 @@ class Snapshot(NamedTuple):
 
     @property
     def planner(self) -> Planner:
-        """The objects, and the plans that are made of them."""
+        """The objects, and the plans compiled from them."""
         return self.engine.planner
 
     @property
@@ -71,16 +73,16 @@ class Snapshot(NamedTuple):
 
     @property
     def names(self) -> list[ServiceName]:
-        """All Services, those included that are deleted while their rules are still in the kernel."""
+        """All Services, including deleted ones with rules that are still in the kernel."""
         return list({**self.planner.services, **self.engine.queued})
 
     @property
     def pending(self) -> int:
-        """How many Services have a change that the kernel does not have yet."""
+        """The number of Services with a change that the kernel does not have yet."""
         return len(self.engine.queued) + self.planner.dirty
 
     def verdict(self, name: ServiceName) -> tuple[str, str] | None:
-        """Return the state of a Service, and its reason, '' for none; None when the Service is unknown."""
+        """Return the state of a Service and its reason ('' for none), None if the Service is unknown."""
         planner, queued = self.planner, name in self.engine.queued
         service, compiled = planner.services.get(name), planner.compiled.get(name)
         if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
@@ -108,7 +110,7 @@ class Snapshot(NamedTuple):
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:
-        """Return why nothing is programmed for a Service that is known, if only from its EndpointSlices."""
+        """Return the reason why a Service, known by itself or from EndpointSlices, has no plan."""
         service = self.planner.services.get(name)
         if service is None:
             return of_another_proxy(_proxy_names(self.planner.slices[name])[0])
@@ -117,7 +119,7 @@ class Snapshot(NamedTuple):
 
 
 def unwatched(name: ServiceName) -> str:
-    """Return why there is no answer for a Service that is unknown."""
+    """Return the reason why a Service is unknown, as a sentence."""
     return (
         f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
         " another proxy's (label service.kubernetes.io/service-proxy-name)"
@@ -125,5 +127,5 @@ def unwatched(name: ServiceName) -> str:
 
 
 def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:
-    """Return the values of the label by which a Service is another proxy's, as its EndpointSlices have it."""
+    """Return the values of a Service's label service-proxy-name, as its EndpointSlices have them."""
     return [piece.proxy_name for piece in slices.values() if piece.proxy_name is not None]

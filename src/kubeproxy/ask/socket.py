@@ -1,6 +1,6 @@
-"""The routes of the control socket, by which a running proxy lets others ask its Desk.
+"""The routes of the control socket, which pass questions to the Desk of a running proxy.
 
-Short answers are made at once. Long ones go a few Services at a time, with the event loop running in between.
+Short answers are written at once, long ones a few Services at a time, with the event loop running in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PACKED = (("Content-Type", "application/msgpack"),)
 _RUN = 100
-"""Services written before the loop has its turn: about a millisecond."""
+"""Services that are written before the event loop runs again: about a millisecond."""
 
 
 def socket_pages(desk: Desk) -> dict[str, Handler]:
@@ -45,7 +45,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
         return Response(200, _PACKED, _streamed(desk.services, names or desk.names))
 
     def names(request: Request) -> Response:
-        # Lines of text: completion of a command line, for which a user waits, decodes nothing.
+        # Lines of text, not msgpack: completion, for which a user waits, then has nothing to decode.
         found = desk.beginning(dict(request.parameters).get("prefix", ""))
         return Response(200, TEXT, "".join(f"{name}\n" for name in found).encode())
 

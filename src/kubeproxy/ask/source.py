@@ -1,4 +1,4 @@
-"""The source of a command's answers: the proxy that runs, or a Desk of objects that are read for this one question."""
+"""The source of a command's answers: the running proxy, or a Desk with objects read for this one question."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 100
-"""Services that are named in one request."""
+"""Maximum number of Services in one request."""
 MANY = 1000
-"""Services from which on all are asked for instead of each by its name."""
+"""Number of Services from which a command requests all, instead of each by its name."""
 
 
 class Running:
@@ -45,7 +45,7 @@ class Running:
             wanted = frozenset(names)
             yield from (held for held in self.services() if held.name in wanted)
             return
-        # A request line has 16 KiB at most; no names at all are one request, for all Services.
+        # The request line is limited to 16 KiB. Without names, one request returns all Services.
         for start in range(0, len(names) or 1, AT_ONCE):
             asked = names[start : start + AT_ONCE]
             yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])
@@ -64,7 +64,7 @@ class Running:
 
 
 Source: TypeAlias = "Running | Desk"
-"""The source of answers: the proxy that runs here, or the objects that were read for this one question."""
+"""The source of answers: the running proxy, or the objects that were read for this one question."""
 
 
 def knowing(asked: Source) -> Facts:

@@ -1,4 +1,4 @@
-"""On which node a client is, as far as this proxy knows: there its connections to Services are decided. Pure."""
+"""The node of a client, as far as this proxy knows it: that node decides about the client's connections. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.model.world import pod_cidrs
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: its name, '' where only that it is another one is known, and how that is known."""
+    """Another node decides: its name, '' if unknown, and the reason with the field behind it."""
 
     node: str
     reason: str
@@ -35,7 +35,7 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Not all networks take pods' addresses from podCIDRs: where they do, this node has one of its own there.
+    # Not all networks take pods' addresses from podCIDRs: if they do, this node itself has an address in its podCIDRs.
     if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
         reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
         return Elsewhere("", reason, "spec.podCIDRs of this Node")
@@ -43,9 +43,9 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
 
 
 def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if it may be another Node's own, as the proxy watches no Node but its own.
+    """Return the client's address if it may be another Node's own: the proxy watches only its own Node. Else None.
 
-    It is none of this node's, no endpoint's and no pod's, and asks no address of this node.
+    It may be if neither this node, nor an endpoint, nor a pod has it, and the destination is not this node's.
     """
     source, local = packet.source, snapshot.addresses
     if source is None or packet.interface or source in local or packet.destination in local:
@@ -56,7 +56,7 @@ def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
 
 
 def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the nodes that slices name for an address, each with the name of a slice."""
+    """Yield the nodes of an address according to the slices, each with the name of a slice."""
     for (namespace, _), pieces in snapshot.planner.slices.items():
         for name, piece in pieces.items():
             if piece.family is family_of(address) and piece.holds(address):

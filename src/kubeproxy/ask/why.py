@@ -1,4 +1,4 @@
-"""What becomes of a connection, in words: model/answer.py's answer for people and programs, and what would mend it."""
+"""The outcome of a connection with reasons and fixes, for people and programs, from the answer of model/answer.py."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Target(Struct, frozen=True, rename="camel"):
 
 
 class Missing(Struct, frozen=True, rename="camel"):
-    """An endpoint that gets no new connections from here: why, and the field and EndpointSlice that say so, or the flag
-    and '' for one that is gone.
+    """An endpoint that gets no new connections from this node, with the reason.
+
+    `field` and `slice` are behind it; for a deleted endpoint the flag and ''.
     """
 
     address: str
@@ -48,11 +49,13 @@ class Missing(Struct, frozen=True, rename="camel"):
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What this proxy decides about one connection. Texts are for people; `outcome` is one of model.answer.Outcome's
-    values. `elsewhere` says which other node decides instead, as the client is there.
+    """The proxy's decision about one connection.
+
+    Texts are for people; `outcome` is one of model.answer.Outcome's values. `elsewhere` names the client's node, if
+    that one decides.
 
     `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
-    seconds. `fixes` are what would let the connection pass.
+    seconds. `fixes` would let the connection pass.
     """
 
     source: str
@@ -70,12 +73,12 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether the connection gets to an endpoint, or to the proxy, as far as this proxy decides."""
+        """Return whether the connection reaches an endpoint, or the proxy, by this proxy's decision."""
         return self.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
 
     @property
     def forwarded(self) -> bool:
-        """Return whether an endpoint is to get it: then others on the way may stop it."""
+        """Return whether an endpoint gets the connection, unless other programs stop it on the way."""
         return self.outcome == Outcome.FORWARDED.value
 
     @property
@@ -90,7 +93,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def next(self) -> str:
-        """Return the command that shows what else decides about a connection that is forwarded, '' for others."""
+        """Return the command that shows other decisions about a forwarded connection, '' if it is not forwarded."""
         if not self.forwarded or self.elsewhere is not None:
             return ""
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
@@ -100,15 +103,15 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
 def fields(why: Why) -> dict[str, object]:
-    """Return an answer for programs: a step by the names of its parts, not by their places."""
+    """Return an answer as a JSON object; steps are objects, not lists."""
     made: dict[str, object] = to_builtins(why)
     return made | {"steps": [step._asdict() for step in why.steps]}
 
 
 class Explained(Struct, frozen=True):
-    """An answer, and what a command needs to look at the kernel for it: the plan, if there is one, and the globals.
+    """An answer, with the plan (None without one) and the globals, which a command needs to read the kernel.
 
-    `stranger` is the client's address if it may be another Node's, which would decide then; None if not.
+    `stranger` is the client's address if it may belong to another Node, which would then decide; else None.
     """
 
     why: Why
@@ -118,16 +121,16 @@ class Explained(Struct, frozen=True):
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return what becomes of a packet here, and why.
+    """Return the outcome of a packet on this node, with its reasons.
 
-    What a client of another node sends to an address of this one is decided here, and what is said to come in by an
-    interface is here as well.
+    This node also decides about packets of other nodes' clients to its own addresses, and about packets with a given
+    interface of arrival.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     client = home(snapshot, packet.source)
     there = None if packet.interface or packet.destination in snapshot.addresses else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
-    asked = made.plan is not None or packet.source == packet.destination  # a Node asks its own NodePort
+    asked = made.plan is not None or packet.source == packet.destination  # a Node connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     return Explained(moved(why, there) if there is not None else why, made.plan, snapshot.planner.world, unknown)
 
@@ -188,7 +191,7 @@ def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str
 
 
 def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
-    """Yield what would let the connection pass, in the words of objects and fields."""
+    """Yield changes of objects or fields that would let the connection pass."""
     if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
         return
     blocking = {step.field for step in made.steps if not step.passes}
@@ -205,7 +208,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
 
 
 def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
-    """Yield what would let a client through source ranges; a pod's address is another pod's later."""
+    """Yield fixes for a client outside the source ranges; a pod's address may later belong to another pod."""
     if ours is not None and packet.source is not None and ours.detector.holds(packet.source, packet.interface):
         network = ours.detector.value if ours.detector.kind == "network" else "the pod network"
         yield (
@@ -218,7 +221,7 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
 
 
 def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
-    """Yield what would make an address and port that are no Service's, or not here, a Service's."""
+    """Yield fixes for an address and port that no Service has on this node."""
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"ask for a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
@@ -227,7 +230,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:
-    """Yield what would give a Service without endpoints some."""
+    """Yield fixes for a Service without endpoints."""
     assert made.plan is not None  # noqa: S101 - the caller looked
     key = made.plan.key
     service, kubectl = f"{key.namespace}/{key.name}", f"kubectl -n {key.namespace}"

@@ -1,6 +1,6 @@
-"""Where endpoints and clients are, asked for when somebody looks: the proxy itself needs no zones and no other Nodes.
+"""Zones of endpoints and Nodes of clients, requested only for an answer: the proxy itself does not need them.
 
-Whoever looks never waits for long and never gets an error for it: without an answer zones are not known.
+A caller waits briefly and gets no error: without an answer the zones are unknown.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.control")
 
 Zones = Mapping[bytes, str]
-"""Zones of endpoints by packed address, of those that have one."""
+"""Zones of endpoints by packed address; endpoints without a zone are missing."""
 
 PATIENCE: Final = 1.0
-"""Seconds that a caller waits for its turn, and then for the answer."""
+"""Seconds that a caller waits for the lock, and then for the answer."""
 LASTING: Final = 3.0
-"""Seconds for which an answer holds, as does that there was none: an open page asks at each change of a Service."""
+"""Seconds for which an answer, or a missing one, is reused: an open page asks at each change of a Service."""
 MOST: Final = 8
-"""Services whose zones are kept."""
+"""Maximum number of Services with cached zones."""
 _NODES: Final = ("", "")
-"""Stands for the Nodes where a Service is named otherwise: their names by packed address are asked for alike."""
+"""The cache key for the names of Nodes by packed address; other keys are Services."""
 BURST: Final = 20
-"""Questions at once; then there is one a second, however many pages are open and whatever they ask for."""
+"""Requests in a burst; then one a second, for all pages and commands together."""
 
 
 class Places:
-    """Zones of endpoints, and Nodes. `ask` fetches the zones of a Service from the source of objects; `nodes` returns
-    Node names by packed address. Only one request runs at a time.
+    """A cache of zones of endpoints, and of Nodes.
+
+    `ask` fetches the zones of a Service from the source of objects; `nodes` fetches Node names by packed address. Only
+    one request runs at a time.
     """
 
     def __init__(
@@ -56,12 +58,12 @@ class Places:
         self._known: dict[ServiceName, tuple[float, Zones]] = {}
 
     def held(self, service: ServiceName) -> Zones | None:
-        """Return zones that were looked up a moment ago, None if they are not known yet."""
+        """Return the cached zones of a Service, None if they are missing or too old."""
         known = self._known.get(service)
         return known[1] if known is not None and self._clock() - known[0] < LASTING else None
 
     async def zones(self, service: ServiceName) -> Zones:
-        """Return the zones of a Service's endpoints as far as they can be had. Never raises."""
+        """Return the zones of a Service's endpoints, as far as they are available. Never raises."""
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._turn.acquire()
@@ -73,7 +75,7 @@ class Places:
             self._turn.release()
 
     async def node(self, address: bytes) -> str:
-        """Return the name of the Node that has an address, '' for none, and where it cannot be had. Never raises."""
+        """Return the name of the Node that has an address, '' if there is none or it is unknown. Never raises."""
         return (await self.zones(_NODES)).get(address, "") if self._nodes is not None else ""
 
     async def _zones(self, service: ServiceName) -> Zones:
@@ -94,7 +96,7 @@ class Places:
         return found
 
     def _keep(self, service: ServiceName, found: Zones) -> None:
-        """Remember an answer, or that none came; the oldest is forgotten for it."""
+        """Cache an answer, or that there was none, in place of the oldest."""
         self._known.pop(service, None)
         while len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
@@ -102,7 +104,7 @@ class Places:
 
 
 async def with_node(made: Explained, places: Places) -> Explained:
-    """Return an answer that says so if the client is another Node, as far as that can be had."""
+    """Return the answer, changed to name the deciding node if the client is another Node."""
     node = await places.node(made.stranger) if made.stranger is not None else ""
     if node in {"", made.world.node_name}:
         return made
@@ -111,7 +113,7 @@ async def with_node(made: Explained, places: Places) -> Explained:
 
 
 async def with_zones(why: Why, places: Places) -> Why:
-    """Return an answer that also says the zones of its endpoints, as far as they can be had."""
+    """Return the answer with the zones of its endpoints, as far as they are available."""
     if all(one.zone for one in why.endpoints):
         return why
     namespace, _, name = why.service.partition("/")

@@ -1,1 +1,1 @@
-"""The checks of kube-proxy doctor: from facts that were gathered to findings. Pure; ask/checks/checkup.py gathers."""
+"""The checks of kube-proxy doctor: they turn facts into findings. Pure; ask/checks/checkup.py gathers the facts."""

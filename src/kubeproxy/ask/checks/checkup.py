@@ -1,6 +1,6 @@
-"""Gathers what the checks of ask/checks look at: from the running proxy, /proc, netlink. Reads only, writes nothing.
+"""Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing.
 
-Each look stands alone: one that cannot be made is said, and the others are made all the same.
+The checks are independent: one that cannot run is reported as unknown, and the others run all the same.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 1.0
-"""Seconds that the API server may take: a healthy node is looked at within two."""
+"""Timeout in seconds for the API server: all checks of a healthy node take less than two."""
 
-_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network that nobody has (RFC 5737)
+_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
 _IP_FORWARD = settings.FORWARDING[Family.IPV4]
 _ROUTES = Path("/proc/thread-self/net/route")
 _OUTRANKED = ("hostnameOverride:", "logging.")
-"""Fields for which flags may stand before the file."""
+"""Fields for which a flag overrides the file."""
 
 
 class CheckedNode(Struct, frozen=True):
     """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
 
-    `running` says whether the facts are those of a proxy that runs, and not of a stand-in that only reads objects.
-    `mode` and `config` are the running ones, or those that are meant to run; `node_ports` says whether
-    any Service has a NodePort. What concerns one connection alone has a `family`, None for all of them, its first
-    `packet`, passes some of the `hooks` of netfilter, with the packets `passing` there; `ends`: the addresses of its
-    client and endpoints, but for this node's; `served`: a Service of this proxy has the address.
+    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
+    are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
+    restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
+    it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
+    (`ends`), and whether a Service of this proxy has the destination (`served`).
     """
 
     facts: Facts | None
@@ -78,20 +78,20 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families that are programmed, or would be, of those that are looked at."""
+        """The families to check: those that the proxy programs, or would program."""
         if self.family is not None:
             return (self.family,)
         return self.facts.world.families if self.facts is not None else host.families()
 
     @property
     def parts(self) -> list[tuple[Family, FamilyGlobals]]:
-        """What holds in each family, nothing when no proxy says it."""
+        """The globals of each family to check; empty if no proxy answers."""
         world = self.facts.world if self.facts is not None else None
         each = [(family, world.of(family)) for family in self.families] if world is not None else []
         return [(family, part) for family, part in each if part is not None]
 
     def concerns(self, family: Family | None) -> bool:
-        """Return whether something of a family, None for what is of both, is to be looked at."""
+        """Return whether a family is to be checked; None stands for both."""
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
@@ -101,13 +101,13 @@ class CheckedNode(Struct, frozen=True):
 
 
 class Checkup(Struct):
-    """What is wrong, worst first, and what could not be looked at, in sentences."""
+    """The findings, worst first, and the checks that could not run, as sentences."""
 
     findings: list[Diagnosis]
     unknown: list[str]
 
     def look(self, what: str, findings: Callable[[], Iterable[Diagnosis]]) -> bool:
-        """Take findings in; return whether there are any."""
+        """Add the findings of a check, or its error to `unknown`; return whether there are findings."""
         try:
             seen = list(findings())
         except (KubeProxyError, OSError) as error:
@@ -118,7 +118,7 @@ class Checkup(Struct):
 
 
 def checked(asked: Source) -> CheckedNode:
-    """Return the node of a proxy, to be looked at. Raises KubeProxyError."""
+    """Return the node of a proxy, for the checks. Raises KubeProxyError."""
     facts = asked.facts()
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
@@ -126,7 +126,7 @@ def checked(asked: Source) -> CheckedNode:
 
 
 def look_at(node: CheckedNode) -> Checkup:
-    """Look at everything."""
+    """Run all checks."""
     report = Checkup([], [])
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
@@ -140,7 +140,7 @@ def look_at(node: CheckedNode) -> Checkup:
 
 
 def look_at_way(node: CheckedNode) -> Checkup:
-    """Look at what else decides about a connection that the proxy forwards, and at what it knows."""
+    """Run the checks for a connection that the proxy forwards: other parts of the node, and the state of the proxy."""
     report = look_at_knowledge(node)
     _look_at_way(report, node)
     report.findings = worst_first(report.findings)
@@ -148,7 +148,7 @@ def look_at_way(node: CheckedNode) -> Checkup:
 
 
 def look_at_knowledge(node: CheckedNode) -> Checkup:
-    """Look whether what the proxy knows is old, and whether the kernel takes it."""
+    """Check whether the proxy's objects are outdated, and whether the kernel accepts its changes."""
     report = Checkup([], [])
     if node.facts is not None:
         facts, reach = node.facts, node.facts.reach
@@ -160,7 +160,7 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 
 def look_at_answer(node: CheckedNode) -> Checkup:
-    """Look at what a connection meets that the proxy does not forward: what it knows, and what others left for it."""
+    """Run the checks for a connection that the proxy does not forward: the state of the proxy, and leftover rules."""
     report = look_at_knowledge(node)
 
     def left() -> Iterator[Diagnosis]:
@@ -218,7 +218,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
 
 
 def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    assert node.facts is not None  # noqa: S101 - who calls has a proxy
+    assert node.facts is not None  # noqa: S101 - callers have a proxy
     path = node.config.client_connection.kubeconfig
     cluster = load_cluster(str(node.path(path)) if path else "", node.facts.master)
     for token in cluster.credentials.files:
@@ -226,7 +226,7 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         if validity is not None:
             yield from contact.expiring({"token": validity}, time.time())
     if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
-        return  # said already, or not ours to ask
+        return  # already reported, or a proxy or plugin is in between
     try:
         greeting = greet(cluster, GREETING_PATIENCE)
     except SourceError as error:
@@ -304,7 +304,7 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             filters += [one for one in firewall.filters() if one.hook in node.hooks]
             drops += firewall.drops(node.passing)
-    # Of one chain there is one finding: that it drops everything, that it drops this connection, or that it might.
+    # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     yield from strangers.dropping(drops)
@@ -314,7 +314,7 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
 
 
 def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
-    """Look for what other kube-proxies left: for one connection, what has rules for it."""
+    """Check for leftovers of other kube-proxies; for one connection, for leftover rules that match it."""
     owns, packet = node.mode.operations().owns, node.packet
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
@@ -336,7 +336,7 @@ def _other_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:
-    """Return the mode of another kube-proxy by its arguments and its configuration file, '' if they do not say."""
+    """Return the mode of another kube-proxy by its arguments and its configuration file, '' if unknown."""
     path = processes.value_of(process.arguments, "config")
     if not path:
         return processes.value_of(process.arguments, "proxy-mode")
@@ -356,9 +356,9 @@ def _forwarding(node: CheckedNode) -> list[settings.Setting]:
 
 
 def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Look at interfaces that do not forward: those of one connection, or all.
+    """Check for interfaces that do not forward: those of one connection, or all.
 
-    Linux asks the interface by which a packet comes in for IPv4, and for IPv6 all of them together
+    For IPv4 the sysctl of the interface of arrival decides, for IPv6 only the one for all interfaces
     (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
     """
     if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
@@ -368,11 +368,11 @@ def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
         name
         for _, name in socket.if_nameindex()
         if name not in inner
-        and not (SYS / name / "master").exists()  # what comes in by a port comes in by its bridge
+        and not (SYS / name / "master").exists()  # packets that arrive at a port of a bridge arrive by the bridge
         and _number(f"net/ipv4/conf/{name}/forwarding") == 0
     ]
     if closed and node.passing:
-        # A mode with an interface for Services takes requests in as the node's own: answers alone are forwarded.
+        # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
         ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}
         yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
         return
@@ -382,7 +382,7 @@ def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _served(node: CheckedNode) -> frozenset[str]:
-    """Return interfaces with an address of the Node or of pods, and those that have none, but a route (to a pod)."""
+    """Return interfaces with an address of the Node or of pods, or with a route (to a pod) but no address."""
     addresses = local_addresses(Family.IPV4)
     parts = [part for family, part in node.parts if family is Family.IPV4]
     known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
@@ -402,7 +402,7 @@ def _links(node: CheckedNode) -> Iterator[Diagnosis]:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # the interfaces of this connection: that of each end's network, else the uplink
+    if node.packet is not None:  # interfaces of its client and endpoints, else the uplinks
         used = {name for end in node.ends for name in _holders(end, networks) or uplinks}
         roles = {name: role for name, role in roles.items() if name in used}
     yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
@@ -415,7 +415,7 @@ def _holders(address: bytes, networks: Mapping[str, Sequence[Range]]) -> set[str
 
 def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
     if not node.running:
-        return  # nobody has set the others
+        return  # without a proxy, no sysctl was set
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
     known = {setting.key for setting in _forwarding(node)}
     made = [
@@ -444,7 +444,7 @@ def _rooms(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _ways(node: CheckedNode) -> Iterator[settings.InterfacePath]:
-    """Yield the interfaces by which clients of other networks may come, where packets are filtered strictly."""
+    """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
     part = node.facts.world.ipv4 if node.facts is not None else None
     inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
     everywhere = _number("net/ipv4/conf/all/rp_filter") or 0

@@ -1,4 +1,4 @@
-"""Whether the API server is reached, by certificates that last, and whether clocks agree."""
+"""Checks of the API server: connection, certificates and tokens that expire, difference of clocks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kubeproxy.api.x509 import Validity
 from kubeproxy.ask.finding import Diagnosis, Severity, duration
 
 QUIET: Final = 60.0
-"""Seconds without a watch that are normal: a new list after an error takes less."""
+"""Seconds without a watch that are not reported: a new list after an error takes less."""
 SKEW: Final = 30.0
-"""Seconds by which clocks may differ: certificates and tokens are made some seconds before they are used."""
+"""Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""Of a life: what does not live for long is renewed later, a kubelet's certificate with a tenth of it left."""
+"""The same as a fraction of the lifetime, for short-lived certificates: a kubelet's is renewed with a tenth left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
-"""What was listed before anything is programmed."""
+"""The resources that are listed before anything is programmed."""
 _NAMES: Final = {
     "client": "the kubeconfig's client certificate",
     "authority": "the kubeconfig's certificate authority",
@@ -37,7 +37,7 @@ _RENEWALS: Final = {
 
 
 def reached(reach: Reach) -> Iterator[Diagnosis]:
-    """Look whether the server answers, and whether changes of every resource arrive."""
+    """Check whether the server answers, and whether changes of every resource arrive."""
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic flows on what was known {known}; changes of Services and endpoints do not get here"
@@ -57,7 +57,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= QUIET)):
-            # Of one cause there is one finding, whatever resource it concerns.
+            # Each cause has one finding, for all resources together.
             cause = one.trouble if _fix(one.trouble) else f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
@@ -75,15 +75,15 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
 
 
 def hopeless(reach: Reach) -> bool:
-    """Return whether waiting is useless: no list comes until kubeconfig, rights or server are mended."""
-    if _fix(reach.trouble) and _UNRESOLVED not in reach.trouble:  # a name server may be late
+    """Return whether waiting is useless: no list arrives until kubeconfig, rights or server are corrected."""
+    if _fix(reach.trouble) and _UNRESOLVED not in reach.trouble:  # a name server may answer later
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
     return bool(missing) and all(_fix(one.trouble) for one in missing)
 
 
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
-    """Return why nothing could be read with a kubeconfig; `trouble` says it where the server's answers do not."""
+    """Return the reason why no object could be read with a kubeconfig: from the server's answers, else `trouble`."""
     for finding in reached(reach) if reach is not None else ():
         return structs.replace(finding, why=_UNREAD)
     fix = "name a kubeconfig with which `kubectl --kubeconfig FILE get services` answers"
@@ -91,7 +91,7 @@ def unread(reach: Reach | None, trouble: str) -> Diagnosis:
 
 
 def outdated(reach: Reach) -> Iterator[Diagnosis]:
-    """Look whether what is known may be old by now; a short while without the server changes no answer."""
+    """Check whether the objects may be outdated; a short time without the server is not reported."""
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
         yield from reached(reach)
 
@@ -101,13 +101,13 @@ def _gravity(one: WatchStanding) -> tuple[bool, float]:
 
 
 _UNREAD: Final = "nothing of the cluster can be read, so nothing can be said of Services and this Node"
-_REFUSED_CREDENTIALS: Final = "(code 401)"  # as StatusError says it
+_REFUSED_CREDENTIALS: Final = "(code 401)"  # texts of StatusError
 _CREDENTIALS: Final = (
     "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
     "replaced token file is read again by itself"
 )
 _SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
-_UNRESOLVED: Final = "the name cannot be resolved"  # as api.reasons says it
+_UNRESOLVED: Final = "the name cannot be resolved"  # texts of api.reasons
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
@@ -129,12 +129,15 @@ _FIXES: Final = {
 
 
 def _fix(trouble: str) -> str:
-    """Return the fix of a cause that does not go by itself, as the words of its error name it; '' for another one."""
+    """Return the fix for an error text of a permanent cause, '' for other errors."""
     return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 
 def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
-    """Look how long certificates and tokens last, by client, authority, server, token; `now` is of the epoch."""
+    """Check the expiry of certificates and tokens, by name: client, authority, server, token.
+
+    Times are since the epoch.
+    """
     for name, (begins, end) in certificates.items():
         left = end - now
         soon = min(_SOON[name], _LAST_PART * (end - begins))
@@ -152,7 +155,7 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:
-    """Look how many seconds the API server's clock is ahead of ours, negative when it is behind."""
+    """Check the difference of clocks; `ahead` is the API server's clock minus ours, in seconds."""
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
         yield Diagnosis(

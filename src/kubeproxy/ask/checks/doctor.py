@@ -57,7 +57,7 @@ def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
 
 
 def _unasked() -> str:
-    """Return what there is to say of a proxy where objects are read instead of asking it."""
+    """Yield remarks on a running proxy when the objects are read from elsewhere."""
     pids = ", ".join(str(process.pid) for process in processes.proxies())
     if not pids:
         return "no kube-proxy runs here"

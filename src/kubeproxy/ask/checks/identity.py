@@ -17,9 +17,9 @@ _WHY_NAME: Final = (
 
 
 class ListeningPort(NamedTuple):
-    """A port that the proxy should listen on: the field that says so, its address, and the process that listens there.
+    """A port that the proxy should listen on: its field of the configuration, its address, and the process that has it.
 
-    `holder` is the process, by number and name, None when that cannot be seen; `bound` whether anybody listens.
+    `holder` is the pid and name of the process, None if unknown; `bound`: some process listens.
     """
 
     field: str
@@ -29,7 +29,7 @@ class ListeningPort(NamedTuple):
 
 
 def registered(node: Node | None, name: str, host: str) -> Iterator[Diagnosis]:
-    """Look whether there is a Node of this name; `host` is what this machine calls itself."""
+    """Check whether a Node of this name exists; `host` is this machine's hostname."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
         yield Diagnosis(
@@ -42,7 +42,7 @@ def registered(node: Node | None, name: str, host: str) -> Iterator[Diagnosis]:
 
 
 def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
-    """Look whether the Node's addresses are this machine's; `local` are the machine's, packed."""
+    """Check whether the Node's addresses are this machine's; `local` are the machine's addresses, packed."""
     name = node.metadata.name
     entries = (node.status.addresses if node.status is not None else None) or ()
     internal, external = (
@@ -70,7 +70,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
 
 
 def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
-    """Look whether pods' traffic can be recognised where that depends on the Node's podCIDRs."""
+    """Check whether the Node has podCIDRs, if traffic of pods is recognised by them."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         yield Diagnosis(
             severity=Severity.DEGRADED,
@@ -82,7 +82,7 @@ def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
-    """Look at the configuration file on disk: what is wrong in it ('' for nothing), and in what it differs."""
+    """Check the configuration file: its error ('' for none), and its differences from the running configuration."""
     if mistakes:
         yield Diagnosis(
             severity=Severity.DEGRADED,
@@ -102,7 +102,7 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
 
 
 def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
-    """Look whether the proxy, of this number, listens where it should."""
+    """Check whether the proxy with this pid listens on its ports."""
     for port in ports:
         if port.bound and (port.holder is None or port.holder[0] == pid):
             continue

@@ -1,4 +1,4 @@
-"""Whether the kernel has what it should: as the proxy says, and as shows at a glance."""
+"""Checks of the kernel's state: as the proxy reports it, and a quick look for the mode's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.release import SAME_BUILD
 
 
 def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
-    """Look how each family's kernel stands, as the proxy has seen it."""
+    """Check the state of each family's kernel, as the proxy reports it."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
@@ -42,7 +42,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
 
 
 def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Look why the proxy says that it is not ready; `reasons` are those that no other check has a word for."""
+    """Report the reasons why the proxy is not ready; `reasons` are those that no other check reports."""
     for reason in reasons.values():
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -56,7 +56,7 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
 def there(
     traces: Iterable[Trace], families: Iterable[Family], mode: str, *, listed: bool = True
 ) -> Iterator[Diagnosis]:
-    """Look whether something of the running mode is in the kernel for each family; `listed`: it had its lists."""
+    """Check whether the kernel has rules of the running mode, by family; `listed`: the proxy has received all lists."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -73,7 +73,7 @@ def there(
 
 
 def versions(running: str, ours: str, started: float, now: float) -> Iterator[Diagnosis]:
-    """Look whether the proxy that runs is the one that is installed."""
+    """Check whether the running proxy has the installed version."""
     if running != ours:
         yield Diagnosis(
             severity=Severity.NOTE,
@@ -85,7 +85,7 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Di
 
 
 def able(lack: str) -> Iterator[Diagnosis]:
-    """Look what this node lacks for the mode: the words of Unsupported, '' for nothing."""
+    """Report a requirement of the mode that this node lacks: the text of Unsupported, '' for none."""
     if lack:
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -97,7 +97,7 @@ def able(lack: str) -> Iterator[Diagnosis]:
 
 
 def half_able(lack: str, family: str) -> Iterator[Diagnosis]:
-    """Look what this node lacks for the family that is not `family`, as `able`."""
+    """Report a requirement that this node lacks for the family other than `family`; see `able`."""
     if lack:
         yield Diagnosis(
             severity=Severity.DEGRADED,

@@ -1,6 +1,4 @@
-"""Kernel parameters that others changed back, a conntrack table or descriptors that run out, bridges without rules,
-interfaces that are down.
-"""
+"""Checks of sysctls that other programs changed, of a full conntrack table, of descriptors, bridges and interfaces."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program,
 
 
 class Setting(NamedTuple):
-    """A kernel parameter: what it should be, and what it is, None where it cannot be read."""
+    """A sysctl: its wanted and its present value, None if it cannot be read."""
 
     key: str
     wanted: int
@@ -32,7 +30,7 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use, its reverse path filter, and where answers of it leave."""
+    """An interface with an address that clients use, its reverse path filter, and the interface of its answers."""
 
     interface: str
     address: str
@@ -42,7 +40,7 @@ class InterfacePath(NamedTuple):
 
 
 def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
-    """Look whether this node forwards packets; a mode that ends connections itself needs that for no Service."""
+    """Check whether this node forwards packets; a mode that ends connections at the proxy does not need that."""
     for one in settings:
         if one.actual == 0 and flows_end is FlowsEnd.ENDPOINTS:
             yield Diagnosis(
@@ -71,7 +69,7 @@ def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnos
 
 
 def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
-    """Look whether what the configuration or the mode sets is still so; a larger conntrack table is fine."""
+    """Check whether the sysctls of the configuration and the mode are unchanged; a larger conntrack table is fine."""
     for one in settings:
         enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
         if one.actual is not None and one.actual != one.wanted and not enough:
@@ -95,7 +93,7 @@ def _effect(key: str) -> str:
 
 
 def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
-    """Look whether a strict reverse path filter drops what clients send to an address of this node."""
+    """Check whether a strict reverse path filter drops packets of clients to an address of this node."""
     for one in ways:
         if one.filter == STRICT and one.out and one.out != one.interface:
             yield Diagnosis(
@@ -112,9 +110,9 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
 def bridged(
     bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd
 ) -> Iterator[Diagnosis]:
-    """Look whether what pods of a bridge send each other passes the rules.
+    """Check whether packets between pods of the same bridge pass the rules.
 
-    `of_pods` are interfaces with a pod network's address, and its family.
+    `of_pods`: interfaces with an address of a pod network, with its family.
     """
     if flows_end is FlowsEnd.PROXY:
         return
@@ -134,9 +132,9 @@ def bridged(
 def down(
     interfaces: Iterable[NetworkInterface], roles: Mapping[str, str], bridges: Collection[str]
 ) -> Iterator[Diagnosis]:
-    """Look for interfaces that are down, of those with a role: whose addresses they have, by name.
+    """Check for interfaces that are down; `roles` maps the name of an interface to the role of its address.
 
-    A bridge without ports, as before the first pod, has no carrier.
+    A bridge without carrier is ignored: it has no ports before the first pod.
     """
     for one in interfaces:
         if one.name in roles and not (one.running or (one.up and one.name in bridges)):
@@ -165,7 +163,7 @@ def tracked(count: int, limit: int) -> Room:
 
 
 def filled(room: Room, about: str) -> Iterator[Diagnosis]:
-    """Look whether something is nearly full."""
+    """Check whether a table is nearly full."""
     if room.limit > 0 and room.used >= FILLING * room.limit:
         yield Diagnosis(
             severity=Severity.BROKEN if room.used >= FULL * room.limit else Severity.DEGRADED,
@@ -177,7 +175,7 @@ def filled(room: Room, about: str) -> Iterator[Diagnosis]:
 
 
 def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
-    """Look how many files the proxy has open."""
+    """Check the number of the proxy's open files against its limit."""
     used, limit = descriptors
     if used >= FILLING * limit:
         yield Diagnosis(
@@ -190,5 +188,5 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
 
 
 def _name(key: str) -> str:
-    """Return a kernel parameter as sysctl calls it; a dot in the name of an interface is a slash there."""
+    """Return a sysctl's name in dotted form; a dot in the name of an interface becomes a slash."""
     return key.translate(str.maketrans("/.", "./"))

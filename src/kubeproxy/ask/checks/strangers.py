@@ -1,4 +1,4 @@
-"""Other programs: a second kube-proxy, what another one left, firewalls that drop before endpoints get anything."""
+"""Checks of other programs: a second kube-proxy, leftovers of another one, firewalls that drop packets to endpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_THE_WAY: Final = _FORWARDED | {"input", INGRESS}
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
-    """Look for other kube-proxies, each with its mode, '' if unknown; `mode` is the running one's."""
+    """Check for other kube-proxies, each with its mode, '' if unknown; `mode` is that of the running proxy."""
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
@@ -37,9 +37,9 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
-    """Look for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
+    """Check for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
 
-    `place` is the address and port that they are for, if it is known.
+    `place` is the address and port that the rules match, '' for all.
     """
     caught = f", with rules for {place}" * bool(place)
     for trace in traces:
@@ -63,7 +63,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
 
 
 def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
-    """Look for a kube-proxy's chains in both variants of iptables."""
+    """Check for a kube-proxy's chains in both variants of iptables."""
     counts: defaultdict[Family, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     for chain in chains:
         if is_ours(chain.name):
@@ -81,7 +81,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 
 def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
-    """Look for chains of other programs that drop one connection for sure, on its way to these endpoints."""
+    """Report chains of other programs that surely drop a connection."""
     by_chain: dict[tuple[str, str, str, CompiledFor], dict[str, None]] = {}
     for where, chain, packet in drops:
         end = packet.source if packet.purpose is CompiledFor.ANSWER else packet.destination
@@ -100,9 +100,9 @@ def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
 
 
 def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Diagnosis]:
-    """Look for chains of other programs that drop what goes to endpoints.
+    """Report chains of other programs that drop packets to endpoints.
 
-    `ends_here`: the mode takes connections in as the node's own, as one with an interface for Services does.
+    `ends_here`: the mode receives connections as local packets, as a mode with an interface for Services does.
     """
     noted: dict[str, list[Filter]] = {}
     for one in filters:

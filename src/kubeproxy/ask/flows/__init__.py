@@ -1,1 +1,1 @@
-"""Connections of Services as connection tracking has them: counted by Service, port, endpoint and client."""
+"""Connections of Services from connection tracking, counted by Service, port, endpoint and client."""

@@ -10,9 +10,9 @@ from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import destination_text
 
 MOST_SERVICES: Final = 200
-"""Services in an answer, the busiest."""
+"""Maximum number of Services in an answer, the busiest ones."""
 MOST_ENDPOINTS: Final = 100
-"""Endpoints of a Service in an answer, the busiest."""
+"""Maximum number of endpoints of a Service in an answer, the busiest ones."""
 
 
 class Beginnings:
@@ -24,7 +24,7 @@ class Beginnings:
         self._counts: dict[str, Counter[tuple[str, bytes]]] = {}
 
     def add(self, entry: Tracked, weight: int) -> None:
-        """Count a connection, which stands for so many."""
+        """Count a sampled connection, `weight` times."""
         owner = self._owners.of(entry.target)
         if owner is not None:
             service, port = owner

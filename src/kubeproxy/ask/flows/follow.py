@@ -16,11 +16,11 @@ from kubeproxy.model.addresses import destination_text
 from kubeproxy.model.plan import ServiceName
 
 MOST_REMEMBERED = 1 << 16
-"""Connections whose beginning is remembered, to say how long they lasted; beyond it the oldest are forgotten."""
+"""Maximum number of connections with a stored beginning, for their duration; beyond it the oldest are removed."""
 _RENEWAL = 5.0
-"""Seconds at least between two times that Services and pods are asked for again: when one is met that is not known."""
+"""Minimum seconds between two reloads of Services and pods, which an unknown address causes."""
 _RENEWAL_SHARE = 0.05
-"""How much of the time may go into asking."""
+"""Maximum fraction of the time for reloads."""
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -48,7 +48,7 @@ class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Known:
-    """Services and pods by address, asked for again when something is met that is not among them."""
+    """Services and pods by address, reloaded after an unknown address."""
 
     def __init__(self, where: Ground, names: Sequence[ServiceName], served: ServedPorts) -> None:
         self._where = where
@@ -68,7 +68,7 @@ class Known:
         return port
 
     def pod(self, place: bytes) -> str:
-        """Return the name of the pod that has an address, '' for none; a port follows it."""
+        """Return the name of the pod with the address of a packed destination, '' if unknown."""
         return self._pods.get(place[:-2], "")
 
     def endpoint(self, port: ServedPort, server: bytes) -> str:
@@ -78,11 +78,11 @@ class Known:
         return self.pod(server)
 
     def look_up_pods(self) -> None:
-        """Ask for the names of pods."""
+        """Load the names of pods."""
         self._pods, self.trouble = cluster.pods(self._where.facts, self._names[0] if self._names else None)
 
     def renew(self) -> None:
-        """Ask again after an unknown address was met, if that is due. Raises KubeProxyError."""
+        """Reload after an unknown address, if the minimum interval is over. Raises KubeProxyError."""
         now = time.monotonic()
         if not (self._stale or self._names) or now < self._due:
             return
@@ -93,7 +93,7 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Note something that is not known; if it is still not known after asking, it is a stranger for good."""
+        """Record an unknown address; if it is unknown after a reload, too, it causes no further reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -107,7 +107,7 @@ class Follower:
         self._began: dict[bytes, float] = {}
 
     def line(self, event: Event) -> FlowEvent | None:
-        """Return what an event says, None if it is not about a Service that is followed."""
+        """Return the line for an event, None if it does not concern a followed Service."""
         entry, known = event.entry, self._known
         port = known.port(entry.target)
         if port is None:

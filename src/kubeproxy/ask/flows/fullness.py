@@ -14,11 +14,11 @@ from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 
 NEARLY_FULL: Final = 0.9
-"""The share of the limit from which on it is reported as a problem."""
+"""The fraction of the limit from which the table counts as nearly full."""
 _SOON: Final = 60.0
-"""Seconds in which a table that fills as fast as now must not be full."""
+"""Seconds: a table that would be full earlier, at its present growth, is a problem."""
 _MANY: Final = 0.25
-"""The share of all entries above which one client is named as a cause."""
+"""The fraction of all entries above which a single Service or client is named as a cause."""
 _TCP = 6
 
 
@@ -30,10 +30,10 @@ class Filler(Struct, frozen=True, rename="camel"):
 
 
 class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How connection tracking stands.
+    """The state of connection tracking.
 
-    `growth` is in entries a second, `refused` what was refused while it was looked, `refused_before` since the start of
-    the node (of its network namespace). `states` are the entries by protocol and state, of both families.
+    `growth` is in entries a second. `refused` counts refusals between the two readings, `refused_before` those since
+    the start of the network namespace. `states` counts entries by protocol and state, of both families.
     """
 
     entries: int
@@ -49,7 +49,7 @@ class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Fillers:
-    """Counts entries by Service, and by client of no Service."""
+    """Counts entries by Service, and the other entries by client."""
 
     def __init__(self, ports: ServedPorts) -> None:
         self._ports = ports
@@ -72,17 +72,17 @@ class Fillers:
 
     @property
     def services(self) -> tuple[Filler, ...]:
-        """Return the Services with entries, the one with most first."""
+        """Return the Services with their entries, in descending order."""
         return tuple(Filler(name, count) for name, count in self._services.most_common())
 
     @property
     def clients(self) -> tuple[Filler, ...]:
-        """Return the clients of none, the one with most entries first."""
+        """Return the clients of entries without a Service, in descending order."""
         return tuple(Filler(unpack(c) if c else "others", count) for c, count in self._clients.most_common())
 
     @property
     def states(self) -> dict[str, int]:
-        """Return how many entries have which protocol and state."""
+        """Return the number of entries by protocol and state."""
         found: Counter[str] = Counter()
         for (protocol, state, answered), count in self._states.items():
             name = PROTOCOL_NAMES.get(protocol, str(protocol))
@@ -95,7 +95,7 @@ class Fillers:
 
 
 def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seconds: float, who: Fillers) -> Fullness:
-    """Return how connection tracking stands after two looks with so many seconds between them."""
+    """Return the state of connection tracking from two readings, `seconds` apart."""
     level, refused = after[0], Refusals(*(b - a for a, b in zip(before[1], after[1], strict=True)))
     growth = (level.entries - before[0].entries) / seconds
     services, clients, states = who.services, who.clients, who.states

@@ -18,7 +18,7 @@ from kubeproxy.setup import host, modes
 
 
 class Ground(NamedTuple):
-    """The proxy that was asked, its mode, and this node's addresses."""
+    """The source of the answers, its mode, and this node's addresses."""
 
     source: Source
     facts: Facts
@@ -27,12 +27,12 @@ class Ground(NamedTuple):
 
     @property
     def own(self) -> frozenset[bytes] | None:
-        """Return this node's addresses where connections end at the proxy, else None."""
+        """Return this node's addresses if connections end at the proxy in this mode, else None."""
         return frozenset(chain(*self.local.values())) if self.mode.flows_end is FlowsEnd.PROXY else None
 
     @property
     def wanted(self) -> Wanted:
-        """Return which entries of connection tracking may be those of clients of Services."""
+        """Return the filter for entries of connection tracking that may belong to Services."""
         return Wanted(self.mode.tracked_as, self.mode.tracked_as)
 
     def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
@@ -44,7 +44,7 @@ class Ground(NamedTuple):
 
 
 def ground(source: Source) -> Ground:
-    """Return what a source and this node say. Raises KubeProxyError."""
+    """Return the facts of a source, with this node's addresses. Raises KubeProxyError."""
     facts = knowing(source)
     local = host.packed_local_addresses(facts.world.families, modes.interfaces())
     return Ground(source, facts, modes.named(facts.mode), local)

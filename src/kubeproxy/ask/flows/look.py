@@ -15,12 +15,13 @@ from kubeproxy.kernel.conntrack.tracked import ANSWERED, EVERYTHING, Tracked, Wa
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 
 MOST_SILENT = 1 << 17
-"""Connections that are remembered as unanswered; of more than that none counts that began in between."""
+"""Maximum number of unanswered connections to remember; beyond it `unanswered` includes new connections."""
 
 
 class Cost(Struct, frozen=True, rename="camel"):
-    """What a look took: `seconds` of listening, `processor_seconds` for all of it, and what it read. Without
-    announcements (`announced`) nobody can tell which are new.
+    """The cost of a reading: `seconds` of listening, `processor_seconds` in total, and the connections read.
+
+    If the kernel sends no announcements (`announced` is False), new connections are not counted.
     """
 
     seconds: float
@@ -33,7 +34,7 @@ class Cost(Struct, frozen=True, rename="camel"):
 
 
 class Look:
-    """One look at connection tracking: what is there at its end, and what began meanwhile."""
+    """One reading of connection tracking: the entries at its end, and the connections that began during it."""
 
     def __init__(self, where: Ground, served: ServedPorts) -> None:
         self._where = where
@@ -44,7 +45,7 @@ class Look:
         self._events = (0, 0, 0)
 
     def take(self, seconds: float) -> None:
-        """Look for so many seconds. Raises ApplyError."""
+        """Listen for `seconds`, then read all entries. Raises ApplyError."""
         spent = time.process_time()
         with Netlink.open(NETLINK_NETFILTER) as link:
             silent = self._silent(link)
@@ -57,7 +58,7 @@ class Look:
         self._spent = time.process_time() - spent
 
     def cost(self) -> Cost:
-        """Return what it took."""
+        """Return the cost of the reading."""
         return Cost(self.seconds, self._spent, self._read, *self._events, announced())
 
     def _entries(self, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
@@ -65,7 +66,7 @@ class Look:
             yield from entries(link, family, wanted)
 
     def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        """Return the marks of what is not answered now, None when that is too many."""
+        """Return the marks of unanswered entries, None if there are too many."""
         clients = 0 if self._where.own is not None else self._where.mode.tracked_as
         found = set()
         for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):

@@ -9,7 +9,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
 
 Keys = tuple[bytes, ...]
-"""The frontends of a Service: their keys, a NodePort's with the family before it, as it has no address."""
+"""The keys of a Service's frontends; a NodePort's key begins with its family, as it has no address."""
 
 
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
@@ -37,7 +37,7 @@ def _nodeport(family: int, key: bytes) -> bytes:
 def nodeport_addresses(
     asked: Mapping[Family, Collection[bytes] | None], local: Mapping[Family, Iterable[bytes]]
 ) -> Mapping[Family, frozenset[bytes]]:
-    """Return the packed addresses on which NodePorts answer: those asked for; None is all local ones but loopback."""
+    """Return the packed addresses on which NodePorts answer; None stands for all local ones except loopback."""
     return {
         family: frozenset([a for a in local[family] if not is_loopback(a)] if given is None else given)
         for family, given in asked.items()
@@ -48,7 +48,7 @@ Owner = TypeVar("Owner")
 
 
 class Targets(Generic[Owner]):
-    """Maps a destination to its owner. `node` has the addresses on which NodePorts answer, by family."""
+    """Maps a destination to its owner. `node`: the addresses on which NodePorts answer, by family."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         self._node = node
@@ -69,14 +69,14 @@ class Targets(Generic[Owner]):
 
 
 class Owners(Targets[tuple[str, str]]):
-    """Services and their ports by what clients send to, as they come and change."""
+    """Maps destinations of clients to Services and ports, and follows their changes."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         super().__init__(node)
         self._ports: dict[str, Mapping[str, Sequence[bytes]]] = {}
 
     def put(self, service: str, ports: Mapping[str, Sequence[bytes]]) -> None:
-        """Take what the ports of a Service have from now on, see keys_by_port; nothing for one that is gone."""
+        """Replace the keys of a Service's ports (see keys_by_port); `ports` is empty for a deleted Service."""
         for port, keys in self._ports.pop(service, {}).items():
             for key in keys:
                 if self._owners.get(key) == (service, port):

@@ -1,6 +1,6 @@
-"""Bounds the cost of listening to connection tracking: of too many it reads one in so many.
+"""Limits the cost of listening to connection tracking: under load it reads only a sample of the connections.
 
-The processor's time is measured, with all that is done about an event. The kernel leaves the others out, so they cost
+It measures the process's CPU time, with the handling of events. The kernel filters the other connections, so they cost
 nothing here.
 """
 
@@ -14,23 +14,21 @@ from kubeproxy.kernel.conntrack.events import Event, Events
 
 
 class ProcessorShare(NamedTuple):
-    """Shares of one processor: above `busy` half as many connections are read as before, below `idle`
-    twice as many are.
-    """
+    """Shares of one processor: above `busy` the sample is halved, below `idle` it is doubled."""
 
     busy: float
     idle: float
 
 
 COMMAND: Final = ProcessorShare(0.4, 0.12)
-"""The share for a command whose user waits for it."""
+"""The shares for a command in the foreground."""
 LOOK: Final = 0.25
-"""Seconds between looks at the processor's time."""
+"""Seconds between measurements of CPU time."""
 _MOST: Final = 1 << 16
 
 
 class Sampled:
-    """Sampled events, each with the number that it stands for. `left_out` is about how many were not read."""
+    """Sampled events, each with its weight. `left_out` estimates the number of connections that were not read."""
 
     def __init__(
         self,
@@ -48,11 +46,11 @@ class Sampled:
 
     @property
     def lost(self) -> int:
-        """Return how often the kernel had to drop events, since they came faster than they were read."""
+        """Return the number of times that the kernel dropped events, because they were not read fast enough."""
         return self._events.lost
 
     def for_a_while(self, end: float) -> Iterator[tuple[Event, int]]:
-        """Yield events for LOOK seconds, or until an earlier `end` of time.monotonic(), with what each stands for."""
+        """Yield (event, weight) for LOOK seconds, or until `end` of time.monotonic(), if that is earlier."""
         began, spent, lost = time.monotonic(), self._spent(), self.lost
         one_in = self._events.one_in
         for event in self._events.until(min(began + LOOK, end)):

@@ -1,7 +1,7 @@
 """Tracked connections, counted by service port, endpoint and client. Pure.
 
-A connection belongs to the service port whose address its client sent to. Where connections end at the proxy, what
-counts for an endpoint are the node's own connections to it.
+A connection belongs to the service port of the destination that its client used. In a mode that ends connections at the
+proxy, the node's own connections to an endpoint count for that endpoint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, 
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 
 MOST_CLIENTS: Final = 1 << 16
-"""Clients that are counted one by one, over all service ports; all others are counted together."""
+"""Maximum number of clients that are counted one by one, over all service ports; all others are counted together."""
 
 _NOBODY: Final = b""
 
 
 class ConnectionCount(Struct):
-    """Connections: `open` ones, those `closing` that the kernel still remembers, and those `unanswered` among the open
-    ones; `began` are those that began while it was listened.
+    """Numbers of connections by state.
+
+    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open. `began` counts those that
+    began during the time of listening.
     """
 
     open: int = 0
@@ -34,12 +36,12 @@ class ConnectionCount(Struct):
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return what sorts the busiest first."""
+        """Return a sort key that puts the busiest first."""
         return -self.open, -self.closing
 
 
 class ServedPort(Struct, eq=False):
-    """A service port of one family, and what was counted of it, by destination and by client (b'' for all others)."""
+    """A service port of one family, and its connections by destination and by client (b'' for all others)."""
 
     service: str
     port: str
@@ -51,7 +53,7 @@ class ServedPort(Struct, eq=False):
 
 
 class ServedPorts(Targets[ServedPort]):
-    """All service ports, by what clients send to."""
+    """Maps destinations of clients to service ports."""
 
     def __init__(self, plans: Iterable[ServicePlan], node: Mapping[Family, frozenset[bytes]]) -> None:
         super().__init__(node)
@@ -80,7 +82,7 @@ class ServedPorts(Targets[ServedPort]):
 
 
 class Census:
-    """Counts connections. `own` are the node's addresses, where connections end at the proxy; else it is None."""
+    """Counts connections. `own` are the node's addresses if connections end at the proxy, else None."""
 
     def __init__(self, ports: ServedPorts, own: frozenset[bytes] | None) -> None:
         self._ports = ports
@@ -88,7 +90,7 @@ class Census:
         self._clients = 0
 
     def add(self, entry: Tracked, *, silent: bool) -> None:
-        """Count an entry of the table; `silent` if nothing has come back for a while."""
+        """Count an entry of the table; `silent`: it had no answer at both readings."""
         port = self._ports.of(entry.target)
         if port is None:
             self._add_own(entry, silent=silent)
@@ -99,7 +101,7 @@ class Census:
         _count(counts, entry, silent=silent)
 
     def _add_own(self, entry: Tracked, *, silent: bool) -> None:
-        """Count a connection of the node itself to an endpoint, which is the proxy's on behalf of a client."""
+        """Count a connection of the node itself to an endpoint: the proxy opened it for a client."""
         port = self._ports.served_by(entry.target) if self._own is not None else None
         if port is not None and entry.client[:-2] in (self._own or ()):
             counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]
@@ -108,7 +110,7 @@ class Census:
                 port.total.unanswered += 1
 
     def began(self, entry: Tracked, weight: int) -> None:
-        """Count the beginning of a connection, which stands for `weight` of them."""
+        """Count the beginning of a sampled connection, `weight` times."""
         port = self._ports.of(entry.target)
         if port is not None:
             port.total.began += weight
@@ -138,8 +140,10 @@ def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -
 
 
 class EndpointUse(Struct, frozen=True, rename="camel"):
-    """How one endpoint is used. `share` is of all connections, open or closing: where they are short, hardly one is
-    open at a time. `serving` is False for one that is none any more, and `pod` is '' where nobody knows it.
+    """The use of one endpoint.
+
+    `share` is its fraction of all connections, open and closing, because short ones are rarely open at the same moment.
+    `serving` is False for a removed endpoint; `pod` is '' if unknown.
     """
 
     address: str
@@ -153,7 +157,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):
-    """Connections of one client; the address is 'others' for those that are counted together."""
+    """Connections of one client; the address is 'others' for clients that are counted together."""
 
     address: str
     pod: str
@@ -163,7 +167,7 @@ class ClientUse(Struct, frozen=True, rename="camel"):
 
 
 class PortUse(Struct, frozen=True, rename="camel"):
-    """How a service port of one family is used."""
+    """The use of a service port of one family."""
 
     service: str
     port: str
@@ -177,7 +181,7 @@ class PortUse(Struct, frozen=True, rename="camel"):
 
 
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
-    """Return what was counted of a service port, the most used first; `pods` has names by packed address."""
+    """Return the use of a service port, the busiest endpoints and clients first; `pods` has names by packed address."""
     total = port.total
     known = sum(count.open + count.closing for count in port.by_endpoint.values())
     everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint
@@ -218,5 +222,5 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
 
 
 def target_text(target: bytes) -> str:
-    """Return 'address:port' of what a client sent to."""
+    """Return a client's destination as 'address:port'."""
     return destination_text(target[:-NODEPORT_KEY] + target[-2:])

@@ -1,1 +1,1 @@
-"""Reads the kernel for one question: what it holds of a Service, and which rules a packet meets."""
+"""Reads the kernel for one question: its elements or rules of a Service, and the rules that a packet meets."""

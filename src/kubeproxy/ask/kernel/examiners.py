@@ -1,4 +1,4 @@
-"""The kernel as commands look at it: by the mode of the proxy that they ask, and without a way to write."""
+"""Read access of commands to the kernel, in the mode of the running proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.setup import modes
 
 @contextmanager
 def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examiner]]:
-    """Open the kernel, for these families, of the proxy of which these facts hold. Raises KubeProxyError."""
+    """Open the examiners of these families, for the mode in a proxy's facts. Raises KubeProxyError."""
     examine = modes.named(facts.mode).operations().examine
     config = facts.configuration()
     with ExitStack() as opened:

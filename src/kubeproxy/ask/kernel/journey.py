@@ -1,4 +1,4 @@
-"""What became of a traced packet, in words: from the kernel's steps to journeys, and to a verdict. Pure."""
+"""The outcome of traced packets as text: turns the kernel's steps into journeys, and these into a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
-"""How the decision of a chain begins that is not of the mode that runs."""
+"""Prefix of the decision of a chain that belongs to another mode than the running one."""
 
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _NEAR = 16
-"""Among how many packets before it a packet is looked for that goes on."""
+"""Maximum number of earlier packets among which the one that this step continues is searched."""
 
 RuleKey = tuple[int, str, str, int]
 """A rule: family of its table, table, chain, handle."""
 
 
 class KnownRules(NamedTuple):
-    """What is known of the rules that packets met.
+    """Texts and meanings of the rules that packets met.
 
     `decision` returns the meaning of one of our chains (table, name); the text begins with LEFT if the running proxy
     has no such chain; None for a chain of another program.
@@ -37,9 +37,9 @@ class KnownRules(NamedTuple):
 
 
 class Met(Struct, frozen=True, rename="camel"):
-    """What a packet met in one chain that hangs at a hook. `words` are what matched there, `verdict` what came of it.
+    """A packet in one base chain. `words` are the rules and decisions that matched, `verdict` is the result.
 
-    `destination` is where the packet went by then: translation changes it on the way.
+    `destination` is the packet's destination at that point: translation changes it on the way.
     """
 
     hook: str
@@ -51,8 +51,10 @@ class Met(Struct, frozen=True, rename="camel"):
 
 
 class Journey(Struct, frozen=True, rename="camel"):
-    """The way of one packet through this node. `direction` is 'request' or 'answer', `refusal` 'reset' or 'ICMP error'
-    where it is one, else ''; `lost` says why it ended here, '' if it did not, and `last` where it was last seen.
+    """The way of one packet through this node.
+
+    `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP error', or '' for another packet; `lost` is the
+    reason why it ended here, '' if it did not; `last` is the last hook that it passed.
     """
 
     direction: str
@@ -72,7 +74,7 @@ class _Run(NamedTuple):
 
 
 def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
-    """Return the journeys that steps belong to, in the order in which they began; `own_table` marked the packets."""
+    """Return the journeys of packets that `own_table` marked, from trace steps, in the order of their beginnings."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:
@@ -91,14 +93,14 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
-    """Return the chains that marked a packet here, none where another program traces it at the same time."""
+    """Return our chains that marked a packet, none if it is traced for another program."""
     return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey that this step continues, or of a new one.
+    """Return the index of the journey that a step continues, or the index for a new journey.
 
-    The kernel's number of a packet changes when its addresses are translated, or when it passes loopback or a bridge.
+    The kernel's trace id of a packet changes when its addresses are translated, or when it passes loopback or a bridge.
     """
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
@@ -146,7 +148,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield what matched: decisions of our chains, and rules of others. That chains are left over is said once."""
+    """Yield the decisions of our chains and the rules of others that matched. LEFT is shown once in a row."""
     said = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
@@ -187,7 +189,7 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
 
 
 def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
-    """Return the last hook that a packet was seen at, '' if none is known."""
+    """Return the last hook that a packet passed, '' if unknown."""
     for run in reversed(runs):
         step = run.steps[0]
         base = ruleset.base_chains.get((step.family, step.table, step.chain))
@@ -213,14 +215,14 @@ class Verdict(Struct, frozen=True, rename="camel"):
 def verdict(
     found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
 ) -> Verdict:
-    """Return what became of a flow; where it is `proxied`, what answers is the proxy on this node."""
+    """Return the outcome of a flow; `proxied`: the proxy on this node answers the client."""
     others = next((text for one in found if one.direction == "request" and (text := _by_others(one, served))), "")
     made = _became(found, served, ruleset, protocol, proxied=proxied and not others)
     return Verdict(made.text + others, made.passed)
 
 
 def _by_others(request: Journey, served: Sequence[TracedReply]) -> str:
-    """Return that rules chose the destination that the running proxy does not have, '' if it was not so."""
+    """Return a text if leftover rules, not the running proxy's, chose the destination, else ''."""
     ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
     for met, then in zip(request.met, ends, strict=False):
         if met.destination != then and any(words.startswith(LEFT) for words in met.words):
@@ -258,7 +260,7 @@ def _became(
 
 
 def _refused(answer: Journey, served: Sequence[TracedReply]) -> Verdict:
-    """Return what it means that nothing but a refusal came back."""
+    """Return the verdict for a flow whose only answer was a refusal."""
     asked = f" for {served[-1].endpoint}" if served else ""
     if answer.refusal == "reset":
         text = f"nothing here dropped it, and {answer.source} refused it with a reset: nothing listens there"

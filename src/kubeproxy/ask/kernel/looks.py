@@ -1,7 +1,7 @@
-"""Looks at the kernel until what differs is known to differ: others change it meanwhile, and so does the proxy.
+"""Compares the kernel with the plans until each difference is confirmed, as the proxy and others change it meanwhile.
 
-A Service's difference counts when two looks show it, and the proxy said the same of the Service before, between and
-after them. What belongs to no Service counts when it is nobody's in two passes over everything.
+A Service's difference counts if two readings show it and the proxy's plan of the Service was the same before, between
+and after them. An element without a Service counts if it has none in two passes over everything.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from kubeproxy.backends.examination import Examiner, Finding
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
-"""Asks the proxy for Services, for all of them when none is named."""
+"""Returns these Services from the proxy, all if none is named."""
 
 LOOKS = 6
-"""How often a Service is looked at that changes meanwhile."""
+"""Maximum number of readings for a Service that changes in the meantime."""
 PAUSE = 0.05
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 
 
 class Seen(Struct, frozen=True):
-    """What came of it: how many Services were compared, what differs, which are on their way into the kernel, and which
-    changed each time that they were looked at; what could not be compared, in sentences.
+    """The result: the number of compared Services, the differences, and the parts that could not be compared.
+
+    `on_their_way`: Services with queued changes. `restless`: Services that changed at every reading.
     """
 
     services: int
@@ -38,7 +39,7 @@ class Seen(Struct, frozen=True):
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
-    """Compare these Services, or everything when none is named. Raises KubeProxyError."""
+    """Compare these Services, or everything if none is named. Raises KubeProxyError."""
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
@@ -60,7 +61,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
 def _settled(
     ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
 ) -> tuple[list[Finding], list[ServiceName]]:
-    """Return confirmed differences of the suspects, and the suspects that changed at each look."""
+    """Return confirmed differences of the suspects, and the suspects that changed at each reading."""
     before = _by_service(first)
     convicted: list[Finding] = []
     for _ in range(LOOKS):
@@ -82,9 +83,9 @@ def _settled(
 def _strays(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], strays: set[Finding]
 ) -> list[Finding]:
-    """Return elements without a Service in a look during which no plan changed, or in all looks if plans always change.
+    """Return elements that have no Service in a reading without a change of plans, or in every reading.
 
-    What comes and goes with an endpoint may be there in any one look before the proxy was asked, and after.
+    A single reading is not enough: elements of a new or removed endpoint may be read before or after its plans are.
     """
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []
@@ -101,7 +102,7 @@ def _strays(
 
 
 def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
-    """Return the Services that the proxy still has, and that are not on their way."""
+    """Return those of these Services that still exist and have no queued change."""
     wanted = list(names)
     return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}
 

@@ -1,4 +1,4 @@
-"""Whether the kernel has what an answer says: the elements or rules of the one Service, read now, in words."""
+"""Findings on whether the kernel has the plan of an answer: reads the elements or rules of its Service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(finding: Finding) -> str:
 
 
 def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
-    """Read what the kernel has for the Service of an answer, which has a plan. Raises KubeProxyError."""
+    """Compare the kernel with the plan of an answer, which must have one. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller looked
     key, facts = explained.plan.key, asked.facts()
     try:
@@ -46,8 +46,9 @@ def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
 
 
 def remembered(asked: Source, explained: Explained) -> str | None:
-    """Return the endpoint at which session affinity keeps the client of an answer, '' where it has none yet, and None
-    where there is no affinity, or nobody can tell. Raises KubeProxyError.
+    """Return the endpoint to which session affinity binds the client of an answer, '' if it has none yet.
+
+    None: there is no affinity, or the mode cannot read it. Raises KubeProxyError.
     """
     plan, why = explained.plan, explained.why
     if plan is None or not why.affinity:
@@ -66,7 +67,7 @@ def remembered(asked: Source, explained: Explained) -> str | None:
 
 
 def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:
-    """Say where session affinity keeps a client, as `remembered` returned it."""
+    """Yield the finding on session affinity from the result of `remembered`."""
     if kept:
         yield _line(Severity.FINE, f"session affinity keeps this client at {kept} (read now)")
     elif kept is not None:

@@ -1,7 +1,7 @@
 """Tries to reach endpoints from this node: a TCP connect, or a UDP datagram that an unused port would refuse.
 
-That is another way than the one of a pod's or an outsider's packets: it says whether the endpoint listens, and whether
-the network of the cluster carries this node there.
+Packets of pods and of outside clients take another way. A probe shows only whether the endpoint listens, and whether
+the cluster's network carries packets from this node to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TCP, _UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 
 
 class Probe(Struct, frozen=True, rename="camel"):
-    """What came of one attempt. `problem` is '' if nothing was wrong, `seconds` how long it took."""
+    """The result of one attempt. `problem` is '' on success; `seconds` is its duration."""
 
     address: str
     protocol: str
@@ -55,7 +55,7 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 
 
 def findings(probes: Sequence[Probe]) -> Iterator[Diagnosis]:
-    """Yield one finding for all endpoints that were reached, and one for each other one."""
+    """Yield one finding for all endpoints that answered, and one for each of the others."""
     reached = [one for one in probes if not one.failed]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
@@ -108,7 +108,7 @@ def _socket(address: str, kind: int) -> socket.socket:
 
 
 def place(address: str) -> tuple[str, int]:
-    """Return address and port of an endpoint, as its text has them."""
+    """Return address and port from an endpoint's text."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -119,6 +119,6 @@ def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
         return Probe(address, protocol, seconds, f"no answer within {PATIENCE:.0f} s")
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
-    if error.errno == errno.EINVAL:  # what the kernel says of such a route
+    if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes
         return Probe(address, protocol, seconds, "its route is a blackhole")
     return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())

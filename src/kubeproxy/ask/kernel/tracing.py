@@ -1,4 +1,4 @@
-"""Has the kernel trace packets of a flow, and gathers what is known of them: rules, and connection tracking."""
+"""Makes the kernel trace packets of a flow, and gathers their rules and entries of connection tracking."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
 MOST_STEPS = 20_000
-"""Steps that are kept; a packet meets 10 to 100."""
+"""Maximum number of trace steps to keep; a packet has 10 to 100."""
 _SETTLE = 0.5
-"""Seconds after the last packet that was asked for, in which answers may come."""
+"""Seconds to wait for answers after the last requested packet."""
 _LOOK = 0.1
 
 
 class Limits(NamedTuple):
-    """How long to wait for packets, in seconds, and for how many; `sends` if this node is to send one of its own."""
+    """Limits: seconds to wait, and number of packets; `sends`: this node sends a packet itself."""
 
     seconds: float = 10.0
     packets: int = 4
@@ -52,8 +52,9 @@ class Limits(NamedTuple):
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow. `lost` counts overruns of the kernel's messages, `legacy` how many rules there
-    are that its tracing does not know.
+    """The result for a flow.
+
+    `lost` counts overruns of the kernel's messages, `legacy` the rules of iptables-legacy, which are not traced.
     """
 
     journeys: tuple[Journey, ...]
@@ -64,7 +65,7 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 
 def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
-    """Follow packets of a flow; `mode` is the running proxy's, None if none says so. Raises KubeProxyError."""
+    """Trace packets of a flow; `mode` is the running proxy's, None without a proxy. Raises KubeProxyError."""
     heard = _listen(packet, limits)
     decision = partial(_decision, mode)
     ruleset = KnownRules(_texts(heard.steps, decision), heard.base_chains, decision)
@@ -85,7 +86,7 @@ class _Heard(NamedTuple):
 
 
 def _listen(packet: Packet, limits: Limits) -> _Heard:
-    """Follow packets until there are enough of them, or the time is over. Raises KubeProxyError."""
+    """Receive trace steps until enough packets have passed or the time is over. Raises KubeProxyError."""
     hooks = (OUTPUT,) if packet.source is None else (PREROUTING, OUTPUT)
     flow = TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
     sends = packet.source is None and limits.sends
@@ -126,7 +127,7 @@ def _send(packet: Packet) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # A rule's drop on the way out is EPERM at once; other errors, as without a route, mean that no packet left.
+        # EPERM: a rule dropped the packet on the way out. Other errors, such as a missing route: no packet left.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error
@@ -134,7 +135,7 @@ def _send(packet: Packet) -> socket.socket:
 
 
 def _decision(running: Mode | None, table: str, chain: str) -> str | None:
-    """Return what a chain of any of our modes decides: another one's than the running proxy's is left over."""
+    """Return the decision of a chain of any of our modes; a chain of another mode than `mode` is a leftover."""
     if running is not None and (words := running.decision(table, chain)) is not None:
         return words
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
@@ -142,7 +143,7 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
 
 
 def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) -> dict[RuleKey, str]:
-    """Return the rules of other programs that matched, and of ours those that dropped, as nft writes them."""
+    """Return the matching rules of other programs, and our rules that dropped a packet, as nft prints them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
@@ -153,7 +154,7 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
         with (
             contextlib.suppress(ApplyError),
             Netlink.open() as link,
-        ):  # gone by now: its handle is shown
+        ):  # the rule no longer exists: its handle is shown
             for handle, rule in tables.chain_rules(family, table, chain, link).items():
                 ip = "ip6" if family == socket.AF_INET6 else "ip"
                 texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))
@@ -161,7 +162,7 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
 
 
 def _served(packet: Packet, found: Sequence[Journey]) -> list[TracedReply]:
-    """Return what connection tracking has of the traced connections."""
+    """Return the conntrack entries of the traced connections."""
     clients = {one.source for one in found if one.direction == "request"}
     target = target_of(packet.destination, packet.protocol, packet.port)
     family = 2 if len(packet.destination) == 4 else 10
@@ -174,7 +175,7 @@ def _served(packet: Packet, found: Sequence[Journey]) -> list[TracedReply]:
 
 
 def _legacy_rules() -> int:
-    """Return how many rules there are that the kernel's tracing does not know: those of iptables-legacy."""
+    """Return the number of iptables-legacy rules, which the kernel does not trace."""
     count = 0
     for names, command in (("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")):
         with contextlib.suppress(OSError, ApplyError):

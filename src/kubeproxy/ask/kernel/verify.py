@@ -18,7 +18,7 @@ from kubeproxy.release import SAME_BUILD, build
 
 
 class Report(Struct, frozen=True):
-    """Differences of the kernel, where the proxy is behind the API server, and what else is wrong, in sentences."""
+    """Differences between kernel and plans, outdated objects of the proxy, and other problems as sentences."""
 
     facts: Facts
     seen: Seen
@@ -31,7 +31,7 @@ class Report(Struct, frozen=True):
         return bool(self.seen.findings or self.behind)
 
     def is_complete(self, names: Sequence[ServiceName]) -> bool:
-        """Return whether these Services, or all, could be compared."""
+        """Return whether all of the Services could be compared."""
         return not ((names and self.seen.on_their_way) or self.troubles or self.seen.restless)
 
     def fields(self) -> dict[str, object]:
@@ -50,7 +50,7 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all; `api` asks the API server for all of them too. Raises KubeProxyError."""
+    """Compare these Services, or all; `api`: also compare all versions with the API server. Raises KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         raise KubeProxyError(
@@ -75,7 +75,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
 
 
 def _troubles(facts: Facts) -> Iterator[str]:
-    """Yield what the proxy itself says is wrong, by part or family."""
+    """Yield the problems that the proxy itself reports."""
     for part, why in facts.unready.items():
         yield f"the proxy is not ready, {part}: {why}"
     for one in facts.standings:

@@ -1,4 +1,4 @@
-"""The node and a Service as JSON values: their state, and the versions of the objects that it is made of."""
+"""The state of the node and of a Service as JSON values, with the versions of the objects behind it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kubeproxy.release import build
 Json = dict[str, Any]
 
 SCHEMA_VERSION: Final = 1
-"""The version of docs/answers.schema.json: it grows when a field goes, or gets another type or meaning."""
+"""The version of docs/answers.schema.json: it grows when a field is removed, or gets another type or meaning."""
 
 _ACTIONS: Final[Mapping[Action, str]] = {
     Action.CLUSTER: "endpoints",
@@ -41,7 +41,7 @@ _ACTIONS: Final[Mapping[Action, str]] = {
 
 
 def node(snapshot: Snapshot) -> Json:
-    """Return what holds for all Services."""
+    """Return the state of the node."""
     world, unready = snapshot.planner.world, snapshot.health.unready()
     kernels = {standing.family: standing.shown() for standing in snapshot.engine.standings}
     families: Json = {}
@@ -69,7 +69,7 @@ def node(snapshot: Snapshot) -> Json:
 
 
 def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
-    """Return what is programmed for a Service, None when it is unknown."""
+    """Return the state of a Service, None if it is unknown."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None
@@ -130,7 +130,7 @@ def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
 
 
 def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
-    """Add how connections are shared, where that is not evenly."""
+    """Add the shares of connections, if they are not equal."""
     pools = ("weights", plan.cluster, balance.cluster), ("localWeights", plan.local, balance.local)
     for name, pool, weights in pools:
         if weights:

@@ -23,7 +23,7 @@ _LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything he
 
 
 class Query(NamedTuple):
-    """The parameters of a request; '', b'' and 0 mean everything. `after` is the last Service of the page before.
+    """The parameters of a request; '', b'' and 0 select everything. `after` is the last Service of the previous page.
 
     `address` is packed.
     """
@@ -37,7 +37,7 @@ class Query(NamedTuple):
     text: bool = False
 
     def covers(self, name: ServiceName) -> bool:
-        """Return whether the name alone does not rule a Service out."""
+        """Return whether a Service's name matches the query."""
         return (
             self.namespace in ("", name[0]) and self.name in ("", name[1]) and (self.after is None or name > self.after)
         )
@@ -64,7 +64,7 @@ class Query(NamedTuple):
         return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
 
     def _answers(self, planner: Planner, family: Family) -> bool:
-        """Return whether a port of the node is meant: by its number alone, or with an address of the node."""
+        """Return whether the query selects a port of the node: by its number alone, or with an address of the node."""
         if not self.address:
             return True
         ours = planner.world.of(family)
@@ -79,7 +79,7 @@ class Query(NamedTuple):
 
 
 def parse_query(request: Request) -> Query:
-    """Return what a request asks for. Raises ValueError, which says what is wrong."""
+    """Return the parsed query. Raises ValueError with the parameter and its expected form."""
     given = dict(request.parameters)
     if unknown := given.keys() - _PARAMETERS:
         raise ValueError(f"unknown parameter {sorted(unknown)[0]}; there are {', '.join(sorted(_PARAMETERS))}")
@@ -133,7 +133,7 @@ class StatePage:
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
-        """Yield the Services that may be meant, in order, without looking at 44,000 in one go."""
+        """Yield the matching Services in order, with pauses for the event loop."""
         if query.namespace and query.name:
             yield (query.namespace, query.name)
             return
@@ -145,12 +145,12 @@ class StatePage:
         for count, name in enumerate(merge(*runs), 1):
             yield name
             if count % _RUN == 0:
-                await asyncio.sleep(0)  # those that are passed over take time as well
+                await asyncio.sleep(0)  # skipped Services take time as well
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""
         node = state.node(self._snapshot)
-        # The JSON of the node stays open for the list of Services.
+        # Without the closing brace of the node's JSON: the list of Services follows inside it.
         yield node_text(node) if query.text else json_bytes(node)[:-1] + b',\n"services":['
         count, batch, last, more = 0, bytearray(), None, False
         async for name in self._names(query):

@@ -1,4 +1,4 @@
-"""What /debug/state shows, as text for people: from the JSON's values, made in state.py, to lines."""
+"""The text form of /debug/state: turns the JSON values of ask/state into lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POOLS = (
 
 
 def node_text(node: Json) -> bytes:
-    """Return the lines about what holds for all Services."""
+    """Return the lines about the node."""
     zone = f" in zone {node['zone']}" if node["zone"] else ""
     ready = "ready" if node["ready"] else "not ready"
     counts = f"{node['serviceCount']} Services, {node['pendingCount']} pending"
@@ -64,7 +64,7 @@ def _page(lines: list[str]) -> bytes:
 
 
 def _version(version: str | None) -> str:
-    return f", version {version}" if version else ""  # manifests of a folder have none
+    return f", version {version}" if version else ""  # objects of a manifest folder have no version
 
 
 def _port_lines(port: Json, title: str) -> Iterator[str]:
