@@ -200,8 +200,11 @@ class ApiConnection(asyncio.Protocol):
         if exchange is not None and exc is None and exchange.until_close:
             self._end(None)
         else:
+            plain = self.context is None and not self.received_any
+            what = "without an answer to HTTP" if plain else "before the end of the answer"
             why = f": {os_reason(exc)}" if isinstance(exc, OSError) else ""
-            self._end(ConnectionFailed(f"{self._peer}: the connection was closed before the end of the answer{why}"))
+            why += "; must the server's URL begin with https?" * plain
+            self._end(ConnectionFailed(f"{self._peer}: the connection was closed {what}{why}"))
         self._parser = None  # it refers back to us
         self._on_lost(self)
         if not self.lost.done():

@@ -108,6 +108,15 @@ def test_a_port_that_speaks_something_else_is_told_apart():
         run(alert, lambda client, _: client.request("GET", "/x"))
 
 
+def test_plain_http_to_a_port_of_tls_that_closes_is_asked_for_its_scheme(own_certificate):
+    def plain(url):
+        return reason(url.replace("https", "http"))
+
+    said = listening(plain, own_certificate[0])
+    assert said.startswith("the connection was closed without an answer to HTTP")
+    assert said.endswith("must the server's URL begin with https?")
+
+
 def test_names_that_are_none_are_errors_as_any_other():
     assert reason("http://a..b:1") == "the name cannot be resolved: it is no host name"
 

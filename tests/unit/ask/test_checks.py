@@ -56,6 +56,7 @@ ROLES = {"eth0": "the Node's address 10.0.0.2", "cbr0": "the address 10.244.0.1 
     ("trouble", "fix", "useless"),
     [
         (PLAIN, "have the kubeconfig's server (or --master) begin with https", True),
+        ("h:80: closed: must the server's URL begin with https?", "see whether its port speaks TLS", False),
         ("h:80: not HTTP, but TLS: the server's URL must begin with https", "have the kubeconfig's server", True),
         ("api.example:6443: the name cannot be resolved: Name or service not known", "correct the host", False),
     ],

@@ -76,7 +76,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
 
 def hopeless(reach: Reach) -> bool:
     """Return whether waiting is useless: no list arrives until kubeconfig, rights or server are corrected."""
-    if _fix(reach.trouble) and _UNRESOLVED not in reach.trouble:  # a name server may answer later
+    if _fix(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
     return bool(missing) and all(_fix(one.trouble) for one in missing)
@@ -107,7 +107,10 @@ _CREDENTIALS: Final = (
     "replaced token file is read again by itself"
 )
 _SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
-_UNRESOLVED: Final = "the name cannot be resolved"  # texts of api.reasons
+_UNRESOLVED: Final = "the name cannot be resolved"  # texts of api.status and api.connection
+_CLOSED: Final = "must the server's URL begin with https?"
+_PASSING: Final = (_UNRESOLVED, _CLOSED)
+"""Troubles that may pass by themselves: a name server may be late, or a server that speaks HTTP restarting."""
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
@@ -122,6 +125,8 @@ _FIXES: Final = {
     "server's URL must begin with https": _SCHEME,
     "HTTP request to an HTTPS server": _SCHEME,  # net/http of Go
     "HTTP request was sent to HTTPS port": _SCHEME,  # nginx
+    _CLOSED: "see whether its port speaks TLS: then have the kubeconfig's server (or --master) begin with https; else "
+    "look at the server's log",
     _UNRESOLVED: "correct the host of the kubeconfig's server (or --master), or see why this node does not resolve it: "
     "`getent hosts NAME`, /etc/resolv.conf, and the name server there; a name that only the cluster's DNS has needs "
     "this proxy first, so give an address or a name of the node's own DNS",
