@@ -158,9 +158,6 @@ class FakeWatch:
     def own_change(self, commits):
         return nullcontext()
 
-    def expect(self, counts) -> None:
-        self.expected = dict(counts)
-
     def close(self) -> None: ...
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from kubeproxy.backends.iptables.backend import SHARED, IptablesBackend
-from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.iptables.backend import IptablesBackend
+from kubeproxy.backends.iptables.skeleton import SHARED, StartOptions
 from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort

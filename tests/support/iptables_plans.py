@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from kubeproxy.backends.iptables.backend import SHARED
+from kubeproxy.backends.iptables.skeleton import SHARED
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world

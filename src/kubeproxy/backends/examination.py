@@ -1,13 +1,14 @@
-"""What an operator is shown of a kernel that holds something else than it should: findings, and who makes them.
+"""Differences between the kernel and the plans, in words for an operator, and the examiners that find them.
 
-An examiner reads, in a process of its own beside the proxy, and cannot write: what it is made of has no way to.
+An examiner runs in a process of its own beside the proxy. It only reads: its parts cannot write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kubeproxy.model import addresses
 from kubeproxy.model.addresses import Family
@@ -39,28 +40,37 @@ class Finding(NamedTuple):
     present: str = ""
 
 
-class Examiner(Protocol):
+class Examiner(ABC):
     """Compares one family of the kernel with plans. All calls block and raise ApplyError when it cannot be read."""
 
-    family: Family
+    remembered: Callable[[ServicePlan, bytes], Iterator[bytes]] | None = None
+    """Yields the endpoints (packed address and port) to which a client with this packed address keeps going by session
+    affinity, one for each pool of the service port; None where the kernel does not show them."""
 
-    @property
-    def remembered(self) -> Callable[[ServicePlan, bytes], Iterator[bytes]] | None:
-        """What yields the endpoints (packed address and port) that a client with this packed address is kept at, one
-        for each pool of the service port in which it has one; None where the kernel does not tell.
-        """
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._caveats: list[str] = []
 
+    @abstractmethod
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """Yield in what the kernel differs for these Services; reads no more than concerns them, where it can."""
+        """Yield the differences for these Services; reads no more than concerns them, where it can."""
 
+    @abstractmethod
     def everything(self, wanted: Plans) -> Iterator[Finding]:
-        """Yield in what the kernel differs, with what belongs to no Service and what all of them share."""
+        """Yield all differences, also in what belongs to no Service or to all Services."""
 
-    def caveats(self) -> Iterable[str]:
+    def caveats(self) -> Sequence[str]:
         """Return what could not be compared, and why, in sentences."""
+        return self._caveats
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the sockets, if there are any."""
+
+
+def of_family(plans: Plans, family: Family) -> dict[ServiceName, tuple[ServicePlan, ...]]:
+    """Return the plans of one family, Service by Service."""
+    return {name: tuple(plan for plan in its if plan.key.family is family) for name, its in plans.items()}
 
 
 def front_text(address: bytes, protocol: int, port: int) -> str:

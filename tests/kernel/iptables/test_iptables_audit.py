@@ -10,8 +10,7 @@ from msgspec import structs
 from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.names import chain_hashes
-from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, StartOptions
+from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, INVALID_COUNTER, LOCALHOST_COUNTER, StartOptions
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.xtables import iptables_variant, nfacct
 from kubeproxy.model.addresses import Family

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from msgspec import structs
 
-from kubeproxy.backends.iptables.render import LOCALHOST_COUNTER
+from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.xtables import iptables_variant, nfacct, xt_rules

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 import msgspec
+from kubeproxy.backends.nftables.numbering import Numbers
 
 from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import ExecConfig, ExecPlugin
@@ -14,8 +15,8 @@ from kubeproxy.api.documents import read_documents
 from kubeproxy.api.status import StatusError, decode_status
 from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.render import Style
-from kubeproxy.backends.nftables.render import Numbers, Placed, render
+from kubeproxy.backends.iptables.skeleton import SHARED, RuleSettings, StartOptions
+from kubeproxy.backends.nftables.render import Placed, render
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
@@ -99,10 +100,10 @@ def _render(family: Family, plans: dict) -> None:
     numbers = Numbers()
     for found in plans.values():
         render([Placed.fresh(plan, numbers) for plan in found])
-    contents = Contents(Style("", "", 8 * family.address_size, False))
+    contents = Contents(RuleSettings(family, StartOptions(False, False, False), 0, None, ""))
     contents.load(plans)
     text = "".join(rules for chains in contents.own_chains() for rules in chains.values())
-    text += "".join(contents.shared(position) for position in range(4))
+    text += "".join(contents.shared(place) for place in SHARED)
     for line in text.splitlines():
         assert line.startswith("-A KUBE-"), line
         assert line.count('"') % 2 == 0, line

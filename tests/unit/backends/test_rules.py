@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.iptables.render import Style
 from kubeproxy.backends.rules import Jump, pods_in_iptables, pods_in_nft
 from kubeproxy.errors import ConfigError
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 
 
@@ -38,4 +36,4 @@ def test_nothing_recognises_pods():
 @pytest.mark.parametrize("name", ["!cni0", "cni 0", "cni+", 'a"b', "a/b", "-j", "\x00"])
 def test_an_interface_that_iptables_cannot_match_is_named(name):
     with pytest.raises(ConfigError, match="detectLocal"):
-        Style.of(Family.IPV4, Detector("bridge", name), localhost_counter=False)
+        pods_in_iptables(Detector("bridge", name))

@@ -5,29 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, islice
-from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Place, Suspect, as_printed
+from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Suspect, as_printed
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.restores import declarations, deletion
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, SharedChain
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, SHARED, Place, SharedChain
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName
-
-_UNORDERED: Final = frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"})
-"""Chains in which the order of Services depends on the order of their changes."""
-
-
-class Harm(NamedTuple):
-    """A change by another program, and the Services with changed chains; none if shared chains changed as well."""
-
-    change: ForeignChange
-    services: frozenset[ServiceName] = frozenset()
 
 
 class Audit:
@@ -55,37 +43,34 @@ class Audit:
         """Return whether an audit is requested and its pause is over."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
-    def look(self, contents: Contents, common: Mapping[Place, SharedChain]) -> Harm | None:
-        """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
+    def look(self, contents: Contents, common: Mapping[Place, SharedChain]) -> ForeignChange | None:
+        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
 
         None means that no audit is due before the next request.
         """
         began = time.monotonic()
         try:
-            harm = self._compare(contents, common)
+            change = self._compare(contents, common)
         finally:
             self._ended = time.monotonic()
             self._took = self._ended - began
-        if harm is None:
+        if change is None:
             self._rest = None
-        return harm
+        return change
 
-    def _compare(self, contents: Contents, common: Mapping[Place, SharedChain]) -> Harm | None:
+    def _compare(self, contents: Contents, common: Mapping[Place, SharedChain]) -> ForeignChange | None:
         tables = {table: self._read(table) for table in CANARY_TABLES}
         for table, seen in tables.items():
             if seen.is_asked(CANARY) and CANARY not in seen.chains:
-                return Harm(flushed(table, self._family))
+                return flushed(table, self._family)
         for jump in JUMPS:
             if not tables[jump.table].has_jump(jump):
-                return Harm(removed(jump, self._family))
+                return removed(jump, self._family)
         nat = tables["nat"]
         has_own = nat.asked is None or any(name.startswith(SERVICE_PREFIXES) for name in nat.asked)
         own = found.own_suspects(contents, nat) if has_own else ()
         harmed = self._confirmed(list(islice(chain(found.shared_suspects(common, tables), own), MOST)), tables)
-        if not harmed:
-            return None
-        services = [suspect.service for suspect in harmed if suspect.service is not None]
-        return Harm(_changed(harmed, self._family), frozenset(services if len(services) == len(harmed) else ()))
+        return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
         """Return the table, or those of its chains that may have changed; a table that cannot be read has none."""
@@ -121,14 +106,14 @@ class Audit:
             return [
                 suspect
                 for suspect, wanted, seen in as_printed(suspects, printed)
-                if not _is_same(suspect.place[1], wanted, seen.get(suspect.place[1], ()))
+                if not _is_same(suspect.place, wanted, seen.get(suspect.place[1], ()))
             ]
         except RestoreError:  # a target of the rules does not exist
             return suspects
 
 
-def _is_same(name: str, wanted: Sequence[str], present: Sequence[str]) -> bool:
-    if name in _UNORDERED:
+def _is_same(place: Place, wanted: Sequence[str], present: Sequence[str]) -> bool:
+    if place in SHARED:  # the order of Services depends on the order of their changes
         return sorted(wanted) == sorted(present)
     return list(wanted) == list(present)
 

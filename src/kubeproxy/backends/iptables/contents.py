@@ -1,6 +1,6 @@
-"""The Services' rules in their own chains and in the shared chains, and the changes of both. Pure.
+"""The rules of all Services of one family as they were written last, and the effect of a change. Pure.
 
-Rules are stored as text for each Service, so that joining texts gives a chain.
+The rules that each Service has in shared chains are kept as text, so that a shared chain is written by one join.
 """
 
 from __future__ import annotations
@@ -8,32 +8,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.render import Detail, Dispatch, Style, chains, dispatch, suffixes
+from kubeproxy.backends.iptables.render import Detail, Lines, chains, dispatch, suffixes
+from kubeproxy.backends.iptables.skeleton import Place, RuleSettings
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
-LARGE: Final = 1000  # endpoints; kube-proxy's largeClusterEndpointsThreshold
+LARGE: Final = 1000
+"""Number of endpoints above which a cluster is large: largeClusterEndpointsThreshold of the Go kube-proxy."""
 
 Plans = tuple[ServicePlan, ...]
 Changes = Sequence[tuple[ServiceName, Plans]]
-
-
-class OwnChains(NamedTuple):
-    """Chains of the nat table that belong to one Service, and all their rules."""
-
-    names: Collection[str]
-    rules: str
+OwnChains = Mapping[str, str]
+"""Chains of the nat table that belong to one Service, each with its rules."""
 
 
 class ServiceEntry(NamedTuple):
-    """A Service: its plans, and for each plan the suffix of its chains' names and its rules in shared chains."""
+    """A Service: its plans, and for each plan the hash in the names of its chains and its rules in shared chains."""
 
     plans: Plans
     suffixes: tuple[str, ...]
-    shared: tuple[Dispatch, ...]
+    shared: tuple[Lines, ...]
 
     @property
     def endpoints(self) -> int:
-        """Return the number of endpoints, which decides whether a cluster is large."""
+        """Return the number of endpoints that counts for LARGE."""
         return sum([len(plan.serving) for plan in self.plans])
 
 
@@ -41,63 +38,57 @@ _NONE: Final = ServiceEntry((), (), ())
 
 
 class ContentsChange(NamedTuple):
-    """The changes of chains that follow from changed Services.
+    """The effect of changed Services on the tables.
 
-    `written`: chains of the nat table with their rules, Service by Service. `deleted`: chains to delete. `gained`: the
-    new lines of shared chains, by position in Dispatch. `lost`: the positions of shared chains that lose or reorder
-    lines. `rules`: the growth of the number of rules in the Services' own chains.
+    `written` are chains to write, Service by Service; `deleted` are chains of the nat table to remove. `gained` has the
+    lines that are new in shared chains, `lost` the shared chains in which lines are removed or change their order.
+    `rules` is the growth of the number of rules in the Services' own chains.
     """
 
     entries: dict[ServiceName, ServiceEntry]
     written: list[OwnChains]
     deleted: list[str]
-    gained: Mapping[int, Sequence[str]]
-    lost: frozenset[int]
+    gained: Mapping[Place, Sequence[str]]
+    lost: Collection[Place]
     rules: int
-
-    @property
-    def shared(self) -> frozenset[int]:
-        """Return the positions of the shared chains that change."""
-        return self.lost.union(self.gained)
 
 
 class Contents:
-    """The chains and rules of all Services of one family, as written last."""
+    """All Services of one family as they are in the kernel, written with one set of settings."""
 
-    def __init__(self, style: Style) -> None:
-        self.style = style
+    def __init__(self, settings: RuleSettings) -> None:
+        self.settings = settings
         self.entries: dict[ServiceName, ServiceEntry] = {}
         self.endpoints = 0
         self.nat_rules = 0
 
     @property
-    def is_large(self) -> bool:
-        """Return whether the cluster is large: then comments and hourly full syncs would cost too much."""
-        return self.detail(self.endpoints) is Detail.SPARSE
+    def detail(self) -> Detail:
+        """Return the level of detail of the comments."""
+        return _detail(self.endpoints)
 
     def delta(self, changes: Changes) -> ContentsChange:
-        """Return the changed chains of changed Services; `take` stores them. The cost depends on the changes only."""
+        """Return the effect of changes; `take` applies it. The cost grows with the changes only."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
-        detail = self.detail(total)
+        detail = _detail(total)
         written: list[OwnChains] = []
         deleted: list[str] = []
-        gained: dict[int, list[str]] = {}
-        lost: set[int] = set()
+        gained: dict[Place, list[str]] = {}
+        lost: set[Place] = set()
         more = 0
         for name, entry in entries.items():
             old, new = self._chains(before[name], detail), self._chains(entry, detail)
-            changed = {chain: rules for chain, rules in new.items() if old.get(chain) != rules}
-            if changed:
-                written.append(_joined(changed))
+            if changed := {chain: rules for chain, rules in new.items() if old.get(chain) != rules}:
+                written.append(changed)
             deleted += (chain for chain in old if chain not in new)
-            more += _joined(new).rules.count("\n") - _joined(old).rules.count("\n")
+            more += rule_count(new) - rule_count(old)
             _compare(before[name].shared, entry.shared, gained, lost)
-        return ContentsChange(entries, written, deleted, gained, frozenset(lost), more)
+        return ContentsChange(entries, written, deleted, gained, lost, more)
 
     def take(self, delta: ContentsChange) -> None:
-        """Store changes that the kernel has accepted."""
+        """Apply changes that are in the kernel now."""
         self.nat_rules += delta.rules
         for name, entry in delta.entries.items():
             self.endpoints += entry.endpoints - self.entries.get(name, _NONE).endpoints
@@ -107,93 +98,77 @@ class Contents:
                 self.entries.pop(name, None)
 
     def load(self, wanted: Mapping[ServiceName, Plans]) -> None:
-        """Replace all Services; the caller must exhaust `own_chains` before any change."""
+        """Replace all Services. The caller exhausts `own_chains` before any other change."""
         self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
-    def own_chains(self) -> Iterator[dict[str, str]]:
-        """Yield the own chains of each Service with their rules; count the rules in `nat_rules`."""
+    def own_chains(self) -> Iterator[OwnChains]:
+        """Yield the own chains of each Service, and count their rules in `nat_rules`."""
         self.nat_rules = 0
-        detail = self.detail(self.endpoints)
         for entry in self.entries.values():
-            found = self._chains(entry, detail)
-            self.nat_rules += sum([rules.count("\n") for rules in found.values()])
+            found = self._chains(entry, self.detail)
+            self.nat_rules += rule_count(found)
             yield found
 
-    def plans(self, name: ServiceName) -> Plans:
-        """Return the plans of a Service, () if no Service has that name."""
-        return self.entries.get(name, _NONE).plans
-
-    def chains_of(self, name: ServiceName, detail: Detail) -> dict[str, str]:
-        """Return the own chains of a Service, each with its rules, for a level of detail."""
+    def chains_of(self, name: ServiceName, detail: Detail) -> OwnChains:
+        """Return the own chains of a Service."""
         return self._chains(self.entries.get(name, _NONE), detail)
 
-    def own_of(self, name: ServiceName) -> OwnChains:
-        """Return the own chains of a Service."""
-        return _joined(self.chains_of(name, self.detail(self.endpoints)))
+    def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
+        """Return the rules of a shared chain, with changes that `take` has not applied yet.
 
-    def shared(self, position: int, delta: ContentsChange | None = None) -> str:
-        """Return the rules of a shared chain, with changes not stored yet; sorted by target, the last target first.
-
-        iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and walks it for each of them: in
-        descending order each search takes one step instead of thousands.
+        The rules are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in
+        a sorted list, and walks it for each of them: from the last to the first that takes one step, not thousands.
         """
         changed = delta.entries if delta is not None else {}
-        lines = [
-            text
-            for name, entry in self.entries.items()
-            if name not in changed
-            for text in _lines(entry.shared, position)
-        ]
-        lines += [text for entry in changed.values() for text in _lines(entry.shared, position)]
+        entries = [entry for name, entry in self.entries.items() if name not in changed]
+        lines = [text for entry in (*entries, *changed.values()) for text in _lines(entry.shared, place)]
         lines.sort(key=_first_target, reverse=True)
         return "".join(lines)
 
-    def blocks(self, position: int) -> list[str]:
-        """Return the rules of a shared chain, one text for each service port."""
-        return [text for entry in self.entries.values() for text in _lines(entry.shared, position)]
-
-    @staticmethod
-    def detail(endpoints: int) -> Detail:
-        """Return the level of detail of the comments for this number of endpoints."""
-        return Detail.SPARSE if endpoints > LARGE else Detail.FULL
+    def blocks(self, place: Place) -> list[str]:
+        """Return the rules of a shared chain as one text per service port."""
+        return [text for entry in self.entries.values() for text in _lines(entry.shared, place)]
 
     def _entries(self, changes: Changes) -> dict[ServiceName, ServiceEntry]:
         found = iter(suffixes([plan for _, plans in changes for plan in plans]))
         entries: dict[ServiceName, ServiceEntry] = {}
         for name, plans in changes:
             ends = tuple([next(found) for _ in plans])
-            shared = tuple([dispatch(plan, end, self.style) for plan, end in zip(plans, ends, strict=True)])
+            shared = tuple([dispatch(plan, end, self.settings) for plan, end in zip(plans, ends, strict=True)])
             entries[name] = ServiceEntry(plans, ends, shared)
         return entries
 
-    def _chains(self, entry: ServiceEntry, detail: Detail) -> dict[str, str]:
+    def _chains(self, entry: ServiceEntry, detail: Detail) -> OwnChains:
         found: dict[str, str] = {}
         for plan, suffix in zip(entry.plans, entry.suffixes, strict=True):
-            found |= chains(plan, suffix, self.style, detail)
+            found |= chains(plan, suffix, self.settings, detail)
         return found
 
 
-def _joined(chains: Mapping[str, str]) -> OwnChains:
-    return OwnChains(chains.keys(), "".join(chains.values()))
+def rule_count(chains: OwnChains) -> int:
+    """Return the number of rules in chains."""
+    return sum([rules.count("\n") for rules in chains.values()])
 
 
-def _compare(
-    before: Sequence[Dispatch], after: Sequence[Dispatch], gained: dict[int, list[str]], lost: set[int]
-) -> None:
-    """Add, by position, the new lines of shared chains to `gained`, and chains that lose or reorder lines to `lost`."""
+def _detail(endpoints: int) -> Detail:
+    return Detail.SPARSE if endpoints > LARGE else Detail.FULL
+
+
+def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place, list[str]], lost: set[Place]) -> None:
+    """Note the lines that shared chains get from a Service, and the chains in which it removes or reorders lines."""
     if before == after:
         return
-    for position in range(len(Dispatch._fields)):
-        old, new = _lines(before, position), _lines(after, position)
+    for place in dict.fromkeys(place for part in (*before, *after) for place in part):
+        old, new = _lines(before, place), _lines(after, place)
         if fresh := [line for line in new if line not in old]:
-            gained.setdefault(position, []).extend(fresh)
+            gained.setdefault(place, []).extend(fresh)
         if old != [line for line in new if line in old]:
-            lost.add(position)
+            lost.add(place)
 
 
-def _lines(shared: Sequence[Dispatch], position: int) -> list[str]:
-    return [text for dispatched in shared if (text := dispatched[position])]
+def _lines(shared: Sequence[Lines], place: Place) -> list[str]:
+    return [text for part in shared if (text := part.get(place))]
 
 
 def _first_target(lines: str) -> str:

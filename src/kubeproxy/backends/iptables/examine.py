@@ -1,33 +1,40 @@
-"""Examination of iptables mode in a process of its own: the differences between rules and plans, by Service.
+"""The examiner of iptables mode: compares the rules with plans, Service by Service, beside the proxy.
 
-Chains are compared as iptables-save prints them. Those that seem to differ are compared again: the node's own iptables
-writes and prints the desired rules in an empty network namespace.
+Rules are compared as text, as iptables-save prints them. Chains that seem to differ are compared once more with how the
+node's own iptables prints our rules, in an empty network namespace.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.examination import Finding, Kind, Plans
+from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans, of_family
 from kubeproxy.backends.iptables import found, skeleton
-from kubeproxy.backends.iptables.backend import SHARED
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Place, Printer, Suspect, as_printed, as_saved
+from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Printer, Suspect, as_printed, as_saved
 from kubeproxy.backends.iptables.names import EXT, FW, SEP, SERVICE_PREFIXES, SVC, SVL
-from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER, Detail, Style
+from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.backends.iptables.skeleton import CANARY, RuleSettings
+from kubeproxy.backends.iptables.skeleton import (
+    CANARY,
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    NAT_SERVICES,
+    SHARED,
+    Place,
+    RuleSettings,
+)
 from kubeproxy.backends.state import Wording, findings
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc.empty_network import in_empty_network
-from kubeproxy.kernel.xtables import iptables_variant, nfacct, xtables
+from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.kernel.xtables.xtables import Commands, target_of
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName, ServicePlan
+from kubeproxy.model.plan import ServiceName
 
 Tables = Mapping[str, FoundTable]
 
@@ -44,36 +51,29 @@ _ROLES: Final = {
 }
 
 
-class IptablesExaminer:
+class IptablesExaminer(Examiner):
     """See backends.examination.Examiner."""
 
-    remembered = None
-
-    def __init__(self, commands: Commands, settings: RuleSettings, style: Style, printed: Printer) -> None:
-        self.family = commands.family
+    def __init__(self, commands: Commands, settings: RuleSettings, printed: Printer) -> None:
+        super().__init__(commands.family)
         self._commands = commands
         self._settings = settings
-        self._style = style
         self._printed = printed
-        self._caveats: list[str] = []
 
     def close(self) -> None:
-        """Do nothing: no socket is open."""
-
-    def caveats(self) -> Iterable[str]:
-        """Return the parts that could not be compared, with the reasons."""
-        return self._caveats
+        """Do nothing: it has no sockets."""
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. iptables-legacy lists whole tables only: its other commands take the lock of the proxy."""
         contents = self._contents(plans)
-        own = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.FULL)}
-        own |= {chain for name in contents.entries for chain in self._unwanted(contents, name)}
         asked = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
-        asked["nat"] |= own
+        asked["nat"] |= _possible(contents).keys()
         tables = {table: found.read_some(self._commands, table, names) for table, names in asked.items()}
-        suspects = [*self._own(contents, tables["nat"]), *self._dispatched(contents, tables, plans.keys())]
-        yield from self._confirmed(suspects, _Words(self.family, contents, tables["nat"].rules))
+        suspects = [
+            *self._own(contents, tables["nat"]),
+            *(suspect for suspect in self._shared(contents, tables, plans) if suspect.service is not None),
+        ]
+        yield from self._confirmed(suspects, contents, tables)
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -83,71 +83,65 @@ class IptablesExaminer:
             if CANARY not in seen.chains:
                 few = len(seen.chains) < len(SHARED)
                 what = "all of our chains" if few else "the chain by which a flush is noticed"
-                yield Finding(None, Kind.MISSING, what, f"chain {CANARY} of table {table} ({self.family.label})")
+                yield Finding(None, Kind.MISSING, what, _where((table, CANARY), self.family))
         suspects = [
             *self._own(contents, tables["nat"]),
-            *self._dispatched(contents, tables, None),
+            *self._shared(contents, tables, wanted),
             *found.shared_suspects(skeleton.fixed_chains(self._settings), tables),
-            *self._stale(contents, tables["nat"]),
         ]
-        yield from self._confirmed(suspects, _Words(self.family, contents, tables["nat"].rules))
+        yield from self._confirmed(suspects, contents, tables)
         for jump in skeleton.JUMPS:
             kubelets = jump.target == skeleton.KUBELET_FIREWALL
             if not tables[jump.table].has_jump(jump) and (self._settings.localhost or not kubelets):
-                where = f"chain {jump.chain} of table {jump.table} ({self.family.label})"
+                where = _where((jump.table, jump.chain), self.family)
                 yield Finding(None, Kind.MISSING, f"the jump to {jump.target}", where)
 
     def _contents(self, plans: Plans) -> Contents:
-        contents = Contents(self._style)
-        contents.load({name: self._ours(its) for name, its in plans.items()})
+        contents = Contents(self._settings)
+        contents.load(of_family(plans, self.family))
         return contents
-
-    def _ours(self, plans: Iterable[ServicePlan]) -> tuple[ServicePlan, ...]:
-        return tuple(plan for plan in plans if plan.key.family is self.family)
 
     # -- what seems to differ ---------------------------------------------------------------------------------------
 
     def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield the chains of Services that are missing, differ, or should not exist."""
+        """Yield the chains of Services that are not there as they are written, and those that should not be there.
+
+        Empty chains may have to stay for rules of other programs.
+        """
         yield from found.own_suspects(contents, nat)
-        for name in contents.entries:
-            for chain in self._unwanted(contents, name):
-                if present := nat.present(chain):
-                    yield Suspect(("nat", chain), name, "", present)
+        wanted = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
+        owners = _possible(contents)
+        for chain in sorted(nat.chains - wanted):
+            if chain.startswith(SERVICE_PREFIXES) and (present := nat.present(chain)):
+                yield Suspect(("nat", chain), owners.get(chain), "", present)
 
-    def _unwanted(self, contents: Contents, name: ServiceName) -> Iterator[str]:
-        wanted = contents.chains_of(name, Detail.SPARSE)
-        for end in contents.entries[name].suffixes:
-            yield from (prefix + end for prefix in (SVC, SVL, EXT, FW) if prefix + end not in wanted)
+    def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
+        """Yield the rules that shared chains lack and those that they should not have, chain by chain and by Service.
 
-    def _dispatched(self, contents: Contents, tables: Tables, names: Iterable[ServiceName] | None) -> Iterator[Suspect]:
-        """Yield, by Service, missing and surplus rules of shared chains; of these Services, or of all."""
-        asked = frozenset(names) if names is not None else None
-        for position, (table, chain) in enumerate(SHARED):
-            present = list(tables[table].rules.get(chain, ()))
-            if (table, chain) == ("nat", "KUBE-SERVICES"):
+        A rule that names a Service in its comment is that Service's, if it is among the asked ones.
+        """
+        for place in SHARED:
+            present = list(tables[place[0]].rules.get(place[1], ()))
+            if place == NAT_SERVICES:
                 present, last = self._without_last(present)
-                if asked is None and last is not None:
+                if last is not None:
                     yield last
             left = Counter(present)
-            missing: dict[ServiceName | None, list[str]] = {}
+            lacking: dict[ServiceName | None, list[str]] = {}
+            surplus: dict[ServiceName | None, list[str]] = {}
             for name, entry in contents.entries.items():
-                for rule in (line for part in entry.shared for line in part[position].splitlines(keepends=True)):
+                for rule in (line for part in entry.shared for line in part.get(place, "").splitlines(keepends=True)):
                     printed = as_saved(rule, self.family)
                     if left[printed] > 0:
                         left[printed] -= 1
                     else:
-                        missing.setdefault(name, []).append(rule)
-            extra: dict[ServiceName | None, list[str]] = {}
+                        lacking.setdefault(name, []).append(rule)
             for rule in left.elements():
                 owner = owner_of(rule)
-                extra.setdefault(owner if owner in contents.entries or (asked and owner in asked) else None, []).append(
-                    rule
-                )
-            for whose in missing.keys() | extra.keys():
-                if asked is None or whose in asked:
-                    lacking = "".join(missing.get(whose, ()))
-                    yield Suspect((table, chain), whose, lacking, extra.get(whose, ()), ordered=False)
+                surplus.setdefault(owner if owner in asked else None, []).append(rule)
+            for service in lacking.keys() | surplus.keys():
+                wanted = "".join(lacking.get(service, ()))
+                yield Suspect(place, service, wanted, surplus.get(service, ()), ordered=False)
 
     def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
         """Return the rules of KUBE-SERVICES without its jumps to KUBE-NODEPORTS, and a Suspect if those differ."""
@@ -156,19 +150,12 @@ class IptablesExaminer:
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
         at_the_end = present[len(rules) :] == last
         printed = as_saved(wanted, self.family).splitlines(keepends=True)
-        suspect = Suspect(("nat", "KUBE-SERVICES"), None, wanted, last if at_the_end else present)
+        suspect = Suspect(NAT_SERVICES, None, wanted, last if at_the_end else present)
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
-    def _stale(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield chains with a Service's prefix that belong to no Service, except empty ones: rules may lead to them."""
-        own = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
-        own |= {chain for name in contents.entries for chain in self._unwanted(contents, name)}
-        for chain in nat.chains - own:
-            if chain.startswith(SERVICE_PREFIXES) and (present := nat.present(chain)):
-                yield Suspect(("nat", chain), None, "", present)
-
-    def _confirmed(self, suspects: Sequence[Suspect], words: _Words) -> Iterator[Finding]:
-        """Yield the differences between the suspects and the desired rules as this node's iptables prints them."""
+    def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
+        """Yield the differences that remain when the suspects are compared with how our rules are printed here."""
+        words = _Words(self.family, contents, tables["nat"].rules)
         for start in range(0, len(suspects), MOST):
             some = suspects[start : start + MOST]
             try:
@@ -178,6 +165,17 @@ class IptablesExaminer:
                 printed = [(s, as_saved(s.wanted, self.family).splitlines(keepends=True)) for s in some]
             for suspect, wanted in printed:
                 yield from words.differences(suspect, wanted)
+
+
+def _possible(contents: Contents) -> dict[str, ServiceName]:
+    """Return the Service of each chain that it has, or that it could have instead of another one."""
+    ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
+    possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
+    return possible | {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
+
+
+def _where(place: Place, family: Family) -> str:
+    return f"chain {place[1]} of table {place[0]} ({family.label})"
 
 
 def owner_of(rule: str) -> ServiceName | None:
@@ -196,8 +194,8 @@ class _Words:
         self._nat = nat
 
     def differences(self, suspect: Suspect, wanted: Sequence[str]) -> Iterator[Finding]:
-        """Yield the differences between a chain's found rules and the desired ones as iptables-save prints them."""
-        service, present, where = suspect.service, suspect.present, self._where(suspect.place)
+        """Yield how the rules of a chain differ from those that are wanted, as they are printed."""
+        service, present, where = suspect.service, suspect.present, _where(suspect.place, self._family)
         chain = suspect.place[1]
         if present is None or (not wanted and chain.startswith(SERVICE_PREFIXES)):
             yield Finding(service, Kind.MISSING if present is None else Kind.EXTRA, self._chain(chain, service), where)
@@ -217,11 +215,7 @@ class _Words:
         self, place: Place, key: tuple[ServiceName | None, str], wanted: str | None, present: str | None
     ) -> Wording:
         """See state.StateWords."""
-        return Wording(key[1], self._where(place), (wanted or "").strip(), (present or "").strip())
-
-    def _where(self, place: Place) -> str:
-        table, chain = place
-        return f"chain {chain} of table {table} ({self._family.label})"
+        return Wording(key[1], _where(place, self._family), (wanted or "").strip(), (present or "").strip())
 
     def _chain(self, chain: str, service: ServiceName | None) -> str:
         if chain.startswith(SEP):
@@ -271,21 +265,3 @@ def printer(commands: Commands) -> Printer:
             return in_empty_network(write)
 
     return printed
-
-
-def in_use(family: Family) -> Commands:
-    """Return the commands of the variant that has our chains, else of this node's variant. Raises ApplyError.
-
-    Cheap with many rules, too: it reads the mangle table only, which has one chain of ours.
-    """
-    there = [c for c in map(xtables.commands, xtables.installed_for(family)) if CANARY in _names(c)]
-    return there[0] if len(there) == 1 else iptables_variant.commands(family, iptables_variant.chosen())
-
-
-def _names(commands: Commands) -> Collection[str]:
-    """Return the chains of the mangle table, in which a kube-proxy has one chain."""
-    try:
-        table = commands.table("mangle")
-    except ApplyError:
-        return ()
-    return table.chains if table is not None else ()

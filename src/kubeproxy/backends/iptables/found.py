@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.names import COPY, SEP
 from kubeproxy.backends.iptables.render import Detail
-from kubeproxy.backends.iptables.skeleton import JUMPS, OWN_CHAINS, SharedChain
+from kubeproxy.backends.iptables.skeleton import JUMPS, OWN_CHAINS, Place, SharedChain
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -28,9 +28,6 @@ from kubeproxy.model.plan import ServiceName
 MOST_PLACES: Final = 20
 """Maximum number of chains to read one by one, in 3 ms each; iptables-nft reads all of 36,000 rules in a second."""
 MOST: Final = 1000  # maximum number of chains to write under another name at a time
-
-Place = tuple[str, str]
-"""A table and a chain."""
 
 Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with a newline."""
@@ -180,7 +177,7 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
     Chains with and without comments on endpoints are accepted: the cluster may have become large or small since a chain
     was written.
     """
-    detail = contents.detail(contents.endpoints)
+    detail = contents.detail
     other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
     for name in contents.entries:
         for chain, rules in contents.chains_of(name, detail).items():

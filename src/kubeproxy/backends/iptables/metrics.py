@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from kubeproxy.backends.iptables.render import INVALID_COUNTER, LOCALHOST_COUNTER
+from kubeproxy.backends.iptables.skeleton import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.mode import RESTORE_FAILURES, Registry
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import nfacct

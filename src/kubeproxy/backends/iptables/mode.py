@@ -9,13 +9,13 @@ from contextlib import closing
 from functools import cache
 
 from kubeproxy.backends import leftovers
-from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend, settings_of, style_of
-from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.examine import IptablesExaminer, in_use, printer
+from kubeproxy.backends.examination import of_family
+from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend
+from kubeproxy.backends.iptables.contents import Contents, rule_count
+from kubeproxy.backends.iptables.examine import IptablesExaminer, printer
 from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
-from kubeproxy.backends.iptables.render import Dispatch, Style
-from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.iptables.skeleton import CANARY, SHARED, RuleSettings, StartOptions
 from kubeproxy.backends.mode import Operations, Registry, Weight
 from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -25,7 +25,7 @@ from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.lock_watch import TableInfo
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
 from kubeproxy.model.addresses import Family, parse_networks, within
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -113,12 +113,11 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
-    commands = in_use(family)
-    # A kernel can have the counters without their match; then the proxy goes on without them.
+    commands = iptables_variant.in_use(family, "mangle", CANARY)
+    # A kernel may have the counters without their match, and the proxy goes on without them then.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
-    settings = settings_of(commands, world, options)
-    return IptablesExaminer(commands, settings, style_of(settings, world), printer(commands))
+    return IptablesExaminer(commands, RuleSettings.of(family, world, options), printer(commands))
 
 
 def _is_liberal() -> bool:
@@ -176,12 +175,10 @@ def _weigh(
     local: Sequence[bytes],  # noqa: ARG001 - see backends.mode.Weigh
 ) -> Weight:
     """See backends.mode.Weigh."""
-    ours = world.of(family) or FamilyGlobals()
-    contents = Contents(Style.of(family, ours.detector, localhost_counter=False))
-    own = {name: tuple(plan for plan in plans if plan.key.family is family) for name, plans in wanted.items()}
-    contents.load(own)
-    rules = sum(rules.count("\n") for chains in contents.own_chains() for rules in chains.values())
-    rules += sum(contents.shared(position).count("\n") for position in range(len(Dispatch._fields)))
+    contents = Contents(RuleSettings.of(family, world, StartOptions(False, False, False)))
+    contents.load(of_family(wanted, family))
+    rules = sum(map(rule_count, contents.own_chains()))
+    rules += sum(contents.shared(place).count("\n") for place in SHARED)
     return Weight(rules, "rules")
 
 

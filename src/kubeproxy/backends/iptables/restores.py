@@ -1,4 +1,4 @@
-"""Changes of chains as inputs of iptables-restore. Pure.
+"""Inputs of iptables-restore, and the removal of chains whose Services are deleted.
 
 Legacy iptables reads and writes the whole table for each restore, so it gets one restore. iptables-nft 1.8.9 searches a
 sorted list for each chain that a restore names, so that its time grows with the square of their number: it gets a
@@ -12,17 +12,21 @@ track a packet in between without translation, and its client would get no answe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import OwnChains
 from kubeproxy.backends.iptables.found import FoundTable
 from kubeproxy.backends.iptables.names import COPY
 from kubeproxy.backends.iptables.skeleton import CANARY, JUMPS, KUBELET_FIREWALL, MARTIANS, RuleSettings, fixed_chains
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, target_of
+
+log = logging.getLogger("kubeproxy.iptables")
 
 _PIECE: Final = 200
-"""Services whose chains go to iptables in one piece of the input, while the next piece is computed."""
-
+"""Number of Services whose chains are handed to a running iptables-restore together."""
 
 _FIRST: Final = 1000
 """Number of chains in the first of several restores."""
@@ -31,9 +35,9 @@ _FIRST: Final = 1000
 class Work(NamedTuple):
     """Chains of Services, Service by Service, and the lines before and after them, by table.
 
-    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
-    rules of built-in chains that jump to those. `guards`: the first lines of the filter table; its removals are in
-    `after`. `deleted` returns the chains of the nat table to delete; it is called after `own` is exhausted.
+    `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
+    from the built-in chains. `guards` are the first lines of the filter table; its removals are in `after`.
+    `deleted` are chains of the nat table.
     """
 
     own: Iterable[OwnChains]
@@ -41,35 +45,28 @@ class Work(NamedTuple):
     guards: str
     after: Mapping[str, str]
     jumps: Mapping[str, str]
-    deleted: Callable[[], Sequence[str]]
+    deleted: Sequence[str] = ()
 
 
 def declarations(chains: Iterable[str]) -> str:
-    """Return the lines that create chains, or flush those that exist."""
+    """Return the lines that create chains, or empty existing ones."""
     text = " - [0:0]\n:".join(chains)
     return f":{text} - [0:0]\n" if text else ""
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore piece by piece."""
-    yield _input(_first(work))
-    yield f"*nat\n{work.before.get('nat', '')}"
-    services: list[OwnChains] = []
-    for chains in work.own:
-        services.append(chains)
-        if len(services) == _PIECE:
-            yield _blocks(services)
-            services = []
-    after = work.after.get("nat", "") + work.jumps.get("nat", "") + deletion(work.deleted())
-    yield f"{_blocks(services)}{after}COMMIT\n"
-    yield _input({"filter": work.after.get("filter", "") + work.jumps.get("filter", "")})
-
-
-def once(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore, nothing if it is empty."""
-    text = "".join(one_restore(work)).replace("*nat\nCOMMIT\n", "", 1)  # an empty block would read the whole table
-    if text:
-        yield text
+    """Yield the input of a single restore in pieces, while `work.own` is being read; nothing for an empty work."""
+    yield from _input(_first(work))
+    # Without anything in it the nat table would be read and written for nothing.
+    start, end = f"*nat\n{work.before.get('nat', '')}", ""
+    own = iter(work.own)
+    while services := list(islice(own, _PIECE)):
+        yield start + _blocks(services)
+        start, end = "", "COMMIT\n"
+    after = work.after.get("nat", "") + work.jumps.get("nat", "") + deletion(work.deleted)
+    if end or after or work.before.get("nat"):
+        yield f"{start}{after}COMMIT\n"
+    yield from _input({"filter": work.after.get("filter", "") + work.jumps.get("filter", "")})
 
 
 def several_restores(work: Work, chunk: int) -> Iterator[str]:
@@ -77,40 +74,37 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
     The first restores are smaller, so that iptables starts early while the next input is computed.
     """
-    return filter(None, _several_restores(work, chunk))
-
-
-def _several_restores(work: Work, chunk: int) -> Iterator[str]:
-    yield _input(_first(work) | {"nat": work.before.get("nat", "")})
+    yield from _input(_first(work) | {"nat": work.before.get("nat", "")})
     services: list[OwnChains] = []
     count, most = 0, min(_FIRST, chunk)
     for chains in work.own:
-        if count and count + len(chains.names) > most:
-            yield _input({"nat": _blocks(services)})
+        if count and count + len(chains) > most:
+            yield from _input({"nat": _blocks(services)})
             services, count, most = [], 0, min(2 * most, chunk)
         services.append(chains)
-        count += len(chains.names)
-    deleted = work.deleted()
-    after = work.after.get("nat", "") + deletion(deleted[:chunk])
-    yield _input({"nat": _blocks(services) + after, "filter": work.after.get("filter", "")})
-    for start in range(chunk, len(deleted), chunk):
-        yield _input({"nat": deletion(deleted[start : start + chunk])})
-    yield _input(work.jumps)
+        count += len(chains)
+    after = work.after.get("nat", "") + deletion(work.deleted[:chunk])
+    yield from _input({"nat": _blocks(services) + after, "filter": work.after.get("filter", "")})
+    for start in range(chunk, len(work.deleted), chunk):
+        yield from _input({"nat": deletion(work.deleted[start : start + chunk])})
+    yield from _input(work.jumps)
 
 
 def _first(work: Work) -> dict[str, str]:
-    """Return the lines to commit before any change of the nat table, by table."""
+    """Return the lines that come before anything in the nat table."""
     return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
-def _input(tables: Mapping[str, str]) -> str:
-    return "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines])
+def _input(tables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the input for these lines by table, nothing if there are none."""
+    if text := "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines]):
+        yield text
 
 
 def _blocks(services: Sequence[OwnChains]) -> str:
-    """Return chains and rules; chains are declared before the rules, in descending order (see `Contents.shared`)."""
-    names = sorted([name for chains in services for name in chains.names], reverse=True)
-    return declarations(names) + "".join([chains.rules for chains in services])
+    """Return chains and rules; a chain is made before a rule names it, and the last by name first (see above)."""
+    names = sorted([name for chains in services for name in chains], reverse=True)
+    return declarations(names) + "".join([rules for chains in services for rules in chains.values()])
 
 
 def deletion(chains: Collection[str]) -> str:
@@ -129,10 +123,10 @@ def jumps(table: str, found: FoundTable) -> str:
 
 
 def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
-    """Return the lines that write the chains of a table that no Service changes, if they differ.
+    """Return the lines that create or replace the chains that no Service changes, where the table differs.
 
-    Copies left by an audit that was killed or refused are deleted here in the filter table; those in the nat table are
-    deleted with the stale chains. Other rules in kubelet's chain stay.
+    Copies that an audit left in the filter table, as it was killed or refused, are removed; in the nat table they are
+    removed as chains of no Service. Of kubelet's chain, other rules stay.
     """
     chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
@@ -144,3 +138,42 @@ def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
     kubelets = f"{MARTIANS}\n" if lacks_rule else ""
     left = [chain for chain in found.chains if chain.startswith(COPY)]
     return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)
+
+
+class StaleChains:
+    """Removes the chains of deleted Services from the nat table of one family.
+
+    A chain to which a rule of another program leads is emptied and stays: iptables refuses its removal, and with that
+    the whole restore.
+    """
+
+    def __init__(self, commands: Commands, at_once: int, restore: Callable[[str], None]) -> None:
+        self._used: frozenset[str] = frozenset()  # the chains that had to stay
+        self._commands = commands
+        self._at_once = at_once
+        self._restore = restore
+
+    def remove(self, chains: Sequence[str]) -> None:
+        """Empty chains and remove those to which no rule leads; log each other chain once. Raises ApplyError."""
+        if not chains:
+            self._used = frozenset()
+            return
+        self._each(chains, declarations)
+        try:
+            lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
+        except Incompatible:  # the removal fails if a rule leads to one
+            lines = []
+        used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
+        for name in sorted(used - self._used):
+            log.warning(
+                "Leaving an empty chain that belongs to no Service: rules of another program lead to it chain=%s "
+                "family=%s",
+                name,
+                self._commands.family.label,
+            )
+        self._used = used
+        self._each([name for name in chains if name not in used], removals)
+
+    def _each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
+        for start in range(0, len(chains), self._at_once):
+            self._restore(f"*nat\n{lines(chains[start : start + self._at_once])}COMMIT\n")

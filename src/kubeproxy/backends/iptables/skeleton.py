@@ -1,4 +1,4 @@
-"""The chains that all Services share, and how packets get into them. Pure.
+"""The chains that all Services share, the jumps into them, and the settings that their rules depend on. Pure.
 
 Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains and syncProxyRules.
 """
@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.render import INVALID_COUNTER
-from kubeproxy.backends.rules import Jump
+from kubeproxy.backends.rules import Jump, pods_in_iptables
 from kubeproxy.model.addresses import Family, is_loopback, unpack
+from kubeproxy.model.plan import FamilyGlobals, Globals
+
+Place = tuple[str, str]
+"""A table and a chain."""
+
+LOCALHOST_COUNTER: Final = "localhost_nps_accepted_pkts"
+INVALID_COUNTER: Final = "ct_state_invalid_dropped_pkts"
 
 CANARY: Final = "KUBE-PROXY-CANARY"
 CANARY_TABLES: Final = ("mangle", "nat", "filter")
@@ -51,6 +57,18 @@ JUMPS: Final = (
 OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-MARK-MASQ"})
 """Our chains that belong to no single Service."""
 
+NAT_SERVICES: Final = ("nat", "KUBE-SERVICES")
+NAT_NODEPORTS: Final = ("nat", "KUBE-NODEPORTS")
+SHARED: Final[tuple[Place, ...]] = (
+    ("filter", "KUBE-SERVICES"),
+    ("filter", "KUBE-EXTERNAL-SERVICES"),
+    ("filter", "KUBE-NODEPORTS"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+    NAT_SERVICES,
+    NAT_NODEPORTS,
+)
+"""The chains in which each Service may have rules, in the order in which they are written."""
+
 
 class SharedChain(NamedTuple):
     """The rules of a chain that belongs to no single Service: blocks of lines in any order, and the last lines."""
@@ -65,46 +83,70 @@ class SharedChain(NamedTuple):
 
 
 class StartOptions(NamedTuple):
-    """Settings of the configuration and the node that are read once, at the start.
+    """Settings that are read from the configuration and the node once, at the start.
 
-    `localhost_nodeports`: as configured. `liberal`: nf_conntrack_tcp_be_liberal. `counters`: the kernel has nfacct,
-    None while unknown.
-
-    `counters` is None while the kernel could not be asked.
+    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: the kernel has named packet
+    counters, None while it could not be asked.
     """
 
     localhost_nodeports: bool
     liberal: bool
     counters: bool | None
 
-    def localhost(self, nodeport_ips: tuple[bytes, ...] | None) -> bool:
-        """Return whether NodePorts answer on loopback, given the addresses they answer on (None for all)."""
-        if not self.localhost_nodeports:
-            return False
-        return nodeport_ips is None or any(map(is_loopback, nodeport_ips))
-
 
 class RuleSettings(NamedTuple):
-    """The inputs of the shared rules, apart from the Services.
+    """What the rules of a family depend on, apart from the Services.
 
-    `localhost`: NodePorts answer on loopback. `liberal`: the kernel accepts TCP segments out of window. `counters`: the
-    kernel has named counters. `nodeport_ips`: None for all local addresses.
+    `nodeport_ips` is None for all local addresses; `if_local` is the match for traffic of pods, '' if there is none.
     """
 
     family: Family
+    options: StartOptions
     mark: int
-    localhost: bool
-    liberal: bool
-    counters: bool
-    random_fully: bool
     nodeport_ips: tuple[bytes, ...] | None
+    if_local: str
+
+    @classmethod
+    def of(cls, family: Family, world: Globals, options: StartOptions) -> RuleSettings:
+        """Return the settings of a family. Raises ConfigError for an interface that no rule can name."""
+        ours = world.of(family) or FamilyGlobals()
+        return cls(family, options, world.masquerade_mark, ours.nodeport_ips, pods_in_iptables(ours.detector))
+
+    @property
+    def localhost(self) -> bool:
+        """Return whether NodePorts answer on loopback."""
+        if self.family is not Family.IPV4 or not self.options.localhost_nodeports:
+            return False
+        return self.nodeport_ips is None or any(map(is_loopback, self.nodeport_ips))
+
+    @property
+    def localhost_counter(self) -> bool:
+        """Return whether NodePort connections to loopback are counted."""
+        return bool(self.options.counters) and self.localhost
+
+    @property
+    def prefix_length(self) -> int:
+        """Return the prefix length of a single address."""
+        return 8 * self.family.address_size
+
+    @property
+    def if_not_local(self) -> str:
+        """Return the match for traffic that is not of pods, '' if there is none."""
+        return f"! {self.if_local}" if self.if_local else ""
+
+    def is_like(self, other: RuleSettings) -> bool:
+        """Return whether the rules of all Services are the same.
+
+        Addresses for NodePorts alone change one shared chain, which the next sync writes.
+        """
+        return self.localhost == other.localhost and self._replace(nodeport_ips=other.nodeport_ips) == other
 
 
 def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
-    counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.counters else ""
-    # Packets that conntrack calls invalid would reach a client untranslated and end its connection (issue 74839).
-    invalid = "" if settings.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
+    counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.options.counters else ""
+    # Packets that conntrack cannot place would reach a client as they are and end its connection (issue 74839).
+    invalid = "" if settings.options.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
     mark = f"{settings.mark:#x}"
     return invalid + (
         f'-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark {mark}/{mark} -j ACCEPT\n'
@@ -113,35 +155,28 @@ def forward_rules(settings: RuleSettings) -> str:
     )
 
 
-def masquerade_rules(settings: RuleSettings) -> str:
-    """Return the rules of KUBE-POSTROUTING and KUBE-MARK-MASQ."""
+def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
+    """Return the chains that no Service changes."""
     mark = f"{settings.mark:#x}"
-    fully = " --random-fully" if settings.random_fully else ""
-    return (
+    postrouting = (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
         # The mark is cleared, so that a packet that passes the stack again is not masqueraded again.
         f"-A KUBE-POSTROUTING -j MARK --xor-mark {mark}\n"
         '-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" '
-        f"-j MASQUERADE{fully}\n"
-        f"-A KUBE-MARK-MASQ -j MARK --or-mark {mark}\n"
+        "-j MASQUERADE --random-fully\n"
     )
-
-
-def fixed_chains(settings: RuleSettings) -> dict[tuple[str, str], SharedChain]:
-    """Return the chains that no Service changes, by table and name."""
-    lines = masquerade_rules(settings).splitlines(keepends=True)
-    found = {
-        ("nat", chain): SharedChain(["".join([line for line in lines if line.startswith(f"-A {chain} ")])])
-        for chain in ("KUBE-POSTROUTING", "KUBE-MARK-MASQ")
+    return {
+        ("nat", "KUBE-POSTROUTING"): SharedChain([postrouting]),
+        ("nat", "KUBE-MARK-MASQ"): SharedChain([f"-A KUBE-MARK-MASQ -j MARK --or-mark {mark}\n"]),
+        ("filter", "KUBE-FORWARD"): SharedChain([forward_rules(settings)]),
     }
-    return found | {("filter", "KUBE-FORWARD"): SharedChain([forward_rules(settings)])}
 
 
 def nodeport_rules(settings: RuleSettings) -> str:
     """Return the rules at the end of KUBE-SERVICES that jump to KUBE-NODEPORTS."""
     rule = f'-m comment --comment "{_LAST}"'
     if settings.nodeport_ips is not None:
-        length = 8 * settings.family.address_size
+        length = settings.prefix_length
         return "".join(
             [f"-A KUBE-SERVICES -d {unpack(ip)}/{length} {rule} -j KUBE-NODEPORTS\n" for ip in settings.nodeport_ips]
         )

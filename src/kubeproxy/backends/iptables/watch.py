@@ -7,14 +7,14 @@ checks only its canary in mangle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol, Self
 
 from kubeproxy.backends.iptables.audit import flushed, removed
-from kubeproxy.backends.iptables.found import MOST_PLACES, FoundTable, Place
+from kubeproxy.backends.iptables.found import MOST_PLACES, FoundTable
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
-from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, KUBELET_FIREWALL, OWN_CHAINS
+from kubeproxy.backends.iptables.skeleton import CANARY, CANARY_TABLES, JUMPS, KUBELET_FIREWALL, OWN_CHAINS, Place
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
@@ -49,9 +49,6 @@ class Watch(Protocol):
 
     def own_change(self, commits: int) -> AbstractContextManager[None]:
         """Ignore the changes that the body makes, in `commits` transactions: they are our own."""
-
-    def expect(self, counts: Mapping[Place, int]) -> None:
-        """Set the expected number of rules of each shared chain."""
 
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
@@ -89,8 +86,6 @@ class NftWatch:
         self._noted: set[Place] = set()
         self._unknown = False  # there may be changes that are not in `_noted`
         self.places: frozenset[Place] | None = None
-        self._expected: dict[Place, int] = {}
-        self._handles: dict[Place, list[int]] = {}
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
@@ -128,12 +123,6 @@ class NftWatch:
             yield
             self._others.count_own(commits)  # each table is a transaction
 
-    def expect(self, counts: Mapping[Place, int]) -> None:
-        """See Watch."""
-        # Rules that were written again have new handles, which the next inspection reads.
-        self._handles = {}
-        self._expected = dict(counts)
-
     def touched(self) -> bool:
         """See Watch."""
         self._note()
@@ -150,33 +139,15 @@ class NftWatch:
         """See Watch."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
-        if difference := self._compare() if unknown else self._missing(j for j in JUMPS if j[:2] in self._noted):
-            return difference
+        for table in CANARY_TABLES if unknown else ():
+            if not nfnetlink.has_chain(self._family, table, CANARY):
+                return flushed(table, self._family)
+        for jump in JUMPS:
+            if (unknown or jump[:2] in self._noted) and not self._has(jump):
+                return removed(jump, self._family)
         self.places = None if unknown else frozenset(self._noted)
         self._noted, self._unknown = set(), False
         return None
-
-    def _compare(self) -> ForeignChange | None:
-        """Check canaries, jumps, and the handles of shared chains; not the Services' chains, nor the text of rules."""
-        for table in CANARY_TABLES:
-            if not nfnetlink.has_chain(self._family, table, CANARY):
-                return flushed(table, self._family)
-        handles: dict[Place, list[int]] = {}
-        for (table, chain), count in self._expected.items():
-            handles[table, chain] = found = self._rule_handles(table, chain)
-            if len(found) != count or found != self._handles.get((table, chain), found):
-                where = f"chain {chain} of iptables table {table} ({self._family.label})"
-                return ForeignChange(f"{where} was changed by another program")
-        if missing := self._missing(JUMPS):
-            return missing
-        self._handles = handles
-        return None
-
-    def _missing(self, jumps: Iterable[Jump]) -> ForeignChange | None:
-        return next((removed(jump, self._family) for jump in jumps if not self._has(jump)), None)
-
-    def _rule_handles(self, table: str, chain: str) -> list[int]:
-        return [rule.handle for rule in nfnetlink.rules(self._family, table, chain=chain)]
 
     def _has(self, jump: Jump) -> bool:
         return has_jump(self._family, jump.table, jump.chain, jump.target)
@@ -246,9 +217,6 @@ class LegacyWatch:
                 xtables_lock.lock().wanted()
             if fresh:
                 self._known = self._look()
-
-    def expect(self, counts: Mapping[Place, int]) -> None:
-        """See Watch."""
 
     def touched(self) -> bool:
         """See Watch."""

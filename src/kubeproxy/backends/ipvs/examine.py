@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Finding, Plans, front_text
+from kubeproxy.backends.examination import Examiner, Finding, Plans, front_text, of_family
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
@@ -45,10 +45,8 @@ _MEANINGS: Final = {
 }
 
 
-class IpvsExaminer:
+class IpvsExaminer(Examiner):
     """See backends.examination.Examiner."""
-
-    remembered = None
 
     def __init__(
         self,
@@ -59,22 +57,17 @@ class IpvsExaminer:
         excluded: Sequence[Range],
         printed: Printer,
     ) -> None:
-        self.family = family
+        super().__init__(family)
         self._view = view
         self._ours = world.of(family) or FamilyGlobals()
         self._rules = Rules(family, world)
         self._scheduler = scheduler
         self._excluded = excluded
         self._printed = printed
-        self._caveats: list[str] = []
 
     def close(self) -> None:
         """Let go of the kernel."""
         self._view.close()
-
-    def caveats(self) -> Iterable[str]:
-        """Return what could not be compared, and why."""
-        return self._caveats
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -107,9 +100,7 @@ class IpvsExaminer:
 
     def _wishes(self, plans: Plans, there: Addresses) -> dict[ServiceName, ServiceWish]:
         node: NodeAddresses = node_of(self._ours, there)
-        return {
-            name: render([plan for plan in its if plan.key.family is self.family], node) for name, its in plans.items()
-        }
+        return {name: render(its, node) for name, its in of_family(plans, self.family).items()}
 
     def _states(
         self,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.examination import Finding, Kind, Plans
+from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
@@ -92,11 +92,11 @@ def _numbered(key: bytes, numbers: Mapping[bytes, bytes]) -> bytes:
     return number + key[size : 2 * size] + number + key[3 * size :]
 
 
-class NftablesExaminer:
+class NftablesExaminer(Examiner):
     """See backends.examination.Examiner."""
 
     def __init__(self, view: NftablesView, world: Globals) -> None:
-        self.family = view.family
+        super().__init__(view.family)
         self._view = view
         self._world = world
         self._ours = world.of(self.family) or FamilyGlobals()
@@ -107,10 +107,6 @@ class NftablesExaminer:
     def close(self) -> None:
         """Close the socket."""
         self._view.close()
-
-    def caveats(self) -> Iterable[str]:
-        """Return (): this mode compares everything."""
-        return ()
 
     # -- a few Services ---------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Finding, Kind, Plans, front_text
+from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans, front_text, of_family
 from kubeproxy.backends.state import State, Wording, findings, meanings
 from kubeproxy.backends.table_view import CHAINS, TableView, TableWords, complete
 from kubeproxy.backends.userspace.layout import (
@@ -59,13 +59,11 @@ class KernelView(TableView):
         return self._ports(self.family, protocol)
 
 
-class UserspaceExaminer:
+class UserspaceExaminer(Examiner):
     """See backends.examination.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
 
-    remembered = None
-
     def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
-        self.family = view.family
+        super().__init__(view.family)
         self._view = view
         self._ruleset = ruleset
         self._nodeport_ips = nodeport_ips
@@ -75,16 +73,12 @@ class UserspaceExaminer:
         """Let go of the kernel."""
         self._view.close()
 
-    def caveats(self) -> Iterable[str]:
-        """Return what could not be compared, and why."""
-        return ()
-
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
         if not self._view.is_there():
             yield self._gone()
             return
-        ours = self._ours(plans)
+        ours = of_family(plans, self.family)
         keys: dict[str, set[bytes]] = {name: set() for name in self._sets}
         for set_id, key in _possible(ours):
             keys[set_id].add(key)
@@ -98,7 +92,7 @@ class UserspaceExaminer:
         if not self._view.is_there():
             yield self._gone()
             return
-        ours = self._ours(wanted)
+        ours = of_family(wanted, self.family)
         found: dict[str, Any] = {name: self._view.elements(name) for name in self._sets}
         complete(found, _possible(ours), self._view.lookup)
         shared: dict[str, Any] = {CHAINS: self._ruleset.definition().chains}
@@ -107,9 +101,6 @@ class UserspaceExaminer:
             found[NODEPORT_IPS] = self._view.elements(NODEPORT_IPS)
             shared[NODEPORT_IPS] = dict.fromkeys(self._nodeport_ips, b"")
         yield from self._compared(ours, found, shared)
-
-    def _ours(self, plans: Plans) -> dict[ServiceName, tuple[ServicePlan, ...]]:
-        return {name: tuple(p for p in its if p.key.family is self.family) for name, its in plans.items()}
 
     def _gone(self) -> Finding:
         return Finding(None, Kind.MISSING, "the whole table: no Service is served", f"table {self._ruleset.name}")

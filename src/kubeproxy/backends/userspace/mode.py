@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Final
 
+from kubeproxy.backends.examination import of_family
 from kubeproxy.backends.mode import Operations, Registry, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
@@ -62,7 +63,7 @@ def _weigh(
     local: Sequence[bytes],  # noqa: ARG001
 ) -> Weight:
     """See backends.mode.Weigh."""
-    own = [plan for plans in wanted.values() for plan in plans if plan.key.family is family]
+    own = list(chain.from_iterable(of_family(wanted, family).values()))
     ports = {
         ListenerName(plan.key, kind): None if plan.key.protocol == socket.IPPROTO_SCTP else number % 0xFFFF + 1
         for number, (plan, kind) in enumerate(product(own, PoolKind))

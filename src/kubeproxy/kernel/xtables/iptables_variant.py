@@ -51,6 +51,23 @@ def commands(family: Family, variant: Variant) -> Commands:
     return xtables.commands(f"{name}-{variant}" if variant else name)
 
 
+def in_use(family: Family, table: str, chain: str) -> Commands:
+    """Return the commands of the variant in which a table has a chain, else of the one that this node uses.
+
+    It lists that table only, and writes nothing. Raises ApplyError.
+    """
+    there = [found for found in map(xtables.commands, xtables.installed_for(family)) if _has(found, table, chain)]
+    return there[0] if len(there) == 1 else commands(family, chosen())
+
+
+def _has(found: Commands, table: str, chain: str) -> bool:
+    try:
+        listed = found.table(table)
+    except ApplyError:
+        return False
+    return listed is not None and chain in listed.chains
+
+
 def _survey(names: list[str]) -> tuple[int, bool]:
     """Return the number of rules, and whether there is a hint."""
     rules, hinted = 0, False

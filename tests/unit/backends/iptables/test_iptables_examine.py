@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.backends.examination import Kind
-from kubeproxy.backends.iptables.backend import settings_of, style_of
 from kubeproxy.backends.iptables.examine import IptablesExaminer
-from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.iptables.skeleton import RuleSettings, StartOptions
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.objects import ServicePort
 from support.fake_tables import FakeCommands, target_of
@@ -28,10 +27,8 @@ class Node:
         self.chains = self.backend.tables.chains
 
     def examiner(self, printed=None) -> IptablesExaminer:
-        options = StartOptions(True, False, True)
-        settings = settings_of(self.commands, WORLD, options)
-        style = style_of(settings, WORLD)
-        return IptablesExaminer(self.commands, settings, style, printed or self.printed)
+        settings = RuleSettings.of(V4, WORLD, StartOptions(True, False, True))
+        return IptablesExaminer(self.commands, settings, printed or self.printed)
 
     def printed(self, table, chains):
         return {

@@ -31,7 +31,7 @@ def audited(made) -> str:
 
 
 def own_places(made) -> list[tuple[str, str]]:
-    return [("nat", chain) for name in made._contents.entries for chain in made._contents.own_of(name).names]
+    return [("nat", chain) for chains in made._contents.own_chains() for chain in chains]
 
 
 HARM = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.iptables.backend import SHARED
+from kubeproxy.backends.iptables.skeleton import SHARED
 from kubeproxy.model.addresses import FAMILIES
 from support.fake_tables import backend, normalised, parsed
 from support.iptables_cases import NUMBERS, case, planner_of, saved
