@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e node dist clean
+.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e node dist release clean
 
 setup:
 	@tools/setup
@@ -93,6 +93,10 @@ node:
 # The same as one file for other nodes, dist/kube-proxy.pyz.
 dist:
 	@tools/dist
+
+# All files of a release with their checksums, the same bytes for the same commit: docs/install.md. TAG refuses other versions.
+release:
+	@tools/dist --all $(if $(TAG),--tag $(TAG))
 
 clean:
 	@rm -rf .venv dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,8 +1,9 @@
-"""Writes the image's bill of materials as SPDX 2.3 JSON: what of Debian and of PyPI is in it, in which version.
+"""Writes the image's bill of materials as SPDX 2.3 JSON: the packages of Debian and PyPI in it, with their versions.
 
 python3 sbom.py run.lock var/lib/dpkg/status site-packages > kubeproxy.spdx.json
 
-From what was installed, and held to the lock: a package that the lock does not have ends the build. Standard library
+The packages are read from the image and compared with the lock: a package that the lock lacks ends the build.
+deploy/release.py writes the bill of a release's files with the same functions. Standard library
 alone. SOURCE_DATE_EPOCH, if set, is the time that it says; the same input then gives the same bytes.
 """
 
@@ -14,7 +15,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,10 @@ NONE = "NOASSERTION"
 
 
 class Part(NamedTuple):
-    """One package: its kind is deb or pypi, its licence an SPDX expression or NONE; `purl` is its package URL."""
+    """One package: its kind is deb or pypi, its licence an SPDX expression or NONE; `purl` is its package URL.
+
+    `hashes` are the SHA-256 of its files.
+    """
 
     kind: str
     name: str
@@ -33,6 +37,7 @@ class Part(NamedTuple):
     licence: str
     supplier: str
     purl: str
+    hashes: tuple[str, ...] = ()
 
 
 def normal(name: str) -> str:
@@ -63,16 +68,23 @@ def of_pypi(folder: Path, pins: dict[str, str]) -> Iterator[Part]:
         name, version = normal(fields["Name"]), fields["Version"]
         if name != OURS and pins.get(name) != version:
             raise ValueError(f"{name} {version} is installed, and the lock has {pins.get(name, 'none')}")
-        licence = fields.get("License-Expression", NONE)
-        yield Part("pypi", name, version, licence, NONE, f"pkg:pypi/{name}@{quote(version, safe='')}")
+        yield pinned(name, version)._replace(licence=fields.get("License-Expression", NONE))
 
 
-def document(parts: list[Part], created: float) -> dict[str, Any]:
-    """Return the document; its name in the world follows from what it says. Raises ValueError without our package."""
+def pinned(name: str, version: str) -> Part:
+    """Return a Python package whose licence is not known."""
+    return Part("pypi", name, version, NONE, NONE, f"pkg:pypi/{name}@{quote(version, safe='')}")
+
+
+def document(parts: list[Part], created: float, tools: Sequence[Part] = ()) -> dict[str, Any]:
+    """Return the document of these parts; `tools` are the packages that only the build needs.
+
+    Its namespace follows from its content. Raises ValueError without exactly one package of ours.
+    """
     ours = [part for part in parts if part.name == OURS]
     if len(ours) != 1:
         raise ValueError(f"{len(ours)} packages {OURS} are installed, instead of one")
-    content = json.dumps(parts)
+    content = json.dumps([parts, tools])
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -83,7 +95,7 @@ def document(parts: list[Part], created: float) -> dict[str, Any]:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
             "creators": ["Tool: kubeproxy-sbom"],
         },
-        "packages": [_package(part) for part in parts],
+        "packages": [_package(part) for part in (*parts, *tools)],
         "relationships": [
             {
                 "spdxElementId": "SPDXRef-DOCUMENT",
@@ -98,6 +110,14 @@ def document(parts: list[Part], created: float) -> dict[str, Any]:
                 }
                 for part in parts
                 if part.name != OURS
+            ),
+            *(
+                {
+                    "spdxElementId": _id(part),
+                    "relationshipType": "BUILD_DEPENDENCY_OF",
+                    "relatedSpdxElement": _id(ours[0]),
+                }
+                for part in tools
             ),
         ],
     }
@@ -115,6 +135,7 @@ def _package(part: Part) -> dict[str, Any]:
         "supplier": part.supplier,
         "downloadLocation": NONE,
         "filesAnalyzed": False,
+        **({"checksums": [_checksum(value) for value in part.hashes]} if part.hashes else {}),
         "licenseConcluded": NONE,
         "licenseDeclared": part.licence,
         "copyrightText": NONE,
@@ -123,6 +144,10 @@ def _package(part: Part) -> dict[str, Any]:
             {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": part.purl}
         ],
     }
+
+
+def _checksum(value: str) -> dict[str, str]:
+    return {"algorithm": "SHA256", "checksumValue": value}
 
 
 def main() -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import tomllib
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -53,8 +56,56 @@ def test_locks_are_cut_from_the_lock(name: str) -> None:
 def test_the_last_stage_begins_empty_and_only_known_instructions() -> None:
     words = [word for word, _ in instructions()]
     bases = [rest for word, rest in instructions() if word == "FROM"]
-    assert bases == ["debian:12-slim AS build", "debian:12-slim AS files", "scratch"]
+    assert bases == ["${BASE} AS base", "base AS build", "base AS files", "scratch"]
     assert set(words) <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "LABEL", "ENV", "STOPSIGNAL", "ENTRYPOINT"}
+
+
+SOURCES = """\
+Types: deb
+# http://archive.example/archive/debian/20260824T000000Z
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates
+Components: main
+
+Types: deb
+# http://archive.example/archive/debian-security/20260824T000000Z
+URIs: http://mirror.example/debian-security
+Suites: bookworm-security
+"""
+"""The list of sources in Debian's images: each has its archive at the image's time as a comment."""
+
+
+def prepared(folder: Path, sources: str, snapshot: str) -> tuple[int, str, bool]:
+    """The exit code of the command that sets the time of Debian's packages, the list, and whether old lists count."""
+    (command,) = (rest for word, rest in instructions() if word == "RUN" and "SNAPSHOT" in rest)
+    (folder / "sources.list.d").mkdir()
+    (folder / "apt.conf.d").mkdir()
+    path = folder / "sources.list.d/debian.sources"
+    path.write_text(sources)
+    command = command.replace("/etc/apt", str(folder))
+    done = subprocess.run(["sh", "-c", command], env={"PATH": os.environ["PATH"], "SNAPSHOT": snapshot}, check=False)
+    return done.returncode, path.read_text(), (folder / "apt.conf.d/snapshot").exists()
+
+
+def test_base_and_debian_packages_are_pinned_by_build_arguments(tmp_path: Path) -> None:
+    arguments = dict(rest.split("=", 1) for word, rest in instructions() if word == "ARG" and "=" in rest)
+    assert re.fullmatch(r"debian:12-slim@sha256:[0-9a-f]{64}", arguments["BASE"])
+    assert re.fullmatch(r"20\d{6}T\d{6}Z", arguments["SNAPSHOT"])
+    code, text, old = prepared(tmp_path, SOURCES, "20261001T000000Z")
+    assert (code, old) == (0, True)
+    assert re.findall("^URIs: (.*)$", text, re.M) == [
+        "http://archive.example/archive/debian/20261001T000000Z",
+        "http://archive.example/archive/debian-security/20261001T000000Z",
+    ]
+
+
+def test_without_a_time_debian_packages_are_those_of_today(tmp_path: Path) -> None:
+    assert prepared(tmp_path, SOURCES, "") == (0, SOURCES, False)
+
+
+def test_a_base_whose_sources_name_no_archive_ends_the_build(tmp_path: Path) -> None:
+    code, _, _ = prepared(tmp_path, SOURCES.replace("# http", "# see http").replace("Z\n", "\n"), "20261001T000000Z")
+    assert code != 0
 
 
 def test_nothing_needs_a_shell_at_run_time() -> None:

@@ -22,6 +22,7 @@ from support.places import ROOT
 # Flags of other programs that stand alone in the text.
 FOREIGN = {
     "--allocate-node-cidrs": "kube-controller-manager",
+    "--build-arg": "docker",
     "--hypothesis-profile": "pytest",
     "--node-labels": "kubelet",
     "--peer": "bench",
