@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e node dist release clean
+.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e disrupt node dist release clean
 
 setup:
 	@tools/setup
@@ -85,6 +85,12 @@ e2e: setup
 	@tools/check-host
 	@$(PY) -m e2e run --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
 		$(if $(FOCUS),--focus '$(FOCUS)') $(if $(RESUME),--resume) $(WITH)
+
+# The same cluster, disrupted under traffic: docs/disruption.md.
+disrupt: setup
+	@tools/check-host
+	@$(PY) -m e2e disrupt --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
+		$(if $(FOCUS),--focus '$(FOCUS)') $(if $(PREVIOUS),--previous $(PREVIOUS))
 
 # On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
 node:

@@ -1,4 +1,4 @@
-"""Upstream's end-to-end tests against our kube-proxy or the Go one: run them, or render the page from results."""
+"""A real cluster with our kube-proxy or the Go one: run upstream's end-to-end tests, or disrupt it under traffic."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from e2e import dns, loadbalancer, page, run
 from e2e.binaries import programs_to_run
 from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
+from e2e.disruption import results as disruptions
+from e2e.disruption.programs import MODES as DISRUPTED
+from e2e.disruption.run import disrupt
 from e2e.errors import E2EError
 from e2e.layout import FOLDER
-from e2e.results import RESULTS, file_of, read, read_file, write
+from e2e.results import RESULTS, SOME, file_of, read, read_file, write
 from lab.iproute import LinkError
 
 MODES = ("nftables", "iptables", "userspace")
@@ -25,14 +28,19 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m e2e", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="make a cluster, run the tests, remove the cluster")
-    runs.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="source tree or folder of binaries")
-    runs.add_argument("--proxy", choices=("ours", "go"), default="ours")
-    runs.add_argument("--mode", choices=MODES, default="nftables")
-    runs.add_argument("--focus", metavar="REGEX", default="", help="some of the tests that a kube-proxy decides")
+    disrupts = commands.add_parser("disrupt", help="make a cluster, disrupt it under traffic, remove it")
+    for each, modes in ((runs, MODES), (disrupts, DISRUPTED)):
+        each.add_argument(
+            "--kubernetes", type=Path, required=True, metavar="DIR", help="source tree or folder of binaries"
+        )
+        each.add_argument("--proxy", choices=("ours", "go"), default="ours")
+        each.add_argument("--mode", choices=modes, default="nftables")
+        each.add_argument("--focus", metavar="REGEX", default="", help="some of the tests, or of the disruptions")
     runs.add_argument("--resume", action="store_true", help="go on: tests without a verdict, and those that failed")
     runs.add_argument("--parallel", type=int, default=4, metavar="N", help="tests side by side (%(default)s)")
     runs.add_argument("--minutes", type=int, default=15, metavar="N", help="end of a test that hangs (%(default)s)")
-    commands.add_parser("page", help="write docs/conformance.md from e2e/results")
+    disrupts.add_argument("--previous", metavar="REVISION", default="", help="ours of git that takes ours' place")
+    commands.add_parser("page", help="write docs/conformance.md and docs/disruption.md from e2e/results")
     commands.add_parser("down", help="remove what a killed run left")
     stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
     stand_in.add_argument("name", choices=("dns", "loadbalancer"))
@@ -42,15 +50,17 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run a command; exit code 0 when all tests passed, 1 when some failed, 2 when they could not run."""
     arguments = parser().parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if arguments.command == "run":
-            return _run(arguments)
+        if arguments.command in ("run", "disrupt"):
+            return (_run if arguments.command == "run" else disrupt)(arguments)
         if arguments.command == "stand-in":
             {"dns": dns.serve, "loadbalancer": loadbalancer.serve}[arguments.name](FOLDER)
         elif arguments.command == "down":
             remove()
         else:
             page.PAGE.write_text(page.render(read()))
+            disruptions.PAGE.write_text(disruptions.render(disruptions.read()))
     except (E2EError, LinkError, OSError) as e:
         print(f"e2e: {e}", file=sys.stderr)
         return 2
@@ -60,11 +70,10 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
     folder = programs_to_run(arguments.kubernetes.resolve())
     ours = Path(sys.executable).with_name("kube-proxy")
     proxy = [str(ours if arguments.proxy == "ours" else folder / "kube-proxy")]
-    results = Path("/tmp/kpe2e-results") if arguments.focus else RESULTS  # noqa: S108 - a file to read
+    results = SOME if arguments.focus else RESULTS
     with cluster(folder, proxy, arguments.mode) as processes:
         chosen, left_out = choose(run.list_tests(folder), arguments.focus)
         made = run.begin(arguments.proxy, arguments.mode, arguments.focus, chosen, left_out)

@@ -59,7 +59,7 @@ def start(programs: Path, folder: Path, processes: Processes) -> None:
     command = [etcd(programs), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync", "--log-level=warn"]
     processes.start("etcd", HUB, [*command, f"--listen-client-urls={_ETCD}", f"--advertise-client-urls={_ETCD}"])
     processes.start("apiserver", HUB, [str(programs / "kube-apiserver"), *_apiserver_flags(folder)])
-    _wait(programs, folder, processes)
+    wait(programs, folder, processes)
     controllers = [
         f"--kubeconfig={kubeconfig(folder, 'controller-manager')}",
         f"--service-account-private-key-file={folder / 'sa.key'}",
@@ -107,7 +107,8 @@ def kubectl(programs: Path, folder: Path, *arguments: str, given: str = "") -> s
     return done.stdout
 
 
-def _wait(programs: Path, folder: Path, processes: Processes, seconds: float = 180) -> None:
+def wait(programs: Path, folder: Path, processes: Processes, seconds: float = 180) -> None:
+    """Wait until the API server serves requests. Raises E2EError."""
     deadline = time.monotonic() + seconds
     while True:
         processes.check()

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -150,12 +151,19 @@ def proxy_configuration(node: Node, folder: Path, mode: str) -> dict[str, Any]:
     }
 
 
-def start_proxies(command: Sequence[str], mode: str, folder: Path, processes: Processes) -> None:
-    """Start a kube-proxy on each node and wait for its health port. Raises E2EError."""
+def start_proxies(
+    command: Sequence[str],
+    mode: str,
+    folder: Path,
+    processes: Processes,
+    flags: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Start a kube-proxy on each node, with the flags for that node, and wait for its health port. Raises E2EError."""
     for node in NODES:
         file = folder / node.name / "proxy.yaml"
         file.write_text(yaml.safe_dump(proxy_configuration(node, folder, mode)))
-        processes.start(f"kube-proxy-{node.name}", node.namespace, [*command, "--config", str(file)])
+        line = [*command, "--config", str(file), *flags.get(node.name, ())]
+        processes.start(f"kube-proxy-{node.name}", node.namespace, line)
     deadline = time.monotonic() + 60
     for node in NODES:
         while not _healthy(node):

@@ -25,26 +25,25 @@ class Processes:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, list[str]] = {}
 
-    def start(
-        self, name: str, namespace: str, command: Sequence[str], hostname: str = "", cwd: Path | None = None
-    ) -> subprocess.Popen[bytes]:
+    def start(self, name: str, namespace: str, command: Sequence[str], hostname: str = "") -> None:
         """Start a program of the cluster, which runs until the end, in a network namespace."""
-        process = self._running[name] = self.spawn(name, namespace, command, hostname, cwd)
-        return process
+        self._commands[name] = [*inside(namespace, hostname), *command]
+        self.resume(name)
 
-    def spawn(
-        self, name: str, namespace: str, command: Sequence[str], hostname: str = "", cwd: Path | None = None
-    ) -> subprocess.Popen[bytes]:
+    def resume(self, name: str) -> None:
+        """Start a stopped program of the cluster again with the same arguments."""
+        self._running[name] = self._open(name, self._commands[name])
+
+    def spawn(self, name: str, namespace: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program that ends by itself, or that the caller ends."""
+        return self._open(name, [*inside(namespace), *command])
+
+    def _open(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self.log(name).open("ab") as log:
             return subprocess.Popen(
-                [*inside(namespace, hostname), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=cwd,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def log(self, name: str) -> Path:
@@ -58,10 +57,10 @@ class Processes:
                 tail = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-8:])
                 raise E2EError(f"{name} ended with exit code {code}; the end of its log:\n{tail}")
 
-    def stop(self, name: str) -> None:
-        """End one program, at once if it takes ten seconds."""
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End one program by a signal, or by SIGKILL after ten seconds."""
         process = self._running.pop(name)
-        process.terminate()
+        process.send_signal(number)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

@@ -10,6 +10,9 @@ from typing import Any, Final
 import msgspec
 
 RESULTS: Final = Path(__file__).parent / "results"
+SOME: Final = Path("/tmp/kpe2e-results")  # noqa: S108 - files to read
+"""The folder of results of a run that chose some of the tests."""
+
 GOOD: Final = ("passed", "skipped")
 
 
@@ -99,11 +102,15 @@ def file_of(proxy: str, mode: str, folder: Path = RESULTS) -> Path:
 
 def write(result: Result, folder: Path = RESULTS) -> Path:
     """Write a run's file, in place of the last one of this program and mode; return its path."""
-    folder.mkdir(exist_ok=True)
-    path = file_of(result.proxy, result.mode, folder)
-    part = path.with_suffix(".part")
     ordered = msgspec.structs.replace(result, tests=dict(sorted(result.tests.items())))
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    return save(ordered, file_of(result.proxy, result.mode, folder))
+
+
+def save(value: msgspec.Struct, path: Path) -> Path:
+    """Write a value as JSON into a file, in one step; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
     part.replace(path)
     return path
 

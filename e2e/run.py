@@ -143,7 +143,7 @@ def commit() -> str:
     """Return the project's commit, with a plus sign when files of the program or of this room differ from it."""
     here = Path(__file__).parent
     name = first_line(["git", "-C", str(here), "rev-parse", "--short", "HEAD"])
-    paths = [str(here.parent / "src"), *map(str, here.glob("*.py"))]
+    paths = [str(here.parent / "src"), *map(str, here.rglob("*.py"))]
     changed = first_line(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", *paths])
     return name + ("+" if changed else "")
 
@@ -162,10 +162,14 @@ def resume(earlier: Result, fresh: Result) -> Result:
     return msgspec.structs.replace(earlier, tests=known, pending=pending, left_out=fresh.left_out)
 
 
+def today() -> str:
+    """Return the date in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
 def stamp(result: Result, known: Mapping[str, str]) -> None:
     """Add this day and commit to a result, and set the versions."""
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    result.dates = sorted({*result.dates, day})
+    result.dates = sorted({*result.dates, today()})
     if commit() not in result.commits:
         result.commits = [*result.commits, commit()]
     result.versions = dict(known)

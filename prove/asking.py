@@ -12,7 +12,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -93,9 +93,13 @@ def figures(clients: Iterable[Sequence[Asked]], begin: float, end: float) -> Fig
 
 
 class Crowd:
-    """A context manager: clients in threads of their own, which ask from its beginning to its end."""
+    """A context manager: clients in threads of their own, which ask from its beginning to its end.
 
-    def __init__(self, clients: Iterable[Client]) -> None:
+    `ask` sends one question on a socket and returns the pod that answered; it raises OSError.
+    """
+
+    def __init__(self, clients: Iterable[Client], ask: Callable[[socket.socket], str] = question) -> None:
+        self._ask = ask
         self.asked: Mapping[Client, list[Asked]] = {client: [] for client in clients}
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(client,)) for client in self.asked]
@@ -138,7 +142,7 @@ class Crowd:
             at = time.monotonic()
             try:
                 with connected(client.front, PATIENCE, client.protocol, ports) as link:
-                    self._note(client, at, question(link), "")
+                    self._note(client, at, self._ask(link), "")
             except OSError as error:
                 self._note(client, at, "", repr(error))
 
@@ -151,7 +155,7 @@ class Crowd:
                     if link is None:
                         link = links.enter_context(connected(client.front, PATIENCE, client.protocol))
                         link.settimeout(LOST if client.protocol == "tcp" else PATIENCE)
-                    self._note(client, at, question(link), "")
+                    self._note(client, at, self._ask(link), "")
                 except OSError as error:
                     self._note(client, at, "", repr(error))
                     if client.protocol == "tcp":  # a flow of UDP goes on

@@ -1,0 +1,1 @@
+"""Disruptions of the real cluster under steady traffic: what each one costs clients of Services."""

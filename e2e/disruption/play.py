@@ -1,0 +1,149 @@
+"""One disruption after the other while clients ask; a window of time for each."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from e2e import controlplane, nodes
+from e2e.cluster import say
+from e2e.controlplane import kubectl
+from e2e.disruption.programs import Program
+from e2e.disruption.results import Count, Row
+from e2e.disruption.traffic import DRAIN, ROLLED
+from e2e.errors import E2EError
+from e2e.layout import FOLDER, NODES
+from e2e.processes import Processes
+from prove.asking import KINDS, LOST, Crowd
+
+SETTLE: Final = 8.0
+"""Seconds of traffic after a disruption is over, which belong to it."""
+
+AWAY: Final = 120.0
+"""Seconds without an API server."""
+
+DOWN: Final = 3.0
+"""Seconds between the kill of a program and its next start."""
+
+CONTROL_PLANE: Final = ("controller-manager", "scheduler", "apiserver")
+
+
+class Step(NamedTuple):
+    """A disruption: its title and the function that causes it and returns when it is over."""
+
+    title: str
+    disrupt: Callable[[], None]
+
+
+class Window(NamedTuple):
+    """The time of a step, in seconds of the monotonic clock: it ends where the next one begins."""
+
+    title: str
+    begin: float
+    end: float
+
+
+class Stage:
+    """A cluster, and the disruptions that it can have."""
+
+    def __init__(self, programs: Path, processes: Processes, own: Program) -> None:
+        self._programs = programs
+        self._processes = processes
+        self._own = own
+
+    def replace(self, program: Program, number: signal.Signals = signal.SIGTERM, pause: float = 0) -> None:
+        """End the kube-proxy of each node, then start a program on both and wait until it is healthy."""
+        for node in NODES:
+            self._processes.stop(f"kube-proxy-{node.name}", number)
+        time.sleep(pause)
+        nodes.start_proxies(program.command, program.mode, FOLDER, self._processes, program.flags)
+
+    def stop_control_plane(self) -> None:
+        """Stop the API server for AWAY seconds, with the controllers: theirs would call the nodes not ready."""
+        for name in CONTROL_PLANE:
+            self._processes.stop(name)
+        time.sleep(AWAY)
+        for name in reversed(CONTROL_PLANE):
+            self._processes.resume(name)
+            if name == "apiserver":
+                controlplane.wait(self._programs, FOLDER, self._processes)
+
+    def restart_kubelet(self) -> None:
+        """Restart the kubelet of the first node, and wait for probes of its pods."""
+        name = f"kubelet-{NODES[0].name}"
+        self._processes.stop(name)
+        time.sleep(DOWN)
+        self._processes.resume(name)
+        time.sleep(2 * SETTLE)
+
+    def roll(self) -> None:
+        """Replace all pods of ROLLED by a rolling update, and wait until the old ones are gone."""
+        for verb in (("restart",), ("status", "--timeout=180s")):
+            kubectl(self._programs, FOLDER, "rollout", verb[0], f"deployment/{ROLLED}", *verb[1:])
+        time.sleep(DRAIN)
+
+    def disruptions(self, others: Mapping[str, Program]) -> dict[str, Sequence[Step]]:
+        """Return the disruptions by the names that FOCUS chooses; the last one shows that changes are still served.
+
+        `others` are the programs that take the place of the stage's own, by name.
+        """
+        replaced = {
+            name: (
+                Step(f"{self._own} to {program}", partial(self.replace, program)),
+                Step(f"{program} to {self._own}", partial(self.replace, self._own)),
+            )
+            for name, program in others.items()
+        }
+        kill = partial(self.replace, self._own, signal.SIGKILL, DOWN)
+        return {
+            "baseline": (Step("nothing happens", lambda: time.sleep(SETTLE)),),
+            **replaced,
+            "kill": (Step(f"kill -9, start after {DOWN:.0f} s", kill),),
+            "apiserver": (Step(f"the API server is away for {AWAY:.0f} s", self.stop_control_plane),),
+            "kubelet": (Step("a kubelet restarts", self.restart_kubelet),),
+            "rollout": (Step("rolling update of a Deployment", self.roll),),
+        }
+
+    def check(self) -> None:
+        """Raise E2EError when a program of the cluster has ended by itself."""
+        self._processes.check()
+
+
+def chosen(disruptions: Mapping[str, Sequence[Step]], focus: str) -> list[Step]:
+    """Return the steps of the disruptions in whose names a regular expression is found. Raises E2EError for none."""
+    names = [name for name in disruptions if re.search(focus, name)]
+    if not names:
+        raise E2EError(f"FOCUS={focus}: no such disruption; there are {', '.join(disruptions)}")
+    return [step for name in names for step in disruptions[name]]
+
+
+def play(stage: Stage, steps: Sequence[Step], crowd: Crowd, note: Callable[[Window], None]) -> None:
+    """Cause the disruptions while a crowd asks, and pass the window of each one to `note`. Raises E2EError."""
+    with crowd:
+        time.sleep(SETTLE)
+        for step in steps:
+            say(step.title)
+            begin = time.monotonic()
+            step.disrupt()
+            time.sleep(SETTLE)
+            stage.check()
+            note(Window(step.title, begin, time.monotonic()))
+        time.sleep(LOST)  # until the last questions are answered or given up
+
+
+def rows(crowd: Crowd, windows: Sequence[Window]) -> Iterator[Row]:
+    """Yield a row for each window. Raises E2EError when a client asked nothing in a window."""
+    for title, begin, end in windows:
+        for client, asked in crowd.asked.items():
+            if not any(begin <= each.at < end for each in asked):
+                raise E2EError(f"{title}: {client} asked nothing")
+        counts = {}
+        for kind in KINDS:
+            found = crowd.figures(kind, begin, end)
+            counts[kind] = Count(found.asked, found.failed, round(1000 * found.gap))
+        yield Row(title, round(end - begin), counts, crowd.failures(begin, end))

@@ -1,0 +1,133 @@
+"""What each disruption cost, in a JSON file for each program and mode, and docs/disruption.md made of these files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from e2e.results import RESULTS, save
+
+FOLDER: Final = RESULTS / "disruption"
+PAGE: Final = Path(__file__).parents[2] / "docs/disruption.md"
+LINES: Final = 4
+"""Failed clients of a row that the page shows."""
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Questions of one kind of traffic: asked, failed, and the longest time without an answer in milliseconds."""
+
+    asked: int
+    failed: int
+    gap: int
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A disruption: its duration in seconds, counts by kind of traffic, and a line for each client that failed."""
+
+    title: str
+    seconds: int
+    counts: dict[str, Count]
+    failures: list[str]
+
+
+class Record(msgspec.Struct):
+    """A run: program (ours or go), mode, day, commit, versions, and a row for each disruption."""
+
+    proxy: str
+    mode: str
+    date: str
+    commit: str
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+def write(record: Record, folder: Path = FOLDER) -> Path:
+    """Write a run's file, in place of the last one of this program and mode; return its path."""
+    return save(record, folder / f"{record.proxy}-{record.mode}.json")
+
+
+def read(folder: Path = FOLDER) -> list[Record]:
+    """Read all runs of a folder."""
+    return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*.json"), reverse=True)]
+
+
+_HEAD: Final = """# Disruptions
+
+Clients ask Services of a real cluster all the time while its parts are replaced, killed or restarted: kube-apiserver,
+kubelet and containerd of two dual-stack nodes, as in [conformance.md](conformance.md). `python -m e2e page` wrote this
+page from recorded results. How to replace the Go kube-proxy on a cluster of yours: [migrate.md](migrate.md).
+
+    make disrupt KUBERNETES=/path/to/kubernetes                          # ours, nftables mode
+    make disrupt KUBERNETES=DIR PROXY=go MODE=iptables                   # the Go kube-proxy, to compare
+    make disrupt KUBERNETES=DIR FOCUS=previous PREVIOUS=v0.1.0           # some rows; an earlier revision of ours
+
+- FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `previous`, `kill`, `apiserver`,
+  `kubelet`, `rollout`. A run with FOCUS leaves this page as it is; it writes into `/tmp/kpe2e-results`.
+- PREVIOUS is by default the last tag, or the revision 50 commits ago.
+- The exit code is 1 when a question failed. The cluster is removed at the end, also after an error or Ctrl-C.
+
+Each client asks ten times a second, over IPv4 and IPv6: from a pod and from its node by cluster IP, and from outside
+by the NodePort of the other node.
+
+| kind | a question | it fails |
+|---|---|---|
+| new TCP | a connection and a request | when it is refused, its first SYN is lost, or no answer comes within 0.9 s |
+| long TCP | a request on a connection that stays open | when the connection ends, or no answer comes within 5 s |
+| new UDP | a datagram from a new port | when no answer comes within 0.9 s |
+| long UDP | a datagram from a socket that stays open, as a resolver does | when no answer comes within 0.9 s |
+
+Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a Maglev
+table. A fifth one has slow start, and the pods that the rolling update replaces: they are not ready for their last ten
+seconds, but answer. Its long TCP connections have to end, so there are none. Ours counts connections on both nodes,
+resets those to gone endpoints on one node, and fast forwards on the other if the kernel has flowtables. No other
+program on the nodes has rules of NAT.
+
+A cell is: failed of asked, longest time without an answer of any client. That time includes the 100 ms between two
+questions. The row `nothing happens` shows the noise of the machine.
+"""
+
+
+def render(records: Sequence[Record]) -> str:
+    """Return the page: a table for each run, ours first."""
+    lines = [_HEAD]
+    for record in records:
+        lines += [*_table(record), ""]
+    if not records:
+        lines.append("No run has been recorded.")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(record: Record) -> Iterator[str]:
+    kinds = list(record.rows[0].counts) if record.rows else []
+    yield f"## {'Go kube-proxy' if record.proxy == 'go' else 'Ours'} in {record.mode} mode\n"
+    known = (f"{name} {version}" for name, version in record.versions.items() if version)
+    yield f"{', '.join([record.date, f'commit {record.commit}', *known])}.\n"
+    yield f"| {' | '.join(['disruption', 'seconds', *kinds])} |"
+    yield f"|---|---:|{'---:|' * len(kinds)}"
+    for row in record.rows:
+        yield f"| {' | '.join([row.title, str(row.seconds), *map(cell, row.counts.values())])} |"
+    for row in record.rows:
+        yield from _failures(row)
+
+
+def cell(count: Count) -> str:
+    """Return a cell of the table; failures are bold."""
+    failed = f"**{count.failed}**" if count.failed else "0"
+    return f"{failed} of {count.asked}, {count.gap} ms"
+
+
+def _failures(row: Row) -> Iterator[str]:
+    if row.failures:
+        yield f"\n{row.title}:\n"
+        yield from (f"- {line}" for line in row.failures[:LINES])
+        if len(row.failures) > LINES:
+            yield f"- and {len(row.failures) - LINES} clients more"
+
+
+def failed(rows: Sequence[Row]) -> Mapping[str, int]:
+    """Return how many questions failed, by the titles of the rows in which any did."""
+    sums = {row.title: sum(count.failed for count in row.counts.values()) for row in rows}
+    return {title: count for title, count in sums.items() if count}
