@@ -1,4 +1,4 @@
-"""Committing one piece of work while the next one is made."""
+"""Commits one piece of work while the caller computes the next one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Work = TypeVar("Work")
 
 
 class Ahead(Generic[Work]):
-    """Commits in a thread of its own while the caller goes on: the kernel works without our interpreter.
+    """Commits in a thread of its own while the caller goes on: a system call releases the interpreter.
 
-    A context manager. Whenever it yields, and at its end, nothing is under way. No thread before the first commit.
+    A context manager. At each yield, and at the end, no commit is under way. The first commit starts the thread.
     """
 
     def __init__(self, commit: Callable[[Work], int]) -> None:
@@ -28,20 +28,21 @@ class Ahead(Generic[Work]):
             self._thread.shutdown()
 
     def commit(self, work: Work) -> Iterator[int]:
-        """Start to commit a piece of work; yield what the one before it, done by then, came to. Raises ApplyError."""
+        """Wait for the previous piece of work and yield its result; start to commit the next. Raises ApplyError."""
         yield from self.settled()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1)
         self._running = self._thread.submit(self._commit, work)
 
     def settled(self) -> Iterator[int]:
-        """Wait for what is under way; yield what it came to. Raises ApplyError."""
+        """Wait for the commit under way, if any; yield its result. Raises ApplyError."""
         running, self._running = self._running, None
         if running is None:
             return
         try:
             result = running.result()
         finally:
-            # An error's traceback has this frame: with a way back to the error, what was to be committed would stay.
+            # An error's traceback refers to this frame: a reference back to the error would keep the uncommitted work
+            # in memory.
             del running
         yield result

@@ -1,7 +1,7 @@
-"""What a kube-proxy of another mode left on the node: its iptables rules would go on serving what is long gone.
+"""Leftover iptables rules of a kube-proxy of another mode: they would send connections to deleted endpoints.
 
-Removed once our own rules are in place, so that nothing is ever without. Kubelet's chains are left alone, and so are
-those of others whose names begin with KUBE- as well. Source: docs/reference.md "Start" 2; kube-proxy v1.36
+They are removed once our own rules are in place, so that Services work at any time. Chains of kubelet, and those of
+other programs with names that begin with KUBE-, stay. Source: docs/reference.md "Start" 2; kube-proxy v1.36
 CleanupLeftovers of iptables and ipvs mode.
 """
 
@@ -38,7 +38,7 @@ IPVS_CHAINS: Final = frozenset(
         "KUBE-IPVS-OUT-FILTER",
     }
 )
-"""What only ipvs mode has."""
+"""Chains of ipvs mode only."""
 CHAINS: Final = IPVS_CHAINS | {
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -49,7 +49,7 @@ CHAINS: Final = IPVS_CHAINS | {
     "KUBE-PROXY-CANARY",
 }
 MARK: Final = "KUBE-MARK-MASQ"
-"""Of a kube-proxy since Kubernetes 1.28; others may lead packets there, as the CNI plugin portmap can be told to."""
+"""A chain of kube-proxy since Kubernetes 1.28; other programs may use it, such as the CNI plugin portmap."""
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
@@ -74,7 +74,7 @@ _DECISIONS: Final = {
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return what a chain decides, None for one that is not a kube-proxy's."""
+    """Return the decision of a chain as a text, None for a chain that is not a kube-proxy's."""
     if table not in _TABLES:
         return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
@@ -89,7 +89,7 @@ def is_ours(chain: str) -> bool:
 
 
 def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
-    """Return how many chains there are of each family in each variant of iptables."""
+    """Return the number of chains by family and variant of iptables."""
     found: defaultdict[tuple[str, Family], set[RuleChain]] = defaultdict(set)
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
@@ -101,9 +101,9 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet) -> bool:
-    """Return whether rules in these chains, or that lead to them, are for the address and port of a packet.
+    """Return whether rules in these chains, or rules that jump to them, match the address and port of a packet.
 
-    They may be, where they cannot be read.
+    True if the rules cannot be read.
     """
     names = {chain.name for chain in chains}
     wanted = {"-d": f"{unpack(packet.destination)}/{8 * len(packet.destination)}", "--dport": str(packet.port)}
@@ -128,7 +128,7 @@ def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet) -> b
 
 
 def table_traces(sight: Sight, table: str) -> list[Trace]:
-    """Return the tables of a name, of those that have chains."""
+    """Return the tables of a name that have chains."""
     families = {chain.family for chain in sight.nf_tables if chain.table == table}
     return [
         Trace(f"nf_tables table {family} {table}", IP_FAMILIES.get(family), partial(_table_catches, family, table))
@@ -168,7 +168,7 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
                     for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
                         writer.prepared(text)()
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
-        except (ApplyError, Unsupported) as error:  # `keeps` may have to look which variant is in use
+        except (ApplyError, Unsupported) as error:  # `keeps` may have to find out which variant is in use
             failures.append(str(error))
     return failures
 
@@ -182,7 +182,7 @@ class Owned(NamedTuple):
 
 
 def owned(tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool]) -> Iterator[Owned]:
-    """Yield what is to be removed of each table that has anything of a kube-proxy; `keeps` is by table and chain."""
+    """Yield the chains and jumps of a kube-proxy to remove, by table; `keeps` gets table and chain."""
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
         gone = frozenset(ours)
@@ -196,7 +196,7 @@ def owned(tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool
 
 
 def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
-    """Yield the restore texts that remove chains and jumps, each with at most so many chains.
+    """Yield the inputs of iptables-restore that remove chains and jumps, each with at most `most` chains.
 
     A table with more chains loses the jumps and the rules of its shared chains first, then those of all others. Only
     then are chains removed: iptables refuses to remove one that a rule leads to. iptables-nft takes a time that grows

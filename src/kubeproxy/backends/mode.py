@@ -58,20 +58,25 @@ class Abilities(Struct, frozen=True, kw_only=True):
     at_once: bool = False
     """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""
     programmed: Callable[[], int] | None = None
-    """Returns how many Services the kernel has of those that a full sync under way is to bring; on any thread."""
+    """Returns the number of Services that the full sync under way has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
-    """Takes in endpoints that are gone, whose connections the next sync or resync resets; returns whether there is
-    anything to write. The second argument says of a packed address whether an endpoint has it, whenever called."""
+    """Takes deleted endpoints; the next sync or resync resets their connections.
+
+    Returns whether there is anything to write. The second argument returns whether some endpoint has a packed address
+    at the time of the call.
+    """
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
     """Returns the listening ports of this proxy that currently receive the connections of a service port. Fast; safe on
     any thread."""
     disturbed: Callable[[], bool] | None = None
-    """Returns whether another program is known to have changed what was committed, until a repair or an inspection
-    without a difference; on any thread but the event loop's."""
+    """Returns whether another program has changed committed state.
+
+    True until a repair, or an inspection without a difference. Safe on any thread except the event loop's.
+    """
 
 
 class Backend(Protocol):
-    """What a mode does for one family. All calls block and raise ApplyError; none is made beside another one.
+    """The implementation of a mode for one family. All calls block and raise ApplyError; only one runs at a time.
 
     Only `close` may be called on the event loop; the other methods can block for seconds while another program holds
     the kernel's locks.
@@ -81,26 +86,29 @@ class Backend(Protocol):
     abilities: Abilities
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether a resync is due. Raises ApplyError: then they come once more."""
+        """Take changed globals in; return whether a resync is due.
+
+        Raises ApplyError; then the caller repeats the call with the same arguments.
+        """
 
     def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services, yielding the size of each transaction."""
 
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
-        """Make the kernel hold exactly this."""
+        """Make the kernel's state equal to these plans, yielding the size of each transaction."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """Return how the kernel differs from what was committed; None where nothing shows at this depth."""
+        """Return a difference between the kernel and the committed state; None if none shows at this depth."""
 
     def upkeep(self) -> None:
-        """Do what is due without any change: asked for each second, before an inspection."""
+        """Do periodic work; called each second, before an inspection."""
 
     def close(self) -> None:
-        """Let go of the kernel; the rules stay."""
+        """Close the sockets; the rules stay."""
 
 
 Keeps = Callable[[Commands, str, str], bool]
-"""Says of a chain of iptables, by its commands, table and name, whether the running mode itself uses it."""
+"""Returns whether the running mode uses an iptables chain, by its commands, table and name."""
 
 
 def keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
@@ -118,7 +126,7 @@ class Counter(Protocol):
         """Count."""
 
     def follow(self, function: Callable[[], float]) -> None:
-        """Ask this function for the total from now on; it must be quick and not raise."""
+        """Read the total from this function from now on; it must be quick and not raise."""
 
 
 class Gauge(Protocol):
@@ -132,14 +140,14 @@ class Labelled(Protocol[M_co]):
     """A metric with labels."""
 
     def labels(self, *values: str) -> M_co:
-        """Return the one with these values."""
+        """Return the series with these label values."""
 
     def clear(self) -> None:
-        """Forget all, before they are reported anew."""
+        """Remove all series; the caller then reports them again."""
 
 
 class Registry(Protocol):
-    """Where a mode registers the metrics that it alone has, and gets them back."""
+    """Registers the metrics that a single mode has."""
 
     def counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
         """Register a counter with its help and the names of its labels."""
@@ -149,15 +157,16 @@ class Registry(Protocol):
 
 
 class Sight(NamedTuple):
-    """The chains that there are on a node: those of nf_tables, and those of iptables, which may be among them."""
+    """The chains on a node: those of nf_tables, and those of iptables. Chains of iptables-nft are in both."""
 
     nf_tables: Sequence[Chain]
     xtables: Sequence[RuleChain]
 
 
 class Trace(NamedTuple):
-    """Something in the kernel that a mode has put there, ours or the Go kube-proxy's: what, in words, and its family,
-    None for both. `catches` says whether it has rules for a packet as it comes; it raises ApplyError.
+    """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family, None for both.
+
+    `catches` returns whether its rules match a packet on arrival; it raises ApplyError.
     """
 
     what: str
@@ -166,17 +175,17 @@ class Trace(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """How much a mode writes into the kernel for Services, beside what it writes without any: how many of what."""
+    """The number of kernel objects that a mode writes for Services, and the kind of these objects in the plural."""
 
     amount: int
     of: str
 
 
 Weigh = Callable[[Globals, Family, Mapping[ServiceName, tuple[ServicePlan, ...]], Sequence[bytes]], Weight]
-"""Weighs the plans of a family, on a node with these packed addresses. Pure."""
+"""Returns the weight of a family's plans on a node with these packed addresses. Pure."""
 
 Owns = Callable[[str, str], bool]
-"""Says of a chain of iptables, by its table and name, whether the running mode itself has one of that name there."""
+"""Returns whether the running mode has an iptables chain of this table and name."""
 
 
 def owns_nothing(table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
@@ -185,9 +194,7 @@ def owns_nothing(table: str, chain: str) -> bool:  # noqa: ARG001 - a mode witho
 
 
 class Room(NamedTuple):
-    """How much is used of something that has a limit in the kernel: its name in words, the figures, why it matters when
-    it is full, and what helps then.
-    """
+    """A kernel table with a limit: its name, its use and limit, and the consequence and the fix when it is full."""
 
     name: str
     used: int
@@ -217,18 +224,17 @@ def _no_strays() -> list[str]:
 
 
 class Operations(NamedTuple):
-    """What a mode does when it is the one to run.
+    """The operations of the running mode.
 
-    `check` raises Unsupported when this node cannot run it, and says how to get what is missing; `look` does so without
-    changing anything, so that it notices less. `weigh` says how much plans are in the kernel. `open` makes the
-    backends, one a family, that know of no Service yet. `prepare` sets what needs more than CAP_NET_ADMIN, unless it is
-    set; --init-only does so for a proxy with less, and then does what `initialize` is for: what a proxy with the rights
-    for it does later by itself. `sysctls` are the settings that the mode changes, at the start or later, in addition to
-    those of connection tracking. `keeps` says what is not to be removed, of which `owns` tells without looking;
-    `remove_strays` removes what this mode itself has left elsewhere, as in another variant of iptables; it returns what
-    could not be removed. `within` returns settings without what this kernel cannot do, and says so. `examine` creates
-    one examiner per family, which compares the kernel with plans beside the proxy, and cannot write. `rooms` reads what
-    may become full there, at a cost that does not grow with it; it raises ApplyError.
+    `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode. `look`
+    checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the backends, one
+    per family, without Services. `prepare` makes missing settings that need more than CAP_NET_ADMIN; --init-only calls
+    it for a proxy with less, and then `initialize`, for settings that a proxy with sufficient rights makes later.
+    `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack.
+    `keeps` returns whether a chain must stay, `owns` the same by name only. `remove_strays` removes rules that this
+    mode left elsewhere, as in another variant of iptables, and returns its failures. `within` returns the settings
+    without features that this kernel lacks, and logs these. `examine` creates one examiner per family, for a process of
+    its own that cannot write. `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -263,24 +269,24 @@ class Metric(NamedTuple):
 RESTORE_FAILURES: Final = Metric(
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "[ALPHA] Cumulative proxy iptables restore failures"
 )
-"""What the modes count that write rules by iptables-restore; its label is the family."""
+"""The counter of modes that write rules by iptables-restore; its label is the family."""
 
 
 class Deprecation(NamedTuple):
-    """What is told of a mode that Kubernetes gives up, as a warning event of the Node: its reason and its note."""
+    """The warning event of the Node for a mode that Kubernetes is removing: its reason and its note."""
 
     reason: str
     note: str
 
 
 class Mode(NamedTuple):
-    """One proxy mode, as others must know it before it runs, or when another one does.
+    """The properties of a proxy mode that other parts need while it does not run.
 
-    `config` is what the configuration says of it, `room` its package. `interface` is one that it makes, whose
-    addresses are Services' and not the node's, `table` its table of nf_tables in each family. `refusals` is a counter
-    that the mode has of its own for syncs that the kernel refused, by family. `habits` are in what a client may notice
-    which mode runs. `tracked_as` are bits that the status of its connections has in connection tracking; 0 where it
-    does not tell them from others. `comparable`: `kube-proxy plan --from-kernel` can compare its rules for all packets.
+    `config` is the mode's part of the configuration, `room` its package. `interface` is the name of an interface of the
+    mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is the
+    mode's own counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
+    clients notice. `tracked_as` are the status bits of its connections in connection tracking, 0 if they are not
+    distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
     """
 
     config: ModeConfig
@@ -300,21 +306,21 @@ class Mode(NamedTuple):
         return self.config.name
 
     def operations(self) -> Operations:
-        """Load what the mode does."""
+        """Import the mode's operations."""
         operations: Operations = import_module(f"{self.room}.mode").OPERATIONS
         return operations
 
     def decision(self, table: str, chain: str) -> str | None:
-        """Return what a chain of netfilter decides, in words, None for one that is not of this mode."""
+        """Return the decision of a netfilter chain as a text, None if the chain is not of this mode."""
         words: str | None = import_module(f"{self.room}.cleanup").decision(table, chain)
         return words
 
     def cleanup(self, keeps: Keeps = keeps_nothing) -> list[str]:
-        """Remove what the mode put into the kernel, but for what another one keeps; return what could not be."""
+        """Remove the mode's objects from the kernel, except chains that another mode keeps; return the failures."""
         failures: list[str] = import_module(f"{self.room}.cleanup").cleanup(keeps)
         return failures
 
     def traces(self, sight: Sight, owns: Owns = owns_nothing) -> list[Trace]:
-        """Return what is there of the mode, but for chains that another one `owns`. Changes nothing."""
+        """Return the mode's objects in the kernel, except chains that another mode `owns`. Changes nothing."""
         traces: list[Trace] = import_module(f"{self.room}.cleanup").traces(sight, owns)
         return traces

@@ -1,4 +1,4 @@
-"""Texts of rules that several modes write: how packets get into our chains, and what recognises those of pods. Pure."""
+"""Texts of rules that several modes write: the jumps to our chains, and the match for packets of pods. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERFACE: Final = re.compile(r"[^\s\"'\\/!+-][^\s\"'\\/!+]*")
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in chain of iptables that sends packets to one of ours; `match` ends with a space, if any."""
+    """A rule of a built-in iptables chain that jumps to one of our chains; `match` ends with a space, if any."""
 
     table: str
     chain: str
@@ -22,13 +22,13 @@ class Jump(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """Return the rule as iptables-save prints it, behind its -A."""
+        """Return the rule as iptables-save prints it after -A."""
         comment = f'-m comment --comment "{self.comment}" ' if self.comment else ""
         return f"{self.chain} {self.match}{comment}-j {self.target}"
 
 
 def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
-    """Return what matches packets of pods for nft; `ip` is the family's word there, `negation` '' or '!= '.
+    """Return the nft match for packets of pods; `ip` is nft's word for the family, `negation` is '' or '!= '.
 
     Only for a detector that is implemented.
     """

@@ -1,8 +1,8 @@
-"""The one comparison of found with desired state: what to write, and the same as findings for an operator. Pure.
+"""The comparison of found and desired state, for all modes: as changes to write, and as findings for an operator. Pure.
 
-A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode makes
-the desired state from plans and the found state from the kernel; whatever is free, as an endpoint's slot, is
-normalised in the found state.
+A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
+computes the desired state from plans, and reads the found state from the kernel. Arbitrary values, such as an
+endpoint's slot, are normalised in the found state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Elements = dict[str, dict[bytes, bytes]]
 
 
 class Difference(NamedTuple, Generic[P, K, V]):
-    """What to remove and what to add, by place; an entry whose value differs is in both."""
+    """The entries to remove and to add, by place; an entry with another value is in both."""
 
     removed: dict[P, list[K]]
     added: dict[P, list[tuple[K, V]]]
@@ -50,7 +50,7 @@ def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
 
 
 class Wording(NamedTuple):
-    """An entry that differs, in words: see examination.Finding."""
+    """The texts about an entry that differs: see examination.Finding."""
 
     what: str
     where: str
@@ -59,19 +59,19 @@ class Wording(NamedTuple):
 
 
 class StateWords(Protocol):
-    """What the entries of a mode's states mean. A value is None where the entry is missing in that state."""
+    """The texts about the entries of a mode's states. A value is None if the entry is missing in that state."""
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
-        """Return the Service that an entry belongs to that no plan asks for, None for no Service."""
+        """Return the Service of an entry that no plan desires, None for no Service."""
 
     def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
-        """Return an entry that differs in words."""
+        """Return the texts about an entry that differs."""
 
 
 def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
-    """Yield how a found state differs from what Services desire, Service by Service; the entries of no Service last.
+    """Yield the differences between a found state and the Services' desired states, by Service; others last.
 
     Several Services may desire one entry.
     """
@@ -98,5 +98,5 @@ def findings(
 
 
 def meanings(meaning: Callable[[Any], str], wanted: Any, present: Any) -> tuple[str, str]:
-    """Return what both values of an entry mean, '' for one that is missing."""
+    """Return texts for both values of an entry, '' for a missing one."""
     return "" if wanted is None else meaning(wanted), "" if present is None else meaning(present)

@@ -1,4 +1,4 @@
-"""A table of nf_tables with sets and maps, read beside the proxy and inspected by it."""
+"""Reads an nf_tables table with its sets and maps, for the proxy's inspections and for commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rules = Mapping[str, ChainContents]
 class TableView:
     """A named table in the network namespace of a socket. Other objects may share the socket, but not concurrently.
 
-    `ranges` are the names of its sets of intervals. All calls raise ApplyError.
+    `ranges` are the names of its interval sets. All calls raise ApplyError.
     """
 
     def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
@@ -45,7 +45,7 @@ class TableView:
         return tables.read_sets(self.family, self._table, self._link)
 
     def contents(self) -> tables.TableContents:
-        """Return all of the table but the elements of its named sets."""
+        """Return the table without the elements of its named sets."""
         return tables.read(self.family, self._table, self._link)
 
     def rules(self) -> Rules:
@@ -66,7 +66,7 @@ def complete(
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
 ) -> None:
-    """Add those of these elements, by set and key, that one pass over the sets did not show although they are there."""
+    """Look up these elements by set and key, and add those that exist: a dump of the sets may have missed them."""
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
         if key not in actual[set_id]:
@@ -80,7 +80,7 @@ CHAINS: Final = "chains"
 
 
 class TableWords:
-    """Words for what a table has without any Service: chains, and the addresses on which NodePorts answer.
+    """The texts about entries of a table without a Service: chains, and the addresses on which NodePorts answer.
 
     `where` is the table or set.
     """
@@ -110,7 +110,7 @@ def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding
 
 
 def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], where: str) -> Iterator[Finding]:
-    """Yield the packed addresses in which the set of those that NodePorts answer on differs."""
+    """Yield the differences, as packed addresses, of the set of addresses on which NodePorts answer."""
     there, asked = (dict.fromkeys(addresses, b"") for addresses in (present, wanted))
     return findings({"": there}, {None: {"": asked}}, TableWords(where))
 
@@ -118,10 +118,10 @@ def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], w
 def inspected(
     table: str, depth: Depth, is_altered: Callable[[], bool], changed: Callable[[], str]
 ) -> ForeignChange | None:
-    """Return what another program did to a table; None where nothing shows at this depth.
+    """Return another program's change of a table; None if none shows at this depth.
 
-    `is_altered` returns whether chains or rules differ, `changed` the set or map whose elements differ, '' for none;
-    that reads all of them, so it is called last.
+    `is_altered` returns whether chains or rules differ. `changed` returns the set or map with differing elements, ''
+    for none; it reads all elements, so it is called last.
     """
     if is_altered():
         return ForeignChange(altered(table))

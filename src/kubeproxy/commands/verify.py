@@ -17,7 +17,7 @@ from kubeproxy.commands import NO, UNKNOWN, YES, output
 from kubeproxy.commands.services import service_name
 
 _NICE = 5
-"""What takes a second of a processor gives way to the proxy, and to whatever else the node is for."""
+"""Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""
 
 _START = "start kube-proxy on this node, which writes what is missing; none was asked, as the objects are read here"
 

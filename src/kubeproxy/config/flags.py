@@ -16,7 +16,7 @@ class Flag(NamedTuple):
     """One flag.
 
     `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the field that
-    the flag sets, "" for another effect. `deprecated` is the end of the notice that its use prints.
+    the flag sets, "" for another effect. `deprecated`: the end of the deprecation notice for its use.
     """
 
     name: str

@@ -286,7 +286,7 @@ class Engine:
         if world == self._world:
             return False
         async with self._kernel:
-            for backend in self._backends:  # after an error all of them get it again
+            for backend in self._backends:  # after an error all backends get it again
                 if await to_its_end(backend.set_world, world):
                     self._backlogs[backend.family].stale = True
         self._world = world
@@ -339,7 +339,7 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
-        if self.planner.dirty:  # some were left for the next sync, so that others come between
+        if self.planner.dirty:  # the planner deferred some Services to the next sync
             self._poke()
         return fresh
 
@@ -372,7 +372,10 @@ class Engine:
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
         """Commit one family's changes, or do a full sync; return whether the kernel accepted it."""
         family, began = backend.family, time.monotonic()
-        full, backlog.stale = backlog.stale, False  # before the sync, as it may be set meanwhile
+        full, backlog.stale = (
+            backlog.stale,
+            False,
+        )  # before the sync: it may be set again during it
         compiled = self.planner.compiled
         whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()

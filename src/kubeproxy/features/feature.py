@@ -41,7 +41,8 @@ class Feature(NamedTuple, Generic[T]):
     them. In other modes its value is `off`, and the proxy reports that the flag has no effect. `unset` is the value
     without the flag. `annotations` are the names of the annotations that the feature reads.
 
-    `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` turns it into the value.
+    `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the text into the
+    value.
     """
 
     flag: str

@@ -1,7 +1,7 @@
 """Compares two rulesets for all packets: a proof with the number of classes, or witnesses, grouped by cause.
 
-Destinations fall into classes by the constants of both rulesets; sources, services and interfaces only where a rule on
-the way tells them apart. The first packet of each class is followed in both rulesets.
+Destinations are divided into classes by the constants of both rulesets; sources, services and interfaces only where a
+rule on the way distinguishes them. The first packet of each class is followed through both rulesets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TOLERANCE: Final = 0.02
 """Shares that differ by less, relative to the larger one, are equal."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
-"""Sources of witnesses where any will do: addresses of documentation."""
+"""Sources of witnesses that can have any source: addresses of documentation."""
 
 Shares = tuple[tuple[PacketOutcome, float], ...]
 """Outcomes with their shares of connections."""
 
 
 class FirstPacket(NamedTuple):
-    """The first packet of a connection; `interface` is '' for one that is made on the node itself."""
+    """The first packet of a connection; `interface` is that of arrival, '' for a connection of the node itself."""
 
     source: str
     destination: str
@@ -47,7 +47,7 @@ class FirstPacket(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """A packet, and what becomes of it in either ruleset."""
+    """A packet, and its outcomes in either ruleset."""
 
     packet: FirstPacket
     first: Shares
@@ -63,7 +63,7 @@ class WitnessGroup(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result: how many classes of packets there are, causes of differences, and rules that are not understood."""
+    """The result: the number of classes of packets, the causes of differences, and the rules not understood."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]
@@ -83,7 +83,7 @@ def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Co
 
 
 def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
-    """Return what becomes of one packet."""
+    """Return the outcomes of one packet, with their shares."""
     interfaces = Interfaces((ruleset,))
     walk = Walk(ruleset, place, interfaces)
     destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))
@@ -94,12 +94,12 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
 
 
 def _is_loopback(address: int, bits: int) -> bool:
-    """Return whether the kernel takes packets to an address from its own loopback interface alone."""
+    """Return whether the kernel accepts packets to an address from its own loopback interface only."""
     return address >> 24 == 127 if bits == 32 else address == 1
 
 
 def destinations(rulesets: Iterable[CompiledRules], place: NodePlace) -> Iterator[int]:
-    """Yield one destination of each class that the constants of the rules make."""
+    """Yield one destination of each class; the constants of the rules divide the classes."""
     points: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     edges = {0, 1 << place.bits}
     sources: dict[int, set[int]] = {}
@@ -125,9 +125,9 @@ def _constants(
 ) -> Iterator[tuple[int, int, tuple[object, ...] | None]]:
     """Yield first and last address of each constant that destinations are compared with.
 
-    A third item that is not None stands for an element of a set that only says of an address that it meets itself,
-    as the sets of endpoints do: addresses with the same marks are alike but for their name. As they are sources
-    too, `edges` gets the ends of ranges of sources, and `sources` the rulesets that name an address as a source.
+    The third item is a mark, or None. A mark stands for an element with the same address as source and destination, as
+    in the sets of endpoints for hairpin traffic: addresses with the same marks belong to one class. Adds the ends of
+    ranges of sources to `edges`, and, to `sources`, the rulesets in which an address is a source.
     """
     yield from ((low, high, None) for low, high in place.local)
     for number, ruleset in enumerate(rulesets):
@@ -158,7 +158,7 @@ def _add_sources(ranges: Addresses, number: int, edges: set[int], sources: dict[
 
 
 class _Comparing:
-    """Collects what was compared."""
+    """Collects the results of comparisons."""
 
     def __init__(self, place: NodePlace) -> None:
         self._place = place
@@ -167,7 +167,7 @@ class _Comparing:
         self._unknown: set[str] = set()
 
     def result(self) -> Comparison:
-        """Return what was found."""
+        """Return the collected result."""
         causes = tuple(WitnessGroup(text, number, witness) for text, (number, witness) in self._causes.items())
         return Comparison(self._classes, causes, tuple(sorted(self._unknown)))
 
@@ -220,7 +220,7 @@ def _example(sources: Addresses, bits: int) -> int:
 
 
 def _by_service(first: Sequence[Leaf], second: Sequence[Leaf]) -> Iterator[tuple[int, Sequence[Leaf], Sequence[Leaf]]]:
-    """Yield sets of services that neither side tells apart any further, with the leaves of each side."""
+    """Yield sets of services that neither side divides any further, with the leaves of each side."""
     sides: tuple[dict[int, list[Leaf]], dict[int, list[Leaf]]] = defaultdict(list), defaultdict(list)
     for side, leaves in zip(sides, (first, second), strict=True):
         for leaf in leaves:
@@ -242,7 +242,7 @@ def _by_service(first: Sequence[Leaf], second: Sequence[Leaf]) -> Iterator[tuple
 
 
 def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
-    """Return boxes in which the shares of some outcome differ."""
+    """Return the boxes in which the shares of an outcome differ."""
     sides: tuple[dict[PacketOutcome, dict[Box, float]], ...] = ({}, {})
     for side, leaves in zip(sides, (first, second), strict=True):
         for leaf in leaves:
@@ -275,7 +275,7 @@ def _covers(box: Box, part: Box) -> bool:
 
 
 def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
-    """Yield boxes that lie in or outside each of the given ones."""
+    """Yield boxes that lie either completely inside or completely outside of each given box."""
     edges = sorted({edge for box in boxes for low, high in box.sources for edge in (low, high + 1)})
     sources: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
     for low, end in pairwise(edges):
@@ -307,7 +307,7 @@ def _shares(leaves: Sequence[Leaf], part: Box) -> Shares:
 
 
 def _described(shares: Shares) -> str:
-    """Return the kinds of outcomes: how many endpoints, masqueraded or not, refused, dropped, passed."""
+    """Return the kinds of outcomes as a text: translated to a number of endpoints, refused, dropped, passed."""
     kinds: dict[str, int] = defaultdict(int)
     for outcome, _ in shares:
         words = ", masqueraded" if outcome.masquerade else "", ", remembered" if outcome.remembered else ""

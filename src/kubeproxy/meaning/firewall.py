@@ -1,8 +1,8 @@
-"""Rules of other programs that filter: what each chain does in general, and whether it surely drops a packet.
+"""Filter rules of other programs: the general effect of each chain, and whether it surely drops a given packet.
 
-Each base chain is evaluated by itself, for a packet as it is at its hook. A test on something that other rules may set
-(marks), or that is not understood, may have either outcome. Rules of nf_tables, those of iptables-nft among them, are
-read over netlink; those of legacy iptables are the text of iptables-save.
+Each base chain is evaluated on its own, for a packet in the form it has at the hook. A test of a value that other rules
+may set (marks), or a test that is not understood, may have either outcome. Rules of nf_tables, those of iptables-nft
+among them, are read over netlink; those of legacy iptables are the text of iptables-save.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _OUR_PREFIX: Final = "KUBE-"
 _MOST: Final = 2000
-"""Rules of a table, and elements of a set, that are evaluated; a firewall has tens. Of more nothing is claimed."""
+"""Maximum number of rules of a table, and of elements of a set, that are evaluated; a firewall has tens.
+
+A larger table gives no certain result.
+"""
 
 
 def place_of(family: Family) -> NodePlace:
@@ -54,10 +57,11 @@ def place_of(family: Family) -> NodePlace:
 
 
 class Filter(NamedTuple):
-    """What a chain at a hook does with packets that begin a connection.
+    """The effect of a base chain on packets that begin a connection.
 
-    `accepts`: some rule lets new connections pass, or leads to where that cannot be told. `drops`: how many rules drop
-    or reject. `closes`: what no rule takes is dropped or rejected. `where` names the table as its program does.
+    `accepts`: some rule accepts new connections, or may accept them. `drops`: the number of rules that drop or reject.
+    `closes`: packets without a matching rule are dropped or rejected. `where`: the table's name in the form of its
+    program.
     """
 
     where: str
@@ -70,11 +74,11 @@ class Filter(NamedTuple):
 
 
 class PassingPacket(NamedTuple):
-    """A packet as chains of a hook see it, those with a priority between `after` and `before`.
+    """A packet at a hook, for the chains with a priority between `after` and `before`.
 
-    Addresses are packed; no `source`: any of this node's. `port` is the source port of an answer, and the destination
-    port of a request; `original` is where the connection's first packet goes before it is translated. `interfaces` are
-    those by which it comes in and leaves: None if unknown, '' if there is none.
+    Addresses are packed; a `source` of None is any address of this node. `port` is the source port of an answer, and
+    the destination port of a request. `original` is the destination of the connection's first packet before
+    translation. `interfaces` are those of arrival and departure: None if unknown, '' if there is none.
     """
 
     hook: str
@@ -99,7 +103,7 @@ class Drop(NamedTuple):
 
 
 class Firewall:
-    """The rules of one table of another program; `where` names it as its program does. `whole`: these are all."""
+    """The rules of one table of another program; `where` is its name in that program. `whole`: all rules were read."""
 
     def __init__(
         self,
@@ -122,7 +126,7 @@ class Firewall:
         return CompiledRules(self._compiled(place, purpose)), place
 
     def filters(self) -> Iterator[Filter]:
-        """Yield what its chains at hooks do with new connections."""
+        """Yield the effect of each base chain on new connections."""
         rules, _ = self._rules_of(IP_FAMILIES.get(self.family, Family.IPV4), CompiledFor.REQUEST)
         for name, chain in rules.chains.items():
             if chain.hook is not None and not chain.hook.nat:
@@ -146,7 +150,7 @@ class Firewall:
 
 
 def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]:
-    """Return the tables that filter, but for tables of nf_tables of some names. Raises NetlinkError, ApplyError."""
+    """Return the tables with filter rules, except nf_tables tables in `without`. Raises NetlinkError, ApplyError."""
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
     found, place = [], cache(place_of)
     with Netlink.open() as link:
@@ -157,7 +161,7 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
 
 
 def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return a table with the rules that are evaluated, and whether these are all."""
+    """Return a table with at most _MOST rules, and whether these are all."""
     left, chains = _MOST, {}
     for name, chain in table.chains.items():
         chains[name] = chain._replace(rules=chain.rules[:left])
@@ -170,7 +174,7 @@ def _of_table(table: nft_tables.NftTable) -> Callable[[NodePlace, CompiledFor], 
 
 
 def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread-self/net")) -> Iterator[Firewall]:
-    """Yield the tables of legacy iptables that filter, where it is installed."""
+    """Yield the tables of legacy iptables, except nat, if it is installed."""
     for family, command in LEGACY.items():
         for table in legacy_tables(family, net) if command in xtables.installed() else ():
             if table != "nat":
@@ -195,7 +199,7 @@ def _short(name: str) -> str:
 
 
 class _ChainWalk(Walk):
-    """Follows single packets through chains, both ways after each test that cannot be decided."""
+    """Follows single packets through chains; after a test with an unknown result it follows both branches."""
 
     def __init__(self, rules: CompiledRules, place: NodePlace, names: Collection[str]) -> None:
         self._names = Interfaces((rules,), names)
@@ -260,7 +264,7 @@ class _ChainWalk(Walk):
 
 
 def _seen_of(flow: PacketSet) -> tuple[object, ...]:
-    """Return all of a flow that rules can tell apart."""
+    """Return the properties of a flow that rules can distinguish."""
     return flow.services, flow.current, flow.destination, flow.sources, flow.inputs, flow.outputs
 
 
@@ -268,7 +272,7 @@ def _seen_of(flow: PacketSet) -> tuple[object, ...]:
 
 
 def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
-    """Follow a base chain's rules to where they lead, but into no chains of Kubernetes."""
+    """Add the effect of a base chain and its targets to `found`, without chains of Kubernetes."""
     reached, seen = [chain], {chain.name}
     while reached:
         for rule in reached.pop().rules:
@@ -290,7 +294,7 @@ _ENDS: Final = frozenset({Op.VERDICT, Op.REFUSE})
 
 
 def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
-    """Return what a rule may end with for new connections: its verdict, or those of the map that it looks in."""
+    """Return the possible verdicts of a rule for new connections: its verdict, or those of its verdict map."""
     if not rule:
         return []
     kind = rule[-1][0]
@@ -304,7 +308,7 @@ def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
 
 
 def _may_be_new(op: Operation) -> bool:
-    """Return whether a test may hold for a packet that begins a connection."""
+    """Return whether a test can be true for a packet that begins a connection."""
     if op[0] is Op.VALUE and op[1] in {Property.STATE, Property.STATES}:
         _, _, mask, xor, low, high, negated = op
         return (low <= (NEW & mask) ^ xor <= high) is not negated

@@ -1,4 +1,4 @@
-"""Sets of packets on their way, and their outcomes."""
+"""Sets of packets on their way through rules, and their outcomes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from kubeproxy.meaning.rules import CompiledRules, Op
 
 
 class PacketOutcome(NamedTuple):
-    """The fate of a packet: 'passed' or 'translated' with its destination, 'refused', 'dropped', or 'unknown' with the
-    expression that is not understood. A port of -1 is the one that the packet has; `masquerade`: it gets a new source;
-    `remembered`: its client stays with the endpoint.
+    """The outcome of a packet, of the kind 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
+
+    A translated packet has its new destination; port -1: the port is unchanged. An unknown one has the expression that
+    is not understood as `text`. `masquerade`: the packet gets a new source. `remembered`: session affinity binds its
+    client to the endpoint.
     """
 
     kind: str
@@ -90,7 +92,7 @@ class PacketSet:
         return new
 
     def within(self, services: int) -> PacketSet:
-        """Return the part of the flow with these services, which are some of its own."""
+        """Return the part of the flow with these services, a subset of its own."""
         new = self.copy()
         if self.current is None:
             new.services = services
@@ -104,7 +106,7 @@ Ended = list[tuple[PacketSet, int]]
 
 
 class Interfaces:
-    """Names of interfaces as bits: every name and pattern of the rules, none at all, lo, and a name of no rule."""
+    """Names of interfaces as bits: each name and pattern of the rules, no interface, lo, and OTHER for the rest."""
 
     NONE: Final = 1
     LOOPBACK: Final = 2
@@ -124,14 +126,14 @@ class Interfaces:
         return sum(bit for bit, name in self.names.items() if name == pattern)
 
     def of(self, patterns: tuple[str, ...]) -> int:
-        """Return the bits of the names that fit some pattern."""
+        """Return the bits of the names that match a pattern."""
         found = 0
         for pattern in patterns:
             found |= self._bits[pattern]
         return found
 
     def named(self, name: str) -> int:
-        """Return the bit of a name, that of OTHER for one of no rule."""
+        """Return the bit of a name, OTHER for a name that no rule has."""
         return next((bit for bit, known in self.names.items() if known == name), self.OTHER)
 
     def example(self, bits: int) -> str:

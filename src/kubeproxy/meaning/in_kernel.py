@@ -17,7 +17,7 @@ _TABLE: Final = "kube-proxy"
 
 
 def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
-    """Return the rules of kube-proxy that are in the kernel, in its table and in those of iptables."""
+    """Return the rules of kube-proxy in the kernel: of its own table, and of those of iptables."""
     found = []
     with Netlink.open() as link:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
@@ -26,7 +26,7 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
 
 
 def _saved(family: Family) -> str:
-    """Return the text of iptables-save; '' where iptables is not installed."""
+    """Return the output of iptables-save; '' if iptables is not installed."""
     try:
         commands = iptables_variant.commands(family, iptables_variant.chosen())
     except ApplyError:

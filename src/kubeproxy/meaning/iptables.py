@@ -1,6 +1,6 @@
-"""Rules of iptables as operations, from the text of iptables-save. Both variants print the same.
+"""Rules of iptables as operations, from the output of iptables-save. Both variants print the same.
 
-What is not understood becomes an UNKNOWN operation with its place. Source: iptables-extensions(8).
+Options that are not understood become an UNKNOWN operation with their place. Source: iptables-extensions(8).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _STATES: Final = {
 }
 _TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
 _CHANGING: Final = frozenset({"--mark", "--rcheck", "--update"})
-"""Options on what rules set that may not be among those that are compiled."""
+"""Options that test values set by rules, possibly by rules that are not compiled."""
 _OWN: Final = "KUBE-"
 
 
 def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVERYTHING) -> list[ChainRules]:
-    """Return the chains of the text of iptables-save. Names of chains are `iptables/table/chain`."""
+    """Return the chains in the output of iptables-save. Names of chains are `iptables/table/chain`."""
     found: list[ChainRules] = []
     rules: dict[str, list[tuple[Operation, ...]]] = {}
     policies: dict[str, str] = {}
@@ -77,8 +77,9 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 
 
 def of_kube_proxy(text: str) -> str:
-    """Return the text of iptables-save without the rules of other programs: only chains of kube-proxy and what leads
-    to them. Policies are those of an empty table.
+    """Return the output of iptables-save without the rules of other programs.
+
+    It has the chains of kube-proxy and the rules that jump to them; the policies are those of an empty table.
     """
     kept = []
     for line in text.splitlines():
@@ -100,7 +101,7 @@ def _hook(table: str, name: str, policy: str) -> HookPlace | None:
     return HookPlace(name.lower(), priority, table == "nat", policy == "DROP")
 
 
-class _Unknown(Exception):  # noqa: N818 - no error of the rules
+class _Unknown(Exception):  # noqa: N818 - the rules are valid
     """An option is not understood."""
 
 
@@ -116,7 +117,7 @@ class _Reader:
         self._where = ""
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
-        """Return the operations of a rule, given by the words behind its chain."""
+        """Return the operations of a rule, from the words after its chain."""
         words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
         self._where = f"in {self._table} {chain}, rule {number}"
         done: list[Operation] = []
@@ -190,7 +191,7 @@ def _masked(text: str) -> tuple[int, int]:
 
 
 def _destination(text: str) -> tuple[bytes | None, bytes | None]:
-    """Return address and port of a target DNAT, as bytes."""
+    """Return address and port of a DNAT target, as bytes."""
     host, port = text, ""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
@@ -273,7 +274,7 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
 
 
 def _nothing(place: NodePlace, text: str, negated: bool) -> None:
-    """Read an option that chooses no packets."""
+    """Read an option that does not restrict the packets."""
 
 
 _NEVER: Final[Operation] = Op.SERVICE, 0
@@ -298,7 +299,7 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "--mask": _nothing,
 }
 _FLAGS: Final[dict[str, Operation | None]] = {
-    "--rcheck": _NEVER,  # nobody is in a list yet
+    "--rcheck": _NEVER,  # no client is in a list yet
     "--update": _NEVER,
     "--set": (Op.REMEMBER,),
     "--reap": None,

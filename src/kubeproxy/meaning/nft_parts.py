@@ -1,4 +1,4 @@
-"""Parts of rules of nf_tables: what a register holds, interfaces by name or index, and extensions of iptables.
+"""Parts of nf_tables rules: values of registers, interfaces by name or index, and iptables extensions.
 
 Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18.
 """
@@ -16,14 +16,15 @@ from kubeproxy.kernel.nftables import nfta
 from kubeproxy.meaning.rules import ACCEPT, DROP, Op, Operation, Property
 
 _TARGETS: Final = frozenset({"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS"})
-"""Targets of iptables after which the next rule comes, with the mark unknown."""
+"""iptables targets after which the next rule is evaluated, with an unknown mark."""
 _STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
 class Term(NamedTuple):
-    """What a register holds: `size` first bytes of a field, masked and xored; data found in a map; a constant, or all
-    values that it may have, one after the other.
+    """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map.
+
+    It may also be a constant: its possible values, one after the other.
     """
 
     field: Property | None
@@ -38,7 +39,7 @@ class Term(NamedTuple):
 
 
 def interface(term: Term, value: bytes) -> str:
-    """Return the name, or the pattern of names, with which an interface is compared; '' for none that exists."""
+    """Return the interface name or pattern with which a term is compared; '' if no interface has the index."""
     if term.width == 4:
         try:
             return socket.if_indextoname(int.from_bytes(value, sys.byteorder))
@@ -53,7 +54,7 @@ class UnknownRuleError(Exception):
 
 
 def extension(kind: str, raw: bytes, where: str) -> Sequence[Operation]:
-    """Return the operations of a match or target of iptables, as `kind` says, by its name and parameters."""
+    """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
     parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
     name = parts[nfta.MATCH_NAME].rstrip(b"\0").decode(errors="replace")
     if kind == "target":

@@ -1,4 +1,4 @@
-"""A table of nf_tables with all elements of its sets, as the kernel has it."""
+"""Reads an nf_tables table from the kernel, with all elements of its sets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 
 class Elements(NamedTuple):
-    """A named set: its form, its elements as ranges of keys (first, last) with data, and whether others match too: one
-    that matches all the rest, or more than were to be read.
+    """A named set: its form, and its elements as ranges of keys (first, last) with data.
+
+    `matches_rest`: other keys may match as well, because of a catch-all element, or of elements beyond the limit of
+    reading.
     """
 
     form: tables.SetForm
@@ -34,7 +36,7 @@ class NftTable(NamedTuple):
 
 
 def read(family: int, name: str, link: Netlink, most: int | None = None) -> NftTable:
-    """Read a table from the kernel, with all elements, but for sets of more than `most`. Raises NetlinkError."""
+    """Read a table from the kernel; sets with more than `most` elements are left empty. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
     sets = {each: _filled(form, _elements(family, name, each, form, link, most), most) for each, form in forms.items()}
     hooks = {one.name: one.hook for one in tables.listed_chains(link, family, name)}
@@ -58,7 +60,7 @@ def _filled(
 def _elements(
     family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield first key, last key and data of each element; an element that matches all the rest has no key."""
+    """Yield first key, last key and data of each element; the key of a catch-all element is empty."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
@@ -73,14 +75,14 @@ def _elements(
             else:
                 yield key, key, value
         if most is not None and len(edges) > 2 * (most + 1):
-            break  # these are too many
+            break  # more than `most` intervals
     yield from ranges(edges, form.key_length)
 
 
 def ranges(
     edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield intervals of a set that lists where each begins, and, with True, the value behind its end."""
+    """Yield the intervals of a set from its edges: (first key, False, data), and (key after the last, True, data)."""
     begin: tuple[bytes, bytes | x.RuleVerdict] | None = None
     for key, ends, value in sorted(edges, key=lambda edge: (edge[0], not edge[1])):
         if begin is not None:

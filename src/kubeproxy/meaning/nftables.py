@@ -1,6 +1,6 @@
-"""Rules of nf_tables as operations: each rule is executed once with symbolic registers. Reads tables from the kernel.
+"""nf_tables rules as operations: each rule is executed once with symbolic registers.
 
-What is not understood becomes an UNKNOWN operation with its name and place.
+Expressions that are not understood become an UNKNOWN operation with their name and place.
 Sources: net/netfilter/nft_*.c of Linux 6.18.
 """
 
@@ -37,7 +37,7 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _LOCAL: Final = 2  # RTN_LOCAL
 _SILENT: Final = frozenset({"log", "last"})
 _TAKING: Final = frozenset({"queue", "synproxy", "tproxy"})
-"""Expressions that hand a packet over to another program."""
+"""Expressions that pass a packet to another program."""
 _HOST_ORDER: Final = frozenset(
     {Property.MARK, Property.STATE, Property.STATUS, Property.RANDOM, Property.DESTINATION_LOCAL}
 )
@@ -80,7 +80,7 @@ def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledF
 
 
 def prefix(table: NftTable) -> str:
-    """Return what the names of a table's chains begin with."""
+    """Return the prefix of the names of a table's chains."""
     return f"{TABLE_FAMILIES.get(table.family, table.family)}/{table.name}/"
 
 
@@ -255,7 +255,7 @@ class _Rule:
     # -- tests -------------------------------------------------------------------------------------------------------
 
     def _compare(self, term: Term, first: bytes, last: bytes, op: int) -> None:
-        """Append a test: `op` is an index of x.OPERATORS, 6 for a range and 7 for its opposite."""
+        """Append a test: `op` is an index of x.OPERATORS, 6 for inside of a range and 7 for outside."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
             self._compare_names(term, first, op)
@@ -308,7 +308,7 @@ class _Rule:
         return found
 
     def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> regions.Addresses:
-        """Return the addresses whose first bytes, masked, are in a range."""
+        """Return the set of addresses with masked first `size` bytes in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
         mask = term.mask & ((1 << 8 * size) - 1)
@@ -334,7 +334,7 @@ class _Rule:
         partial = self._purpose is not CompiledFor.EVERYTHING
         if matches_rest or (partial and form.flags & tables.COUNTED):
             raise UnknownRuleError(f"set {one.set}")
-        if partial:  # as it is filled now
+        if partial:  # with its present elements
             form = form._replace(flags=form.flags & ~tables.DYNAMIC)
         terms = self._key(one.sreg, form)
         inverted = bool(one.flags & 1)
@@ -372,7 +372,7 @@ class _Rule:
     def _member(
         self, term: Term, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], inverted: bool
     ) -> bool:
-        """Append the test of a single field in a set; return whether there is one operation for it."""
+        """Append the test of a single field in a set; return False if no operation expresses it."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
             if any(first != last for first, last, _ in elements):
@@ -412,7 +412,7 @@ class _Rule:
         elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...],
         terms: list[Term],
     ) -> Keyed:
-        """Return the table of a set; what a first packet finds in a set that packets fill is nothing."""
+        """Return the elements of a set by its key; a set that packets fill is empty for a first packet."""
         for term in terms:
             is_local = term.field is Property.SOURCE and term.modulus
             if term.size != term.width or is_local or term.field is Property.CONSTANT:
@@ -446,7 +446,7 @@ class _Rule:
             return data
         return data.code, f"{prefix(self._table)}{data.chain}" if data.chain else ""
 
-    # -- what ends a rule, or changes the packet -----------------------------------------------------------------------
+    # -- verdicts and changes of the packet ----------------------------------------------------------------------------
 
     def _mark(self, term: Term) -> None:
         if term.field is Property.CONSTANT:

@@ -1,6 +1,7 @@
 """Rules as operations on a packet, the same for nf_tables and iptables.
 
-A rule is a tuple of operations; a test that does not hold ends it. A ruleset is its chains; base chains hang at hooks.
+A rule is a tuple of operations; a test that is false ends it. A ruleset is a set of chains; base chains are attached to
+hooks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kubeproxy.meaning.regions import Addresses, point, port_range, protocol_set
 
 
 class Op(IntEnum):
-    """The first item of an operation; the others are named in the comment."""
+    """The kind of an operation, which is its first item; the comment names the other items."""
 
     SOURCE = 0  # addresses
     DESTINATION = 1  # addresses
@@ -24,7 +25,7 @@ class Op(IntEnum):
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
     FIND = 7  # table, for a verdict
-    MISSES = 8  # table: holds where the key is not in the table
+    MISSES = 8  # table: true if the key is not in the table
     MARK = 9  # mask, xor
     WRITE = 10  # field (DESTINATION or SERVICE), source: (offset, length) of the found data, bytes, None for original
     TRANSLATE = 11  # address, port: each bytes, (offset, length) of the found data, or None
@@ -57,7 +58,10 @@ class Property(IntEnum):
 
 
 class CompiledFor(Enum):
-    """The rules and packets for which a ruleset is compiled. All rules: what none of them sets has no value yet."""
+    """The rules and packets for which a ruleset is compiled.
+
+    With all rules, a value that none of them sets is known to be unset.
+    """
 
     EVERYTHING = "all rules of the node, the first packets of connections"
     REQUEST = "some rules of the node, the first packet of a connection"
@@ -65,12 +69,12 @@ class CompiledFor(Enum):
 
     @property
     def tcp_flags(self) -> int:
-        """The flags of the TCP header, but for those of ECN: SYN alone, with ACK in the first packet that answers."""
+        """The TCP flags, without those of ECN: SYN, in the first answer SYN and ACK."""
         return 0x12 if self is CompiledFor.ANSWER else 0x02
 
 
 INVALID, ESTABLISHED, NEW = 1, 2, 8
-"""States of connection tracking (NF_CT_STATE_BIT); INVALID is also that of a packet that is not tracked yet."""
+"""States of connection tracking (NF_CT_STATE_BIT); a packet that is not tracked yet has INVALID, too."""
 TRANSLATED: Final = 32  # IPS_DST_NAT
 TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
@@ -81,7 +85,7 @@ Verdict = tuple[int, str]
 
 
 class KeyPart(NamedTuple):
-    """One part of a key: the field, and for RANDOM how many numbers there are and the first of them."""
+    """One part of a key: the field, and for RANDOM the number of values and the first value."""
 
     field: Property
     modulus: int = 0
@@ -89,7 +93,7 @@ class KeyPart(NamedTuple):
 
 
 class MapEntry(NamedTuple):
-    """An element of a set or map: an inclusive range for each part of the key; data, b'' for a set's."""
+    """An element of a set or map: an inclusive range for each part of the key, and data, b'' in a set."""
 
     ranges: tuple[tuple[int, int], ...]
     data: bytes | Verdict
@@ -139,14 +143,14 @@ class Keyed:
                 by_destination[first] = [pair]
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
-        """Return the same elements under a key of the same fields, with another random number."""
+        """Return the same elements under another key with the same fields but another range of random numbers."""
         new = copy(self)
         new.parts = parts
         return new
 
     @staticmethod
     def _services(ranges: tuple[tuple[int, int], ...], protocol: int, port: int) -> int:
-        """Return the protocols and ports of a key, -1 (all bits) where it has neither."""
+        """Return the protocols and ports of a key, -1 (all bits) for a key without both."""
         if protocol < 0:
             return -1 if port < 0 else port_range(*ranges[port])
         low, high = ranges[protocol]
@@ -158,7 +162,7 @@ class Keyed:
         return found & port_range(*ranges[port]) if port >= 0 else found
 
     def candidates(self, destination: int, services: int) -> list[tuple[int, MapEntry]]:
-        """Return the entries that may fit a destination and a set of services."""
+        """Return the entries that can match a destination and a set of services."""
         at = self.at
         first = destination if Property.DESTINATION in at else -1
         found = self.by_destination.get(first, _NONE)
@@ -173,7 +177,7 @@ _NONE: Final[list[tuple[int, MapEntry]]] = []
 
 
 class HookPlace(NamedTuple):
-    """Where a base chain hangs: a name as of nft, its priority, whether it is of type nat, and its policy."""
+    """The hook of a base chain: nft's name of the hook, the priority, whether the type is nat, and the policy."""
 
     name: str
     priority: int
@@ -212,7 +216,7 @@ class ChainRules:
         self._portless.append(number)
 
     def candidates(self, destination: int, services: int) -> list[int]:
-        """Return the numbers of the rules that may fit, in order."""
+        """Return the numbers of the rules that can match, in order."""
         own = self._by_destination.get(destination)
         rest = self._free
         if self._by_service and services.bit_count() == 1:
@@ -241,7 +245,7 @@ class CompiledRules:
         return self._at.get(hook, [])
 
     def tables(self) -> list[Keyed]:
-        """Return the sets and maps that rules look keys up in; those with the same elements only once."""
+        """Return the sets and maps of all lookups; those with the same elements only once."""
         used = (op[1] for op in self.operations() if op[0] in {Op.FIND, Op.MISSES})
         return list({id(table.entries): table for table in used}.values())
 

@@ -1,4 +1,4 @@
-"""Tests of rules that split a flow: each returns the part for which it holds, and appends the rest to `missed`."""
+"""Tests of rules that split a flow: each returns the part for which it is true, and appends the rest to `missed`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Field = Literal["services", "current", "sources", "inputs", "outputs"]
 
 
 def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
-    """Split by protocol and port, those before the translation if `original`."""
+    """Split by protocol and port; `original`: those before the translation."""
     field: Field = "services" if original or flow.current is None else "current"
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
@@ -30,7 +30,7 @@ def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> Pa
 
 
 def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgoing: bool) -> PacketSet | None:
-    """Split by the interface that packets leave by, if `outgoing`, else by which they came in."""
+    """Split by the interface of departure if `outgoing`, else by that of arrival."""
     field: Field = "outputs" if outgoing else "inputs"
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
@@ -39,7 +39,7 @@ def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgo
 def _split(
     flow: PacketSet, field: Field, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
 ) -> PacketSet | None:
-    """Split the set `mine` of a field into the parts inside and outside of what a test wants."""
+    """Split the set `mine` of a field into the parts that are inside and outside of a test's set."""
     if inside == mine:
         return flow
     if not inside:
@@ -53,7 +53,7 @@ def _split(
 
 
 def by_chance(flow: PacketSet, chance: float, missed: list[PacketSet]) -> PacketSet | None:
-    """Split by chance: the kept part has this share of the packets."""
+    """Split at random: the kept part has this share of the packets."""
     if chance >= 1:
         return flow
     rest = flow.copy()

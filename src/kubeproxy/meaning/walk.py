@@ -1,7 +1,8 @@
 """The way of packets through a ruleset: all sources, protocols, ports and interfaces to one destination at once.
 
-A flow is a set of packets with a weight: sources x services x interfaces. A rule that tells them apart splits it.
-Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); the packet is the first of a connection.
+A flow is a set of packets with a weight: sources x services x interfaces. A rule that distinguishes its packets splits
+it. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); the packet is the first of a
+connection.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NOT_FIXED: Final = frozenset(
     {Property.SOURCE, Property.PROTOCOL, Property.PORT, Property.INPUT, Property.OUTPUT, Property.RANDOM}
 )
 _DEEPEST: Final = 64
-"""Jumps within each other; the kernel allows 16."""
+"""Maximum depth of nested jumps; the kernel allows 16."""
 
 
 class Walk:
@@ -53,7 +54,7 @@ class Walk:
         self._onward: dict[tuple[Any, ...], tuple[PacketSet, list[Leaf]]] = {}
 
     def arriving(self, destination: int) -> list[Leaf]:
-        """Return the outcomes of all packets to a destination that come in by an interface."""
+        """Return the outcomes of all packets to a destination that arrive by an interface."""
         self._destination = destination
         self._onward.clear()
         flow = PacketSet(regions.EVERY, self._remote, self._interfaces.every, self._interfaces.every, destination)
@@ -66,7 +67,7 @@ class Walk:
         return leaves
 
     def made_here(self, destination: int) -> list[Leaf]:
-        """Return the outcomes of all packets to a destination that a program of this node sends."""
+        """Return the outcomes of all packets from this node itself to a destination."""
         self._destination = destination
         self._onward.clear()
         every, here = self._interfaces.every, self._local(destination)
@@ -84,7 +85,8 @@ class Walk:
             for one in left:
                 one.inputs = Interfaces.LOOPBACK
             self._finish(self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves), leaves)
-        # The way by loopback follows from the destination: it is no property of the packet.
+        # The destination decides about the way by loopback, so interfaces of lo are not reported as properties of the
+        # packet.
         return [
             leaf._replace(
                 inputs=Interfaces.NONE, outputs=every if leaf.outputs == Interfaces.LOOPBACK else leaf.outputs
@@ -93,7 +95,7 @@ class Walk:
         ]
 
     def _leaving(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
-        """Follow packets that leave the node. To all endpoints that no rule names they meet the same rules."""
+        """Follow packets that leave the node; the result is shared by all endpoints that no rule names."""
         share, flow.share = flow.share, 1.0
         key = (
             *(hooks[0], bisect_right(self._edges, flow.destination), flow.sources, flow.inputs, flow.outputs),
@@ -102,7 +104,7 @@ class Walk:
         alike = flow.translated and flow.destination not in self._named
         known = self._onward.get(key) if alike else None
         if known is None:
-            known = flow.copy(), []  # the copy keeps the numbers of `key` in use
+            known = flow.copy(), []  # the copy keeps the objects alive whose ids are in `key`
             flows = [flow]
             for hook in hooks:
                 flows = self._hook(hook, flows, known[1])
@@ -122,7 +124,7 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook. A packet that comes back by lo was translated before."""
+        """Return the flows that pass all chains of a hook; `looped`: packets came back by lo, already translated."""
         for chain in self._ruleset.at(hook):
             assert chain.hook is not None  # noqa: S101 - it is a base chain
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
@@ -199,7 +201,7 @@ class Walk:
         return back
 
     def _skips(self, rule: tuple[Operation, ...], flow: PacketSet) -> bool:
-        """Return whether one of the first tests of a rule fails for all packets of a flow: a quick look."""
+        """Return whether one of the first tests of a rule is false for all packets of a flow: a cheap shortcut."""
         for op in rule:
             kind = op[0]
             if kind is Op.VALUE:
@@ -227,7 +229,7 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Execute a rule from an operation on; append what its tests sort out, and the rest with its verdict."""
+        """Execute a rule from operation `at` on; append flows that fail a test, and the others with their verdict."""
         changed = False
         for number in range(at, len(rule)):
             op = rule[number]
@@ -263,15 +265,15 @@ class Walk:
         matched.append((flow, CONTINUE, ""))
 
     def _guesses(self, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
-        """Return whether an operation that is not understood counts as a test: then append its other outcome."""
+        """Return whether an operation that is not understood counts as a test; if so, append the flow that fails it."""
         return False
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        """Return the flows after a rule, without those that cannot have another outcome than the others."""
+        """Return the flows after a rule, without duplicates in the sense of this walk."""
         return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-        """Return the part of a flow for which a test holds, and append the other part to `missed`."""
+        """Return the part of a flow for which a test is true, and append the other part to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
             return splitting.by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
         if kind is Op.SOURCE:
@@ -331,7 +333,7 @@ class Walk:
                 self._rule(rule, number + 1, each, missed, matched)
 
     def _lookup(self, table: Keyed, flow: PacketSet, found: list[tuple[PacketSet, MapEntry]]) -> list[PacketSet]:
-        """Append the parts of a flow that find an entry of a table, with the entry; return those that find none."""
+        """Append the parts of a flow that match an entry of a table, with the entry; return the other parts."""
         mine = flow.services if flow.current is None else flow.current
         candidates = table.candidates(flow.destination, mine)
         if not candidates:
@@ -348,7 +350,7 @@ class Walk:
 
     @staticmethod
     def _groups(table: Keyed, candidates: list[tuple[int, MapEntry]]) -> Mapping[Any, list[tuple[int, MapEntry]]]:
-        """Return entries by their keys without the random number; those of one group differ in it alone."""
+        """Return entries grouped by their keys without the random number."""
         if table.random is None:
             return dict(enumerate([pair] for pair in candidates))
         at = table.random
@@ -402,7 +404,7 @@ class Walk:
             rest.append(one)
 
     def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
-        """Return whether the parts of a key fit that are the same for all packets of a flow."""
+        """Return whether an entry's fixed parts of the key, equal for all packets of a flow, match."""
         for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
             if field is Property.DESTINATION:
                 if not low <= flow.destination <= high:
@@ -414,7 +416,7 @@ class Walk:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def _change(self, kind: Op, op: Operation, flow: PacketSet) -> list[PacketSet]:
-        """Change a flow; return what has to be split from it, as the other protocols of a translated port."""
+        """Change a flow; return the parts that must be split off, such as other protocols of a translated port."""
         if kind is Op.MARK:
             flow.mark = flow.mark & op[1] ^ op[2]
         elif kind is Op.MASQUERADE:
@@ -449,7 +451,7 @@ class Walk:
 
     @staticmethod
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
-        """Set the port of a flow; return the parts of it with other protocols."""
+        """Set the port of a flow; return its parts with other protocols."""
         mine = flow.services if flow.current is None else flow.current
         only = regions.point(mine)
         if only is not None:

@@ -48,9 +48,7 @@ GROWN: Growth = {}
 
 
 class Wishes(Struct, frozen=True, gc=False):
-    """The requests of a Service's annotations: weights of endpoints by Node and by zone, seconds of slow start, and the
-    size of a table of Maglev, 0 for none.
-    """
+    """The requests of a Service's annotations: weights by Node and zone, seconds of slow start, Maglev table size."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
@@ -150,8 +148,8 @@ def _unreadable(reason: str) -> _ByPlace:
 def entries(plans: Iterable[ServicePlan]) -> int:
     """Return the number of entries for weights and tables, over all frontends of a Service's plans.
 
-    Of weights it is the number for exact shares, which backends may round. The size of a table does not depend on its
-    endpoints.
+    For weights it is the number that exact shares need; backends may round. The size of a Maglev table does not depend
+    on its endpoints.
     """
     total = 0
     for plan in plans:
@@ -173,7 +171,7 @@ def expected_entries(service: Service) -> int:
 
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
-    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is that of all together.
+    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is that for all frontends.
 
     Without it, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table would cost every node
     four million entries.
@@ -263,7 +261,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: Wishes) -> dict[bytes, int]:
-    """Return the weights below FULL of a port's (name, protocol) destinations; of several the smallest counts."""
+    """Return the weights below FULL of a port's (name, protocol) destinations; of several weights the smallest."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:

@@ -27,7 +27,10 @@ class Right(IntEnum):
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
-    """A Service that claims keys by a right; the smallest owns them. `created` is RFC 3339: text order is age."""
+    """A Service that claims frontends, and its reason; the smallest claimant is the owner.
+
+    `created` is RFC 3339: text order is age.
+    """
 
     right: Right
     created: str
@@ -36,7 +39,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """The same Service as a claimant by the right WRITTEN."""
+        """The same Service as a claimant for the reason WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -51,7 +54,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 class Claims:
     """The owners of the frontends of one family, by Frontend.key.
 
-    `written` are the keys claimed by the right WRITTEN. A claim on a contested key costs the logarithm of its
+    `written` are the keys claimed for the reason WRITTEN. A claim on a contested key costs the logarithm of its
     claimants.
     """
 
@@ -63,7 +66,7 @@ class Claims:
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[bytes]:
-        """Replace a Service's claims of one right; return the contested keys with a new owner.
+        """Replace a Service's claims for one reason; return the contested keys with a new owner.
 
         `old` and `new` differ when a Service was deleted and made again with another age.
         """
@@ -81,7 +84,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace a Service's claims by the right WRITTEN; return the same keys as `replace`."""
+        """Replace a Service's claims for the reason WRITTEN; return the same keys as `replace`."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after

@@ -410,7 +410,7 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
 
 
 class _Stock(NamedTuple):
-    """Whether there are endpoints: in the cluster pool, in the local pool, and usable ones anywhere."""
+    """The stock of endpoints: whether the cluster pool and the local pool have any, and whether any is usable."""
 
     cluster: bool
     local: bool

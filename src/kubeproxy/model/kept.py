@@ -27,7 +27,7 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 
 def kept(found: Object) -> Object | PackedSlice:
-    """Return the reduced form of an object; a Service stays equal to itself."""
+    """Return an object in reduced form: a packed slice, or an equal Service that shares its parts."""
     if isinstance(found, EndpointSlice):
         return packed(found)
     return _sharing(found) if isinstance(found, Service) else found

@@ -31,8 +31,8 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime.
 
-    In turns each destination takes the next free slot of its own permutation; with a smaller weight it has fewer turns.
-    The table depends on the destinations alone, not on their order.
+    The destinations take turns: each takes the next free slot of its own permutation; with a smaller weight it has
+    fewer turns. The table depends on the destinations alone, not on their order.
     """
     if not pool:
         return ()
@@ -43,7 +43,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     left = size
     for n in _turns([weight for _, weight in members]):
         slot = at[n]
-        if slot < 0:  # computed late: with more destinations than slots most have no turn
+        if slot < 0:  # computed on demand: with more destinations than slots, most never get a turn
             slot, skips[n] = _permutation(destinations[n], size)
         skip = skips[n]
         while table[slot]:
@@ -59,11 +59,11 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""Ratio of destinations without a turn in a round to those with one, above which a heap finds the next turn."""
+"""A heap finds the next turn if more than this many destinations have no turn in a round, for each one that has."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield the index of the next destination, endlessly: one has a turn when its weights add up to the heaviest."""
+    """Yield the index of the next destination, endlessly: its turn is when its sum of weights reaches the heaviest."""
     count, heaviest = len(weights), max(weights)
     if sum(weights) * _SPARSE < heaviest * count:
         yield from _sparse_turns(weights, heaviest)
@@ -77,7 +77,7 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same, for weights with few turns a round: thousands of small ones beside a large one."""
+    """Yield the same as `_turns`, faster if a round has few turns: thousands of small weights beside a large one."""
     count, turns = len(weights), [1] * len(weights)
     # The round of the next turn and the destination's index as one number.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]

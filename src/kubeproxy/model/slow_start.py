@@ -35,7 +35,7 @@ class SlowStart:
     def __init__(self) -> None:
         self.now = 0.0
         self._ages: dict[ServiceName, _Ages] = {}
-        self._growing: set[ServiceName] = set()  # those that have new endpoints
+        self._growing: set[ServiceName] = set()  # Services that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
         """Return the share of their weight, in percent, that the new endpoints of a Service currently get."""

@@ -136,7 +136,7 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node with the values that it lost since `before`: all addresses of a family, its pod networks.
+    """Return a Node; addresses of a family and pod networks that it lost since `before` are restored.
 
     The Go kube-proxy reads them at its start and keeps them: NodePorts must stay when a Node is deleted or registered
     again. Changed values are used.
@@ -197,7 +197,7 @@ def _nodeport_ips(
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # a node's address that is on no interface is translated before it: no packet for it arrives
+    if primary:  # an address that is on no interface is translated on its way to the node: no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))

@@ -58,5 +58,5 @@ def _is_known(name: str, local: str, access: PageAccess) -> bool:
 
 
 def _address(text: str) -> Address | None:
-    """Return an address, of an IPv4-mapped one the IPv4 address; None for what is none."""
+    """Return the parsed address, for an IPv4-mapped one the IPv4 address; None if the text is no address."""
     return parse_ip(text.partition("%")[0])

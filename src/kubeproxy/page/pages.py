@@ -138,7 +138,7 @@ def _has_endpoints(found: Iterable[Objects]) -> bool:
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
     """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used.
 
-    One of a slice without ports, as where no container has the named targetPort, has an address alone.
+    An endpoint of a slice without ports (no container has the named targetPort) has an address only.
     """
     for held in found:
         for name, piece in held.slices.items():

@@ -28,7 +28,7 @@ SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
-# Ten minutes to four years.
+# Buckets from ten minutes to four years.
 ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
 
 FAMILY: Final = "ip_family"  # IPv4 or IPv6
@@ -162,7 +162,7 @@ class ProxyMetrics:
 
 
 _STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
-"""The level with which a help text begins; those of our own metrics have none."""
+"""The stability level at the beginning of a help text, such as [ALPHA]; our own metrics have none."""
 
 
 class OwnMetrics:

@@ -60,7 +60,7 @@ class Watch(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the sockets."""
 
 
 def watch(commands: Commands) -> Watch:

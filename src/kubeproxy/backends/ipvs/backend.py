@@ -68,7 +68,7 @@ class IpvsBackend:
         self._examined = 0
 
     def close(self) -> None:
-        """Let go of the kernel; everything stays as it is."""
+        """Close the sockets; the rules stay."""
         self._kernel.close()
 
     def set_world(self, world: Globals) -> bool:

@@ -38,10 +38,10 @@ CHAINS: Final = {
     ),
     "nat": ("KUBE-SERVICES", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
 }
-"""Our chains by table, in the order of their making."""
+"""Our chains by table, in creation order."""
 
 OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
-"""One that no other mode has."""
+"""A chain that no other mode has."""
 
 Chains = dict[str, Sequence[str]]
 _NEW: Final = "-m conntrack --ctstate NEW"

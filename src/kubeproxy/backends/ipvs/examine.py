@@ -66,7 +66,7 @@ class IpvsExaminer(Examiner):
         self._printed = printed
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the sockets."""
         self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Virtual servers from one state to the next, as operations, and the real servers that are let go gracefully.
+"""The operations that lead virtual servers from one state to the next, and the real servers that drain before deletion.
 
 A real server that is not wanted any more gets weight 0: its connections go on, new ones go elsewhere. It is deleted
 when it has no connections left, or when its time is up. UDP and SCTP servers go at once, as in kube-proxy: the kernel
@@ -71,7 +71,7 @@ class Draining:
         return bool(self._deadlines) and now >= self._next_check
 
     def keys(self) -> list[bytes]:
-        """Return the virtual servers that have any."""
+        """Return the virtual servers that have draining real servers."""
         return list(self._deadlines)
 
     def of(self, key: bytes) -> Iterable[bytes]:

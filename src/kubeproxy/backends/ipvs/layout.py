@@ -1,7 +1,8 @@
 """What ipvs mode keeps in the kernel, by name: the interface, the ipsets and their types, the schedulers.
 
 Pure data. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either finds its way in what the
-other left. Our own are DROP and DROP_OUTSIDE: there, a local policy without local endpoints is served by others.
+other left. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a local policy without local
+endpoints to endpoints of other nodes.
 """
 
 from __future__ import annotations

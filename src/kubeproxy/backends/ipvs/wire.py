@@ -53,7 +53,7 @@ class NodeView:
         return view
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         self._ipvs.close()
         self._sets.close()
 
@@ -139,7 +139,7 @@ class NodeKernel(NodeView):
         return kernel
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         super().close()
         self._monitor.close()
 

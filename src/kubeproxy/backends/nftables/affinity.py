@@ -59,7 +59,7 @@ def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
 
 
 def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
-    """Return pairs of source and target slot: clients of a slot that an endpoint lost go to its first slot."""
+    """Return pairs of source and target slot: an endpoint that loses a slot keeps its clients in its first slot."""
     if was == now[: len(was)]:
         return []
     first: dict[bytes, int] = {}

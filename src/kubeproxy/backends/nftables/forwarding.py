@@ -99,7 +99,7 @@ class Devices:
         self._look = True
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the sockets."""
         self._monitor.close()
 
     def forget(self) -> None:

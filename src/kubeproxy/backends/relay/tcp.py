@@ -66,7 +66,7 @@ class TcpListener:
         self.path.watch(self.sock, self, EPOLLIN)
         self.path.descriptors.listen(_KIND)
 
-    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - as UdpListener
+    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - same signature as UdpListener
         """Replace the endpoints. Connections to removed endpoints go on, as in every other mode."""
         self.balancer.retarget(pool, affinity)
 

@@ -1,6 +1,7 @@
-"""userspace mode beside the proxy: how the table differs from plans, and whether somebody listens for them.
+"""Examination of userspace mode in a process of its own: differences between table and plans, missing listeners.
 
-The proxy picks a listener's port: the desired one is the port that the table has for it most often.
+The proxy picks a listener's port at random: the examination takes the port that the table has most often as the desired
+one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class UserspaceExaminer(Examiner):
         self._sets = ruleset.shapes
 
     def close(self) -> None:
-        """Let go of the kernel."""
+        """Close the sockets."""
         self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ from kubeproxy.kernel.nftables.fields import (
 
 _TOKENS: Final = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
 _PORT_OF_MAP: Final = re.compile(r"(\b(?:redirect|dnat) to (?:\[\S*?\]|[^\s\[]*?)):(?=[a-z])")
-"""The place before a key where nft lists no space."""
+"""Matches the space before a key that nft's listing omits."""
 _TIMES: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}

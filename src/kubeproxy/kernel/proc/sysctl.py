@@ -77,7 +77,7 @@ def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, in
 def conntrack_max(config: ConntrackConfig, cpus: int) -> int:
     """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it alone.
 
-    LARGEST_SCALED is the most that CPUs can ask for, and where they ask for more, min counts no more either.
+    maxPerCore times the number of CPUs is limited to LARGEST_SCALED; above that limit `min` is limited as well.
     """
     if not config.max_per_core:
         return 0
