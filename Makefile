@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e disrupt node dist release clean
+.PHONY: setup demo unit test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e disrupt node dist release clean
 
 setup:
 	@tools/setup
@@ -21,6 +21,11 @@ demo:
 test: setup
 	@tools/check-host
 	@tools/test
+
+# Unit tests alone, under any Python of 3.11 to 3.14: PYTHON=python3.13 make unit. No root, if their programs are installed.
+unit:
+	@tools/setup unit
+	@tools/test unit
 
 # With what is marked slow, every scenario in each of its modes, and ten times the examples of Hypothesis.
 test-all: setup
