@@ -6,7 +6,6 @@ import asyncio
 from typing import Final
 
 import msgspec
-from kubeproxy.backends.nftables.numbering import Numbers
 
 from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import ExecConfig, ExecPlugin
@@ -16,7 +15,7 @@ from kubeproxy.api.status import StatusError, decode_status
 from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.skeleton import SHARED, RuleSettings, StartOptions
-from kubeproxy.backends.nftables.render import Placed, render
+from kubeproxy.backends.nftables.render import Numbers, Placed, render
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
