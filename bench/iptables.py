@@ -21,11 +21,12 @@ from bench.figures import Spread, median, ratio, spreads
 from bench.report import Column, Report, Row
 from bench.runs import Run
 from bench.worker import another_namespace
-from kubeproxy.backends.iptables.backend import IptablesBackend, writer_of
+from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, StartOptions
 from kubeproxy.backends.iptables.watch import watch
 from kubeproxy.kernel.xtables import iptables_variant
-from kubeproxy.kernel.xtables.xtables import Commands, Writer
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
@@ -48,12 +49,12 @@ COLUMNS = (
 
 
 class Recorder:
-    """Commands, and a Writer, that keep what they are given; one that is idle does nothing else."""
+    """Commands, and a RuleWriter, that keep what they are given; one that is idle does nothing else."""
 
     def __init__(self, commands: Commands, *, idle: bool = False) -> None:
         self._commands = commands
         self._idle = idle
-        self._writer: Writer = commands if idle else writer_of(commands)
+        self._writer = RuleWriter(commands, None) if idle else RuleWriter.open(commands)
         self.chains_at_once = self._writer.chains_at_once
         self.inputs: list[str] = []
 
@@ -61,12 +62,12 @@ class Recorder:
         return getattr(self._commands, name)
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """See Writer."""
+        """See RuleWriter."""
         self.inputs.append(text)
         return (lambda: NOT_WAITED) if self._idle else self._writer.prepared(text)
 
     def close(self) -> None:
-        """See Writer."""
+        """See RuleWriter."""
         self._writer.close()
 
     def restore(self, pieces: Iterable[str]) -> Waited:

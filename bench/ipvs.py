@@ -22,9 +22,9 @@ from bench.figures import ratio, spreads, summary
 from bench.report import ROOT, Column, Report, Row
 from bench.runs import Run
 from bench.worker import enter_new_namespace
-from kubeproxy.backends.ipvs import probe
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.mode import used_commands
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_DUMP, NLMSG_ERROR, Netlink, messages
@@ -67,7 +67,7 @@ def recorded() -> Iterator[tuple[list[Sent], list[float]]]:
     sends: list[Sent] = []
     calls: list[float] = []
     link: Any = Netlink
-    send, run = link._send, xtables._run
+    send, run = link._send, xtables._running
 
     def recording_send(self: Any, data: bytes, what: str) -> None:
         if HEADER.unpack_from(data)[2] & NLM_F_DUMP != NLM_F_DUMP:
@@ -75,18 +75,20 @@ def recorded() -> Iterator[tuple[list[Sent], list[float]]]:
             sends.append(Sent(self._socket.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL), data, last.sequence))
         send(self, data, what)
 
-    def recording_run(*arguments: Any) -> str:
+    @contextmanager
+    def recording_run(*arguments: Any, **how: Any) -> Iterator[Any]:
         began = time.perf_counter()
         try:
-            return run(*arguments)
+            with run(*arguments, **how) as running:
+                yield running
         finally:
             calls.append(time.perf_counter() - began)
 
-    link._send, xtables._run = recording_send, recording_run
+    link._send, xtables._running = recording_send, recording_run
     try:
         yield sends, calls
     finally:
-        link._send, xtables._run = send, run
+        link._send, xtables._running = send, run
 
 
 def replay(sends: Sequence[Sent]) -> float:
@@ -149,7 +151,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 def _backend() -> IpvsBackend:
     enter_new_namespace()
     scheduler = scheduler_named(_PLAIN)
-    kernel = NodeKernel.open(Family.IPV4, scheduler, probe.variant(Family.IPV4), CounterMetric())
+    kernel = NodeKernel.open(used_commands(Family.IPV4), scheduler, CounterMetric())
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 
 

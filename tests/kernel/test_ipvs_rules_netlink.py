@@ -18,7 +18,7 @@ COMMANDS = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 def kernel(family: Family) -> NodeKernel:
     """One that is asked for rules alone."""
-    return NodeKernel(family, scheduler_named("rr"), COMMANDS[family], None, None, None, CounterMetric())
+    return NodeKernel(xtables.commands(COMMANDS[family]), scheduler_named("rr"), None, None, None, CounterMetric())
 
 
 def write_jumps(family: Family, without: int = -1) -> None:
@@ -29,7 +29,7 @@ def write_jumps(family: Family, without: int = -1) -> None:
         chains = {jump.target for jump in JUMPS if jump.table == table}
         text += f"*{table}\n" + "".join(f":{chain} - [0:0]\n" for chain in chains)
         text += "".join(f"-A {jump.rule}\n" for jump in jumps if jump.table == table) + "COMMIT\n"
-    xtables.restore(COMMANDS[family], text)
+    xtables.commands(COMMANDS[family]).restore([text])
 
 
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import Family
 from support.iptables_cases import go_rules
 from support.own_network import own_network
@@ -39,7 +39,7 @@ def test_the_recorded_rules_go_and_kubelets_stay(variant):
 
 def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):
     """iptables-nft takes a time that grows with the square of the chains in a restore: 10,000 Services took minutes."""
-    monkeypatch.setattr(NftCompat, "chains_at_once", 50)
+    monkeypatch.setattr(RuleWriter, "chains_at_once", 50)
     services = [f"KUBE-SVC-{number:016}" for number in range(200)]
     lines = ["*nat", *(f":{chain} - [0:0]" for chain in ("KUBE-SERVICES", *services)), "-A OUTPUT -j KUBE-SERVICES"]
     lines += [f"-A KUBE-SERVICES -d 10.96.0.{number}/32 -j {chain}" for number, chain in enumerate(services)]

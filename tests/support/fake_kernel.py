@@ -15,6 +15,8 @@ def names(set_id):
 
 
 class FakeKernel:
+    family = Family.IPV4
+
     def __init__(self, own=frozenset({NODE})):
         self.virtual = {}  # key: [affinity, {destination: weight}]
         self.sets = {}

@@ -23,7 +23,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables.elements import look_up
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, read_sets
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.kernel.xtables.nft_compat import writer_of
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
 from kubeproxy.model.answer import Packet
 
@@ -151,10 +151,11 @@ def _table_catches(family: str, table: str, packet: Packet) -> bool:
     return False
 
 
-def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
+def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = ()) -> list[str]:
     """Remove the rules of kube-proxy's iptables and ipvs modes from every installed variant; return the failures.
 
-    `keeps` says which chains, by commands, table and name, belong to the running mode.
+    `keeps` says which chains, by commands, table and name, belong to the running mode. Rules of other chains that match
+    one of these ipsets are removed as well.
     """
     failures = []
     names = xtables.installed()
@@ -163,8 +164,8 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
     for name in names:
         try:
             commands = xtables.commands(name)
-            if found := list(owned(xtables.tables(name), partial(keeps, commands))):
-                with closing(writer_of(commands)) as writer:
+            if found := list(owned(xtables.tables(name), partial(keeps, commands), sets)):
+                with closing(RuleWriter.open(commands)) as writer:
                     for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
                         writer.prepared(text)()
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
@@ -174,24 +175,27 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing) -> list[str]:
 
 
 class Owned(NamedTuple):
-    """The chains of a table that are a kube-proxy's, and the rules of other chains ("-A ...") that lead to them."""
+    """The chains of a table that are a kube-proxy's, and the rules of other chains ("-A ...") that use them."""
 
     table: str
     chains: Sequence[str]
     jumps: Sequence[str]
 
 
-def owned(tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool]) -> Iterator[Owned]:
-    """Yield the chains and jumps of a kube-proxy to remove, by table; `keeps` gets table and chain."""
+def owned(
+    tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool], sets: Collection[str] = ()
+) -> Iterator[Owned]:
+    """Yield for each table what is to be removed; `keeps` is by table and chain, `sets` are names of ipsets."""
+    used = frozenset(sets)
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
         gone = frozenset(ours)
         others = [rule for rule in table.rules if xtables.chain_of(rule) not in gone]
-        jumps = [rule for rule in others if xtables.target_of(rule) in gone]
+        jumps = [r for r in others if xtables.target_of(r) in gone or not used.isdisjoint(r.split(" "))]
         marked = MARK in map(xtables.target_of, others)
         if MARK in table.chains and not marked and not keeps(table.name, MARK):
             ours.append(MARK)
-        if ours:
+        if ours or jumps:
             yield Owned(table.name, sorted(ours, key=lambda chain: chain.startswith(PREFIXES)), jumps)
 
 

@@ -12,11 +12,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from kubeproxy.backends.ipvs import INTERFACE, probe
+from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.cleanup import cleanup
 from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, ServerStep, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
-from kubeproxy.backends.ipvs.mode import OPERATIONS
+from kubeproxy.backends.ipvs.mode import OPERATIONS, used_commands
 from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
@@ -130,7 +130,7 @@ def test_a_scheduler_that_the_kernel_does_not_have_is_told() -> None:
 def test_every_scheduler_is_taken_and_read_back(name: str) -> None:
     OPERATIONS.check(KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(scheduler=name)), [V4])
     key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
-    with closing(NodeKernel.open(V4, scheduler_named(name), "", CounterMetric())) as kernel:
+    with closing(NodeKernel.open(used_commands(V4), scheduler_named(name), CounterMetric())) as kernel:
         kernel.operate([ServerStep(Verb.ADD_SERVICE, key, affinity=30)])
         assert kernel.servers()[key] == ActualServer(30, True, {})
         kernel.operate([ServerStep(Verb.DELETE_SERVICE, key)])
@@ -145,7 +145,7 @@ def lose_entries() -> None:
 
 
 def lose_rules() -> None:
-    run(probe.variant(V4), "-t", "nat", "-F")
+    run(used_commands(V4).name, "-t", "nat", "-F")
 
 
 def lose_servers() -> None:
@@ -179,7 +179,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     assert link_index(INTERFACE) is None
     with Ipsets.open() as sets:
         assert sets.names() == []
-    assert [rule for table in xtables.tables(probe.variant(V4)) for rule in table.rules] == []
+    assert [rule for table in xtables.tables(used_commands(V4).name) for rule in table.rules] == []
 
 
 # -- under traffic ---------------------------------------------------------------------------------------------------
@@ -301,18 +301,18 @@ def go_writes() -> None:
     text = ""
     for table, chains in GO_CHAINS.items():
         text += f"*{table}\n" + "".join(f":{chain} - [0:0]\n" for chain in chains) + "COMMIT\n"
-    xtables.restore(probe.variant(V4), text)
+    used_commands(V4).restore([text])
 
 
 def go_removes() -> None:
     """Remove what leads to its chains, and the chains."""
-    for table in xtables.tables(probe.variant(V4)):
+    for table in xtables.tables(used_commands(V4).name):
         chains = [chain for chain in GO_CHAINS.get(table.name, ()) if chain in table.chains]
         outside = [rule for rule in table.rules if xtables.chain_of(rule) not in chains]
         rules = [f"-D{rule[2:]}" for rule in outside if xtables.target_of(rule) in chains]
         lines = [f":{chain} - [0:0]" for chain in chains] + rules + [f"-X {chain}" for chain in chains]
         if lines:
-            xtables.restore(probe.variant(V4), "\n".join([f"*{table.name}", *lines, "COMMIT", ""]))
+            used_commands(V4).restore(["\n".join([f"*{table.name}", *lines, "COMMIT", ""])])
 
 
 DROPPING = {
@@ -359,7 +359,7 @@ def test_nothing_of_ours_is_left_in_iptables_when_the_go_proxy_removes_its_own()
             )
         )
         go_removes()
-        left = [rule for table in xtables.tables(probe.variant(V4)) for rule in (*table.chains, *table.rules)]
+        left = [rule for table in xtables.tables(used_commands(V4).name) for rule in (*table.chains, *table.rules)]
         assert not [text for text in left if "KUBE-" in text]
         with Ipsets.open() as sets:
             for set_id in GO_SETS:

@@ -17,7 +17,7 @@ from kubeproxy.backends.mode import Depth
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import iptables_variant, xtables, xtables_lock
-from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import Family
 from support.fake_tables import Told
 from support.iptables_cases import go_rules
@@ -108,7 +108,7 @@ def test_stale_chains_go_in_several_restores(netns, monkeypatch):
     made = opened("nft")
     list(made.resync(wanted))
     made.close()
-    monkeypatch.setattr(NftCompat, "chains_at_once", 5)
+    monkeypatch.setattr(RuleWriter, "chains_at_once", 5)
     told = Told()
     made = opened("nft", told=told)
     list(made.resync({}))
@@ -252,7 +252,8 @@ def test_a_lock_file_that_is_replaced_is_not_held_any_more(netns, lock_file):
 
 def test_old_commands_that_know_one_lock_alone_take_it_themselves(netns):
     made, wanted = opened("legacy"), state()
-    made._commands = made._watch._commands = made._writer = made._commands._replace(version=(1, 8, 5))
+    made._commands = made._watch._commands = old = made._commands._replace(version=(1, 8, 5))
+    made._writer = RuleWriter(old, None)
     list(made.resync(wanted))
     check("legacy", wanted)
     assert not made.touched()
@@ -287,7 +288,7 @@ def test_a_start_waits_for_no_lock(netns, lock_file, monkeypatch):
     holder = os.open(lock_file, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(holder, fcntl.LOCK_EX)
     try:
-        with pytest.raises(xtables.LockHeldError):
+        with pytest.raises(xtables_lock.LockHeldError):
             legacy.rules("nat", "POSTROUTING")
         mode.OPERATIONS.check(KubeProxyConfiguration(), [Family.IPV4])
     finally:

@@ -12,7 +12,7 @@ from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.xtables import iptables_variant, nfacct, xt_rules
-from kubeproxy.kernel.xtables.nft_compat import NftCompat
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from support.effort import examples
@@ -79,7 +79,7 @@ def test_what_is_written_is_what_the_command_writes(history):
                 commands(family).restore([text])
                 continue
             refusing = Refusing(family)
-            made = NftCompat.open(refusing)
+            made = RuleWriter.open(refusing)
             made.prepared(text)()
             made.close()
             assert refusing.asked == []
@@ -123,7 +123,7 @@ def check_written_alike(text: str) -> None:
     """Have the command write chains, and then netlink: what is saved stays the same."""
     commands(Family.IPV4).restore([text])
     wanted = saved(Family.IPV4)
-    made = NftCompat.open(Refusing(Family.IPV4))
+    made = RuleWriter.open(Refusing(Family.IPV4))
     made.prepared(text)()
     made.close()
     assert saved(Family.IPV4) == wanted
@@ -145,7 +145,7 @@ def test_counters_are_those_of_the_command(netns):
 def test_tables_that_are_done_are_not_left_to_the_command(netns):
     run("iptables-nft", "-t", "filter", "-N", "KUBE-SERVICES")
     refusing = Refusing(Family.IPV4)
-    made = NftCompat.open(refusing)
+    made = RuleWriter.open(refusing)
     first, second = (f"*{table}\n:KUBE-SERVICES - [0:0]\nCOMMIT\n" for table in ("filter", "nat"))
     made.prepared(first + second)()
     made.close()
@@ -166,7 +166,7 @@ def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
 
 def test_what_the_kernel_refuses_is_left_to_the_command(netns):
     text = "*nat\n:KUBE-SVC-A - [0:0]\n:KUBE-SEP-A - [0:0]\n-A KUBE-SVC-A -j KUBE-SEP-A\nCOMMIT\n"
-    made = NftCompat.open(commands(Family.IPV4))
+    made = RuleWriter.open(commands(Family.IPV4))
     made.prepared(text)()  # there is no table yet
     assert "-A KUBE-SVC-A -j KUBE-SEP-A" in saved(Family.IPV4)
     with pytest.raises(ApplyError, match="KUBE-SEP-B"):

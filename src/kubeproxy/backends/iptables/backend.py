@@ -45,8 +45,8 @@ from kubeproxy.backends.iptables.watch import Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
-from kubeproxy.kernel.xtables.nft_compat import writer_of
-from kubeproxy.kernel.xtables.xtables import Commands, RestoreError, Writer, chain_of
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
+from kubeproxy.kernel.xtables.xtables import Commands, RestoreError, chain_of
 from kubeproxy.kernel.xtables.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName
@@ -69,7 +69,7 @@ class IptablesBackend:
         options: StartOptions,
         metrics: Metrics,
         watching: Watch,
-        writer: Writer,
+        writer: RuleWriter,
     ) -> None:
         self.family: Family = commands.family
         self._commands = commands
@@ -90,7 +90,7 @@ class IptablesBackend:
     @classmethod
     def open(cls, commands: Commands, world: Globals, options: StartOptions, metrics: Metrics) -> Self:
         """Return a backend for the network namespace of the caller. Raises ApplyError."""
-        return cls(commands, world, options, metrics, watch(commands), writer_of(commands))
+        return cls(commands, world, options, metrics, watch(commands), RuleWriter.open(commands))
 
     def close(self) -> None:
         """Close the sockets; the rules stay."""

@@ -23,7 +23,8 @@ from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.lock_watch import TableInfo
-from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
+from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, parse_networks, within
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 

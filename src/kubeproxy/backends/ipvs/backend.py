@@ -14,10 +14,10 @@ from itertools import islice
 from typing import Final
 
 from kubeproxy.backends.ipvs.chains import Rules
-from kubeproxy.backends.ipvs.desired import Desired, Touched, untouched
-from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer, Draining, ServerStep, deletions
+from kubeproxy.backends.ipvs.desired import Desired
+from kubeproxy.backends.ipvs.graceful import ActualServer, Draining, ServerStep, Verb
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Scheduler
-from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, Virtual, render
+from kubeproxy.backends.ipvs.render import NO_WISH, NodeAddresses, render
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.state import Difference, diff
@@ -84,29 +84,26 @@ class IpvsBackend:
 
     def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of changes after each batch. Raises ApplyError."""
-        touched = untouched()
         for name, plans in changes:
-            self._want(name, plans, touched)
-            if touched.size >= BATCH:
-                yield self._apply(touched)
-                touched = untouched()
-        yield self._apply(touched)
+            if plans:
+                self._plans[name] = plans
+            else:
+                self._plans.pop(name, None)
+            self._desired.change(name, render(plans, self._node) if plans else NO_WISH)
+            if self._desired.touched >= BATCH:
+                yield self._apply()
+        yield self._apply()
 
-    def _want(self, name: ServiceName, plans: tuple[ServicePlan, ...], touched: Touched) -> None:
-        if plans:
-            self._plans[name] = plans
-        else:
-            self._plans.pop(name, None)
-        self._desired.change(name, render(plans, self._node) if plans else NO_WISH, touched)
-
-    def _apply(self, touched: Touched) -> int:
-        """Bring what was touched into the kernel; return the number of changes."""
+    def _apply(self) -> int:
+        """Bring the changes of the desired state into the kernel; return their number."""
         now = self._clock()
-        added, removed = _entry_changes(self._desired, touched)
+        servers, added, removed = self._desired.take()
         operations = [
             operation
-            for key, before in touched.servers.items()
-            for operation in self._draining.change(key, before, self._desired.servers.get(key), now)
+            for key, before in servers.items()
+            for operation in self._draining.change(
+                key, self._draining.expected(key, before), self._desired.servers.get(key), now
+            )
         ]
         if added:
             self._kernel.add_entries(added)
@@ -133,11 +130,9 @@ class IpvsBackend:
         self._there = there = kernel.addresses()
         self._misbound = False
         self._node = self._node_of(there)
-        self._desired, self._plans = Desired(), {}
-        noted = untouched()
-        for name, plans in wanted.items():
-            self._want(name, plans, noted)
-        desired = self._desired
+        self._plans = {name: plans for name, plans in wanted.items() if plans}
+        self._desired = desired = Desired()
+        desired.load((name, render(plans, self._node)) for name, plans in self._plans.items())
         strays, lacking = self._compare_entries()
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
@@ -157,7 +152,7 @@ class IpvsBackend:
         gone = sorted(there.bound - addresses)
         kernel.unbind(gone)
         foreign = [key for key in found if key not in desired.servers and not self._is_excluded(key)]
-        kernel.operate(deletions(foreign))
+        kernel.operate([ServerStep(Verb.DELETE_SERVICE, key) for key in foreign])
         kernel.remove_entries(strays)
         self._written = kernel.rules(self._rules)
         yield len(gone) + len(foreign) + sum(map(len, strays.values()))
@@ -166,11 +161,7 @@ class IpvsBackend:
         self._draining.retain(found)
         operations: list[ServerStep] = []
         for key, virtual in self._desired.servers.items():
-            now, actual = self._clock(), found.get(key)
-            if actual is None:
-                operations += self._draining.change(key, None, virtual, now)
-            else:
-                operations += self._draining.adopt(key, actual, virtual, now)
+            operations += self._draining.change(key, found.get(key), virtual, self._clock())
             if len(operations) >= BATCH:
                 self._kernel.operate(operations)
                 yield len(operations)
@@ -230,10 +221,9 @@ class IpvsBackend:
             return
         log.info("The addresses of the node changed family=%s count=%d", self.family.label, len(node.own))
         self._node = node
-        noted = untouched()
         for name, plans in self._plans.items():
-            self._desired.change(name, render(plans, node), noted)
-        self._apply(noted)
+            self._desired.change(name, render(plans, node))
+        self._apply()
 
     def _changed_counts(self) -> str:
         counts = self._kernel.counts()
@@ -261,17 +251,13 @@ class IpvsBackend:
         present, found = self._kernel.survey(keys)
         if any(not self._is_excluded(key) for key in present ^ wanted.keys()):
             return "virtual servers were changed"
-        if any(key not in found or self._differs(key, wanted[key], found[key]) for key in keys):
+        if any(found.get(key) != self._draining.expected(key, wanted[key]) for key in keys):
             return "real servers were changed"
         if differing := set().union(*self._compare_entries()):
             return f"ipset {min(differing).named(self.family)} was changed"
         if self._kernel.rules(self._rules) != self._written:
             return "iptables rules were changed"
         return ""
-
-    def _differs(self, key: bytes, wanted: Virtual, found: ActualServer) -> bool:
-        weights = dict.fromkeys(wanted.pool, WEIGHT) | dict.fromkeys(self._draining.of(key), 0)
-        return not found.same or found.affinity != wanted.affinity or dict(found.weights) != weights
 
 
 def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
@@ -282,17 +268,3 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
         # A Service's address on kube-ipvs0 is of type local, but it is not an address of the node.
         nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
     return NodeAddresses(there.own, nodeports, ours.node_ips)
-
-
-def _entry_changes(
-    desired: Desired, touched: Touched
-) -> tuple[dict[IpsetId, list[SetEntry]], dict[IpsetId, list[SetEntry]]]:
-    """Return the entries to add and to remove, set by set."""
-    added: dict[IpsetId, list[SetEntry]] = {}
-    removed: dict[IpsetId, list[SetEntry]] = {}
-    for set_id, noted in touched.entries.items():
-        for entry, before in noted.items():
-            after = desired.has_entry(set_id, entry)
-            if after != before:
-                (added if after else removed).setdefault(set_id, []).append(entry)
-    return added, removed

@@ -9,6 +9,7 @@ not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,54 +29,111 @@ JUMPS: Final = (
     Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
 )
 
-CHAINS: Final = {
-    "filter": (
-        "KUBE-FORWARD",
-        "KUBE-NODE-PORT",
-        "KUBE-PROXY-FIREWALL",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-    ),
-    "nat": ("KUBE-SERVICES", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
-}
-"""Our chains by table, in creation order."""
-
 OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
 """A chain that no other mode has."""
 
-Chains = dict[str, Sequence[str]]
 _NEW: Final = "-m conntrack --ctstate NEW"
-_LOCAL_SOURCE: Final = "-m addrtype --src-type LOCAL"
+_LOCAL: Final = "-m addrtype --src-type LOCAL"
 DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
 """iptables refuses DROP in nat. A packet for a queue that no program reads is dropped as well (nf_queue): the sender is
 not told, and connection tracking forgets it."""
 
 
+_RULES: Final = f"""
+filter KUBE-FORWARD -m mark --mark <mark>/<mark> -j ACCEPT
+filter KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+
+filter KUBE-NODE-PORT [HEALTH_CHECK_NODE_PORT dst] -j ACCEPT
+filter KUBE-PROXY-FIREWALL {_NEW} [LOAD_BALANCER_FW] -j KUBE-SOURCE-RANGES-FIREWALL
+
+filter KUBE-SOURCE-RANGES-FIREWALL [LOAD_BALANCER_SOURCE_CIDR dst,dst,src] -j RETURN
+filter KUBE-SOURCE-RANGES-FIREWALL [LOAD_BALANCER_SOURCE_IP dst,dst,src] -j RETURN
+filter KUBE-SOURCE-RANGES-FIREWALL -j DROP
+
+# Connections that a local policy excludes are dropped. Services' addresses give no access to the node's own ports.
+filter KUBE-IPVS-FILTER -m conntrack ! --ctstate NEW -j RETURN
+filter KUBE-IPVS-FILTER [DROP] -j DROP
+filter KUBE-IPVS-FILTER [DROP_OUTSIDE]<not pods> -m addrtype ! --src-type LOCAL -j DROP
+filter KUBE-IPVS-FILTER [LOAD_BALANCER] -j RETURN
+filter KUBE-IPVS-FILTER [CLUSTER_IP] -j RETURN
+filter KUBE-IPVS-FILTER [EXTERNAL_IP] -j RETURN
+filter KUBE-IPVS-FILTER [EXTERNAL_IP_LOCAL] -j RETURN
+filter KUBE-IPVS-FILTER [HEALTH_CHECK_NODE_PORT dst] -j RETURN
+filter KUBE-IPVS-FILTER [IPVS_IPS dst] -j REJECT
+
+# This node's own connections to frontends that drop everybody, and to load balancers that it may not use. Their source
+# is the frontend's own address, which the kernel picks, whichever address of the node is allowed (render.py, _sources).
+nat KUBE-SERVICES [DROP] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] \
+[! LOAD_BALANCER_SOURCE_CIDR dst,dst,src] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] [IPVS_IPS src] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES -s <loopback> -j RETURN
+nat KUBE-SERVICES [LOAD_BALANCER] -j KUBE-LOAD-BALANCER
+nat KUBE-SERVICES [CLUSTER_IP]<masqueraded> -j KUBE-MARK-MASQ
+nat KUBE-SERVICES [EXTERNAL_IP] -j KUBE-MARK-MASQ
+nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] {_LOCAL} -j KUBE-MARK-MASQ
+# Before the NodePorts: their sets contain ports alone, and would match a Service's address as well.
+nat KUBE-SERVICES [EXTERNAL_IP] -j ACCEPT
+nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] -j ACCEPT
+nat KUBE-SERVICES [CLUSTER_IP] -j ACCEPT
+nat KUBE-SERVICES [LOAD_BALANCER] -j ACCEPT
+nat KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_LOCAL_TCP dst] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_LOCAL_TCP dst] -j RETURN
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_TCP dst] -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p udp [NODE_PORT_LOCAL_UDP dst] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p udp [NODE_PORT_LOCAL_UDP dst] -j RETURN
+nat KUBE-NODE-PORT -p udp [NODE_PORT_UDP dst] -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_LOCAL_SCTP] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_LOCAL_SCTP] -j RETURN
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_SCTP] -j KUBE-MARK-MASQ
+
+nat KUBE-LOAD-BALANCER [LOAD_BALANCER_LOCAL] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-LOAD-BALANCER [LOAD_BALANCER_LOCAL] -j RETURN
+nat KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+
+nat KUBE-MARK-MASQ -j MARK --or-mark <mark>
+
+nat KUBE-POSTROUTING [LOOP_BACK dst,dst,src] -j MASQUERADE
+nat KUBE-POSTROUTING -m mark ! --mark <mark>/<mark> -j RETURN
+# A packet that comes through again, as within a tunnel, is not masqueraded again.
+nat KUBE-POSTROUTING -j MARK --xor-mark <mark>
+nat KUBE-POSTROUTING -j MASQUERADE --random-fully
+"""
+"""Table, chain and rule. [SET FIELDS] matches an ipset, by destination address and port without FIELDS."""
+
+_SET: Final = re.compile(r"\[(! )?(\w+)(?: ([a-z,]+))?\]")
+_LINES: Final = [line.split(" ", 2) for line in _RULES.splitlines() if line and not line.startswith("#")]
+CHAINS: Final = {
+    table: tuple(dict.fromkeys(chain for place, chain, _ in _LINES if place == table)) for table in ("filter", "nat")
+}
+"""Our chains by table, in the order in which they are created."""
+
+
 class Rules:
-    """The rules of one family."""
+    """The rules of one family, by table and chain."""
 
     def __init__(self, family: Family, world: Globals) -> None:
         self._family = family
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
-        self._not_pods = f"! {pods}" if pods else ""
-        self._masquerade_all = world.masquerade_all
-        self._mark = f"{world.masquerade_mark:#x}"
-        self.tables: dict[str, Chains] = {
-            "filter": {
-                "KUBE-FORWARD": self._forward(),
-                "KUBE-NODE-PORT": (f"{self._in(IpsetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
-                "KUBE-PROXY-FIREWALL": (f"{_NEW} {self._in(IpsetId.LOAD_BALANCER_FW)} -j KUBE-SOURCE-RANGES-FIREWALL",),
-                "KUBE-SOURCE-RANGES-FIREWALL": (*self._allowed_sources(), "-j DROP"),
-                "KUBE-IPVS-FILTER": self._ipvs_filter(),
-            },
-            "nat": {
-                "KUBE-SERVICES": self._services(),
-                "KUBE-NODE-PORT": self._node_port(),
-                "KUBE-LOAD-BALANCER": self._load_balancer(),
-                "KUBE-MARK-MASQ": (f"-j MARK --or-mark {self._mark}",),
-                "KUBE-POSTROUTING": self._postrouting(),
-            },
+        values = {
+            "<not pods>": f" ! {pods}" if pods else "",
+            # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
+            "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
+            "<mark>": f"{world.masquerade_mark:#x}",
+            "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
         }
+        self.tables: dict[str, dict[str, list[str]]] = {
+            table: {chain: [] for chain in chains} for table, chains in CHAINS.items()
+        }
+        for table, chain, rule in _LINES:
+            filled = re.sub("<[a-z ]+>", lambda found: values[found[0]], rule)
+            self.tables[table][chain].append(_SET.sub(self._match, filled))
+
+    def _match(self, found: re.Match[str]) -> str:
+        name = IpsetId[found[2]].named(self._family)
+        return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
         """Return the restore text of tables: their chains filled anew, and the jumps that are missing put first."""
@@ -93,93 +151,3 @@ class Rules:
         """Return how many rules match a set: the kernel counts them, so that a loss shows without listing rules."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)
-
-    def _in(self, set_id: IpsetId, fields: str = "dst,dst") -> str:
-        return f"-m set --match-set {set_id.named(self._family)} {fields}"
-
-    def _not_in(self, set_id: IpsetId, fields: str) -> str:
-        return f"-m set ! --match-set {set_id.named(self._family)} {fields}"
-
-    def _allowed_sources(self) -> tuple[str, ...]:
-        sets = (IpsetId.LOAD_BALANCER_SOURCE_CIDR, IpsetId.LOAD_BALANCER_SOURCE_IP)
-        return tuple(f"{self._in(set_id, 'dst,dst,src')} -j RETURN" for set_id in sets)
-
-    def _own_connections(self) -> tuple[str, ...]:
-        """Drop connections of this node to what drops everybody, and to load balancers that it may not use."""
-        ranged = self._in(IpsetId.LOAD_BALANCER_FW)
-        not_named = self._not_in(IpsetId.LOAD_BALANCER_SOURCE_IP, "dst,dst,src")
-        not_in_range = self._not_in(IpsetId.LOAD_BALANCER_SOURCE_CIDR, "dst,dst,src")
-        # The source that the kernel picks is the frontend's own address, whatever the node may (render.py, _sources).
-        from_service = self._in(IpsetId.IPVS_IPS, "src")
-        return (
-            f"{self._in(IpsetId.DROP)} {_LOCAL_SOURCE} {DROP_IN_NAT}",
-            f"{ranged} {not_named} {not_in_range} {_LOCAL_SOURCE} {DROP_IN_NAT}",
-            f"{ranged} {not_named} {from_service} {_LOCAL_SOURCE} {DROP_IN_NAT}",
-        )
-
-    def _forward(self) -> tuple[str, ...]:
-        return (
-            f"-m mark --mark {self._mark}/{self._mark} -j ACCEPT",
-            "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-        )
-
-    def _ipvs_filter(self) -> tuple[str, ...]:
-        """Drop what a local policy keeps out; keep clients from the node's own ports behind Services' addresses."""
-        served = (IpsetId.LOAD_BALANCER, IpsetId.CLUSTER_IP, IpsetId.EXTERNAL_IP, IpsetId.EXTERNAL_IP_LOCAL)
-        return (
-            "-m conntrack ! --ctstate NEW -j RETURN",
-            f"{self._in(IpsetId.DROP)} -j DROP",
-            f"{self._in(IpsetId.DROP_OUTSIDE)} {self._not_pods} -m addrtype ! --src-type LOCAL -j DROP",
-            *(f"{self._in(set_id)} -j RETURN" for set_id in served),
-            f"{self._in(IpsetId.HEALTH_CHECK_NODE_PORT, 'dst')} -j RETURN",
-            f"{self._in(IpsetId.IPVS_IPS, 'dst')} -j REJECT",
-        )
-
-    def _services(self) -> tuple[str, ...]:
-        loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
-        accepted = (IpsetId.EXTERNAL_IP, IpsetId.EXTERNAL_IP_LOCAL, IpsetId.CLUSTER_IP, IpsetId.LOAD_BALANCER)
-        return (
-            *self._own_connections(),
-            f"-s {loopback} -j RETURN",
-            f"{self._in(IpsetId.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER",
-            self._cluster_ip(),
-            f"{self._in(IpsetId.EXTERNAL_IP)} -j KUBE-MARK-MASQ",
-            f"{self._in(IpsetId.EXTERNAL_IP_LOCAL)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ",
-            # Before the NodePorts: their sets hold ports alone, and would match on a Service's address as well.
-            *(f"{self._in(set_id)} -j ACCEPT" for set_id in accepted),
-            "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
-        )
-
-    def _cluster_ip(self) -> str:
-        if self._masquerade_all:
-            return f"{self._in(IpsetId.CLUSTER_IP)} -j KUBE-MARK-MASQ"
-        if self._not_pods:
-            return f"{self._in(IpsetId.CLUSTER_IP)} {self._not_pods} -j KUBE-MARK-MASQ"
-        # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
-        return f"{self._in(IpsetId.CLUSTER_IP)} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ"
-
-    def _load_balancer(self) -> tuple[str, ...]:
-        local = self._in(IpsetId.LOAD_BALANCER_LOCAL)
-        return (f"{local} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ", f"{local} -j RETURN", "-j KUBE-MARK-MASQ")
-
-    def _node_port(self) -> tuple[str, ...]:
-        rules = []
-        for protocol, everybody, local, fields in (
-            ("tcp", IpsetId.NODE_PORT_TCP, IpsetId.NODE_PORT_LOCAL_TCP, "dst"),
-            ("udp", IpsetId.NODE_PORT_UDP, IpsetId.NODE_PORT_LOCAL_UDP, "dst"),
-            ("sctp", IpsetId.NODE_PORT_SCTP, IpsetId.NODE_PORT_LOCAL_SCTP, "dst,dst"),
-        ):
-            kept = f"-p {protocol} {self._in(local, fields)}"
-            rules.append(f"{kept} {_LOCAL_SOURCE} -j KUBE-MARK-MASQ")
-            rules.append(f"{kept} -j RETURN")
-            rules.append(f"-p {protocol} {self._in(everybody, fields)} -j KUBE-MARK-MASQ")
-        return tuple(rules)
-
-    def _postrouting(self) -> tuple[str, ...]:
-        return (
-            f"{self._in(IpsetId.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE",
-            f"-m mark ! --mark {self._mark}/{self._mark} -j RETURN",
-            # A packet that comes through again, as within a tunnel, is not masqueraded again.
-            f"-j MARK --xor-mark {self._mark}",
-            "-j MASQUERADE --random-fully",
-        )

@@ -10,26 +10,25 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Iterable
 from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.layout import IpsetId
-from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision
+from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision, remove_iptables_rules
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import links
-from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, family_of
 from kubeproxy.model.answer import Packet
 
-__all__ = ["cleanup", "decision", "removal", "traces"]
+__all__ = ["cleanup", "decision", "traces"]
 
 log = logging.getLogger("kubeproxy.ipvs")
 
+_SETS: Final = frozenset(set_id.named(family) for set_id in IpsetId for family in Family)
 _NODE_PORTS: Final = {
     socket.IPPROTO_TCP: IpsetId.NODE_PORT_TCP,
     socket.IPPROTO_UDP: IpsetId.NODE_PORT_UDP,
@@ -99,43 +98,18 @@ def _remove_interface() -> list[str]:
 
 
 def _remove_rules() -> list[str]:
-    failures = []
-    for variant in xtables.installed():
-        try:
-            text = removal(xtables.tables(variant))
-            if text:
-                xtables.restore(variant, text)
-        except ApplyError as error:
-            failures.append(str(error))
-    return failures
-
-
-def removal(tables: Iterable[xtables.SavedTable]) -> str:
-    """Return the restore text that removes our own chains and all rules that use our sets; '' for nothing."""
-    text = ""
-    names = {set_id.named(family) for set_id in IpsetId for family in Family}
-    for table in tables:
-        chains = [chain for chain in table.chains if chain in IPVS_CHAINS]
-        rules = [
-            rule
-            for rule in table.rules
-            if xtables.chain_of(rule) not in IPVS_CHAINS
-            and (xtables.target_of(rule) in IPVS_CHAINS or names.intersection(rule.split(" ")))
-        ]
-        text += xtables.removal(table.name, chains, rules)
-    return text
+    """Remove the chains that only ipvs mode has, and the rules of all other chains that match our sets."""
+    return remove_iptables_rules(lambda _commands, _table, chain: chain not in IPVS_CHAINS, _SETS)
 
 
 def _remove_sets() -> list[str]:
     failures = []
     with Ipsets.open() as sets:
-        there = _names(sets)
-        for name in sorted(there & {set_id.named(family) for set_id in IpsetId for family in Family}):
+        for name in sorted(_SETS & _names(sets)):
             try:
                 sets.destroy(name)
             except NetlinkError as error:
-                if error.code != errno.ENOENT:
-                    failures.append(str(error))
+                failures.append(str(error))
     return failures
 
 

@@ -1,13 +1,13 @@
-"""The desired state of ipvs mode: what all Services together want, and what changes when one of them does. Pure.
+"""The desired state of ipvs mode: the wishes of all Services together, and the effect of a change. Pure.
 
 Set entries are counted: each stays until no Service wants it. A virtual server belongs to one Service; a NodePort gives
-way to a Service that names the same address and port, whoever came first.
+way to a Service that names the same address and port, whichever came first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId
@@ -16,22 +16,12 @@ from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.plan import ServiceName
 
 
-class Touched(NamedTuple):
-    """What may have changed, as it was before the first change: to be compared with the desired state."""
+class DesiredChange(NamedTuple):
+    """The effect of changed Services: virtual servers as they were before, and set entries to add and to remove."""
 
-    servers: dict[bytes, Virtual | None]
-    entries: dict[IpsetId, dict[SetEntry, bool]]
-
-    @property
-    def size(self) -> int:
-        """Return how many things were touched."""
-        servers = sum(1 + len(before.pool) if before else 1 for before in self.servers.values())
-        return servers + sum(map(len, self.entries.values()))
-
-
-def untouched() -> Touched:
-    """Return that nothing was touched yet."""
-    return Touched({}, {})
+    servers: Mapping[bytes, Virtual | None]
+    added: Mapping[IpsetId, Sequence[SetEntry]]
+    removed: Mapping[IpsetId, Sequence[SetEntry]]
 
 
 class Desired:
@@ -39,10 +29,32 @@ class Desired:
 
     def __init__(self) -> None:
         self.servers: dict[bytes, Virtual] = {}
+        self.touched = 0
+        """How many virtual servers, real servers and entries may have changed since the last call of `take`."""
         self._wishes: dict[ServiceName, ServiceWish] = {}
         self._owner: dict[bytes, ServiceName] = {}
         self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of the keys that several ask for
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
+        self._servers_before: dict[bytes, Virtual | None] = {}
+        self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
+
+    def load(self, wishes: Iterable[tuple[ServiceName, ServiceWish]]) -> None:
+        """Add the wishes of Services that are new to this state; `take` does not return them."""
+        for name, wish in wishes:
+            self.change(name, wish)
+        self._servers_before, self._entries_before, self.touched = {}, {}, 0
+
+    def take(self) -> DesiredChange:
+        """Return the effect of all changes since the last call."""
+        added: dict[IpsetId, list[SetEntry]] = {}
+        removed: dict[IpsetId, list[SetEntry]] = {}
+        for set_id, noted in self._entries_before.items():
+            for entry, before in noted.items():
+                if (entry in self._entries[set_id]) != before:
+                    (removed if before else added).setdefault(set_id, []).append(entry)
+        change = DesiredChange(self._servers_before, added, removed)
+        self._servers_before, self._entries_before, self.touched = {}, {}, 0
+        return change
 
     @property
     def addresses(self) -> Iterable[bytes]:
@@ -57,28 +69,24 @@ class Desired:
         """Return how many entries a set should hold."""
         return len(self._entries[set_id])
 
-    def has_entry(self, set_id: IpsetId, entry: SetEntry) -> bool:
-        """Return whether a set should hold an entry."""
-        return entry in self._entries[set_id]
-
     def owner(self, key: bytes) -> ServiceName | None:
         """Return the Service that a virtual server belongs to, None for no Service."""
         return self._owner.get(key)
 
-    def change(self, name: ServiceName, wish: ServiceWish, touched: Touched) -> None:
-        """Replace what a Service wants (NO_WISH: it is gone), and note what that touches."""
+    def change(self, name: ServiceName, wish: ServiceWish) -> None:
+        """Replace the wish of a Service, NO_WISH for one that is deleted."""
         before = self._wishes.pop(name, NO_WISH)
         if wish is not NO_WISH:
             self._wishes[name] = wish
         for key in before.servers.keys() - wish.servers.keys():
-            self._claim(name, key, None, touched)
+            self._claim(name, key, None)
         for key, virtual in wish.servers.items():
             if before.servers.get(key) != virtual:
-                self._claim(name, key, virtual, touched)
+                self._claim(name, key, virtual)
         for set_id in before.entries.keys() | wish.entries.keys():
-            self._count(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()), touched)
+            self._count(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()))
 
-    def _claim(self, name: ServiceName, key: bytes, virtual: Virtual | None, touched: Touched) -> None:
+    def _claim(self, name: ServiceName, key: bytes, virtual: Virtual | None) -> None:
         claims = self._rivals.get(key)
         if claims is None:
             owner = self._owner.get(key, name)
@@ -91,7 +99,9 @@ class Desired:
             self._rivals[key] = claims
         else:
             self._rivals.pop(key, None)
-        touched.servers.setdefault(key, self.servers.get(key))
+        if key not in self._servers_before:
+            self._servers_before[key] = before = self.servers.get(key)
+            self.touched += 1 + len(before.pool if before else ())
         if claims:
             winner = min(claims, key=lambda claimant: (claims[claimant].nodeport, claimant))
             self._owner[key], self.servers[key] = winner, claims[winner]
@@ -99,10 +109,11 @@ class Desired:
             self._owner.pop(key, None)
             self.servers.pop(key, None)
 
-    def _count(self, set_id: IpsetId, before: set[SetEntry], after: set[SetEntry], touched: Touched) -> None:
+    def _count(self, set_id: IpsetId, before: set[SetEntry], after: set[SetEntry]) -> None:
         if before == after:
             return
-        counts, noted = self._entries[set_id], touched.entries.setdefault(set_id, {})
+        counts, noted = self._entries[set_id], self._entries_before.setdefault(set_id, {})
+        self.touched += len(after ^ before)
         for entry in after - before:
             noted.setdefault(entry, entry in counts)
             counts[entry] += 1

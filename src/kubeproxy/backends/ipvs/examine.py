@@ -13,7 +13,7 @@ from kubeproxy.backends.examination import Examiner, Finding, Plans, front_text,
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
-from kubeproxy.backends.ipvs.desired import Desired, untouched
+from kubeproxy.backends.ipvs.desired import Desired
 from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer
 from kubeproxy.backends.ipvs.layout import TYPES, Addresses, IpsetId, Scheduler
 from kubeproxy.backends.ipvs.render import NodeAddresses, ServiceWish, render, server_key
@@ -50,17 +50,16 @@ class IpvsExaminer(Examiner):
 
     def __init__(
         self,
-        family: Family,
         view: NodeView,
         world: Globals,
         scheduler: Scheduler,
         excluded: Sequence[Range],
         printed: Printer,
     ) -> None:
-        super().__init__(family)
+        super().__init__(view.family)
         self._view = view
-        self._ours = world.of(family) or FamilyGlobals()
-        self._rules = Rules(family, world)
+        self._ours = world.of(self.family) or FamilyGlobals()
+        self._rules = Rules(self.family, world)
         self._scheduler = scheduler
         self._excluded = excluded
         self._printed = printed
@@ -186,8 +185,7 @@ class _Words:
 def _owners(wishes: Mapping[ServiceName, ServiceWish]) -> dict[bytes, ServiceName]:
     """Return the Service that each virtual server belongs to."""
     desired = Desired()
-    for name, wish in wishes.items():
-        desired.change(name, wish, untouched())
+    desired.load(wishes.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
 
 

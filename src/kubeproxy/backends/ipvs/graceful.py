@@ -1,16 +1,15 @@
-"""The operations that lead virtual servers from one state to the next, and the real servers that drain before deletion.
+"""Operations that lead a virtual server from one state to the next; the draining of its real servers. Pure.
 
-A real server that is not wanted any more gets weight 0: its connections go on, new ones go elsewhere. It is deleted
-when it has no connections left, or when its time is up. UDP and SCTP servers go at once, as in kube-proxy: the kernel
-then moves UDP flows to others (expire_nodest_conn), where with weight 0 they would talk to nobody for as long as the
-client does not pause.
-Pure: the clock and the counts are handed in.
+A real server that is not wanted any more gets weight 0: its connections go on, new ones go to other real servers. It is
+deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at once, as in the Go
+kube-proxy: the kernel then moves UDP flows to other real servers (expire_nodest_conn). With weight 0, such a flow would
+go to an endpoint that does not answer for as long as the client does not pause.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -29,7 +28,7 @@ WEIGHT: Final = 1  # all endpoints are equal, as in kube-proxy
 
 
 class Verb(IntEnum):
-    """What a change does, as the kernel's command."""
+    """Commands of the kernel."""
 
     ADD_SERVICE = ipvs.ADD_SERVICE
     SET_SERVICE = ipvs.SET_SERVICE
@@ -40,7 +39,7 @@ class Verb(IntEnum):
 
 
 class ServerStep(NamedTuple):
-    """One change: of a virtual server (with its affinity), or of one of its real servers (with its weight)."""
+    """An operation on a virtual server (with its affinity), or on one of its real servers (with its weight)."""
 
     verb: Verb
     key: bytes
@@ -50,7 +49,7 @@ class ServerStep(NamedTuple):
 
 
 class ActualServer(NamedTuple):
-    """A virtual server as the kernel has it: `same` says whether its scheduler and flags are ours; weights."""
+    """A virtual server in the kernel: affinity (s), whether scheduler and flags are ours, weights by real server."""
 
     affinity: int
     same: bool
@@ -58,7 +57,7 @@ class ActualServer(NamedTuple):
 
 
 class Draining:
-    """The real servers on their way out, and when their time is up."""
+    """The real servers that drain, with their deadlines."""
 
     def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:
         self._scheduler = scheduler
@@ -67,64 +66,58 @@ class Draining:
         self._next_check = 0.0
 
     def due(self, now: float) -> bool:
-        """Return whether it is time to look at their connections."""
+        """Return whether their connections are to be counted now."""
         return bool(self._deadlines) and now >= self._next_check
 
     def keys(self) -> list[bytes]:
-        """Return the virtual servers that have draining real servers."""
+        """Return the virtual servers with draining real servers."""
         return list(self._deadlines)
 
-    def of(self, key: bytes) -> Iterable[bytes]:
-        """Return the draining real servers of a virtual server."""
-        return self._deadlines.get(key, {})
+    def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
+        """Return a virtual server as it is in the kernel once a wish is applied."""
+        if virtual is None:
+            return None
+        weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._deadlines.get(key, ()), 0)
+        return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Forget those that the kernel does not have."""
+        """Remove the entries of real servers that the kernel does not have."""
         for key in self.keys():
-            for destination in self._deadlines[key].keys() - found.get(key, _NOTHING).weights.keys():
+            there = found[key].weights if key in found else {}
+            for destination in self._deadlines[key].keys() - there.keys():
                 self._forget(key, destination)
 
-    def change(self, key: bytes, before: Virtual | None, after: Virtual | None, now: float) -> Iterator[ServerStep]:
-        """Yield the operations from one wish for a virtual server to another, newcomers first."""
-        if after is None:
-            if before is not None:
-                self._deadlines.pop(key, None)
+    def change(
+        self, key: bytes, found: ActualServer | None, wanted: Virtual | None, now: float
+    ) -> Iterator[ServerStep]:
+        """Yield the operations from the found virtual server to the wanted one, additions of real servers first."""
+        if wanted is None:
+            self._deadlines.pop(key, None)
+            if found is not None:
                 yield ServerStep(Verb.DELETE_SERVICE, key)
             return
-        old = frozenset(before.pool) if before else frozenset()
-        new = frozenset(after.pool)
-        if before is None:
-            yield ServerStep(Verb.ADD_SERVICE, key, after.affinity)
-        elif before.affinity != after.affinity:
-            yield ServerStep(Verb.SET_SERVICE, key, after.affinity)
-        draining = self._deadlines.get(key)
-        for destination in after.pool:
-            if destination not in old:
-                verb = Verb.SET_SERVER if draining and self._forget(key, destination) else Verb.ADD_SERVER
-                yield ServerStep(verb, key, destination=destination)
-        for destination in sorted(old - new):
-            yield self._let_go(key, destination, now)
-
-    def adopt(self, key: bytes, found: ActualServer, after: Virtual, now: float) -> Iterator[ServerStep]:
-        """Yield the operations from what the kernel has to a wish."""
-        if found.affinity != after.affinity or not found.same:
-            yield ServerStep(Verb.SET_SERVICE, key, after.affinity)
-        new = frozenset(after.pool)
-        for destination in after.pool:
+        weights: Mapping[bytes, int] = {}
+        if found is None:
+            yield ServerStep(Verb.ADD_SERVICE, key, wanted.affinity)
+        else:
+            weights = found.weights
+            if found.affinity != wanted.affinity or not found.same:
+                yield ServerStep(Verb.SET_SERVICE, key, wanted.affinity)
+        for destination in wanted.pool:
             self._forget(key, destination)
-            weight = found.weights.get(destination)
+            weight = weights.get(destination)
             if weight != WEIGHT:
                 verb = Verb.ADD_SERVER if weight is None else Verb.SET_SERVER
                 yield ServerStep(verb, key, destination=destination)
-        for destination in sorted(found.weights.keys() - new):
+        for destination in sorted(weights.keys() - frozenset(wanted.pool)):
             operation = self._let_go(key, destination, now)
-            if found.weights[destination] or operation.weight:  # else it was let go before
+            if weights[destination] or operation.weight:  # else it drains already
                 yield operation
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
-        """Yield the deletion of those whose time is up, or that have no connections left.
+        """Yield the deletion of real servers past their deadline or without connections.
 
-        `connections` are counts by virtual server and destination; one that is in neither is gone already.
+        `connections` are counts by virtual server and real server; without a count it is deleted already.
         """
         self._next_check = now + CHECK
         for key in self.keys():
@@ -146,18 +139,7 @@ class Draining:
         deadlines.setdefault(destination, now + self._patience)
         return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 
-    def _forget(self, key: bytes, destination: bytes) -> bool:
-        """Return whether it was draining."""
+    def _forget(self, key: bytes, destination: bytes) -> None:
         deadlines = self._deadlines.get(key, {})
-        known = deadlines.pop(destination, None) is not None
-        if known and not deadlines:
+        if deadlines.pop(destination, None) is not None and not deadlines:
             del self._deadlines[key]
-        return known
-
-
-_NOTHING: Final = ActualServer(0, same=False, weights={})
-
-
-def deletions(keys: Iterable[bytes]) -> list[ServerStep]:
-    """Return the operations that delete virtual servers."""
-    return [ServerStep(Verb.DELETE_SERVICE, key) for key in keys]

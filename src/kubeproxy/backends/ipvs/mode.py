@@ -1,27 +1,44 @@
-"""ipvs mode when it runs: can this node run it, its kernel parameters, opening it."""
+"""Operations of ipvs mode: checks of the node, kernel parameters, and construction of backends and examiners."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import socket
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
 from typing import Final
 
-from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.examination import of_family
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.chains import CHAINS, OWN_CHAIN
+from kubeproxy.backends.ipvs.chains import CHAINS, DROP_IN_NAT, OWN_CHAIN
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
-from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry, Weight
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel.ipvs import Ipvs, Timeouts
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.ipset import Ipsets
+from kubeproxy.kernel.ipvs import (
+    ADD_SERVICE,
+    DELETE_SERVICE,
+    SET_SERVICE,
+    Ipvs,
+    RefusedError,
+    ServerChange,
+    ServerKey,
+    Timeouts,
+    VirtualServer,
+)
 from kubeproxy.kernel.proc import modules
 from kubeproxy.kernel.proc.sysctl import apply_settings
 from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
+from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
@@ -55,8 +72,99 @@ def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
     return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 
+TEST_SERVER: Final = ServerKey(socket.AF_INET, socket.IPPROTO_TCP, bytes((198, 51, 100, 0)), 20000)
+"""An address for documentation (RFC 5737), which nobody serves; kube-proxy tries with the same."""
+
+
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    probe.check(config.ipvs, families)
+    """Raise Unsupported when this node cannot run the mode. Loads kernel modules."""
+    modules.require(modules.ipvs_modules(modules.release()), "ipvs mode")
+    with Ipvs.open() as kernel:
+        _try_scheduler(kernel, scheduler_named(config.ipvs.scheduler))
+    try:
+        with Ipsets.open() as sets:
+            sets.counts()
+    except ApplyError as error:
+        raise Unsupported(
+            f"ipvs mode needs ip sets ({error}): load the kernel module ip_set (modprobe ip_set), and give the process "
+            "the capability CAP_NET_ADMIN"
+        ) from error
+    for family in families:
+        used_commands(family)
+
+
+def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
+    """Raise Unsupported unless all that the mode needs is there already; loads and creates nothing."""
+    scheduler = scheduler_named(config.ipvs.scheduler)
+    wanted = [*modules.ipvs_modules(modules.release()), f"ip_vs_{scheduler.name}", "ip_set"]
+    missing = sorted(set(wanted) - modules.present(wanted))
+    if missing:
+        raise Unsupported(
+            f"ipvs mode needs the kernel modules {', '.join(missing)}, which are not loaded: it loads them at its "
+            f"start if it can; `modprobe -a {' '.join(missing)}` shows"
+        )
+    for family in families:
+        if not xtables.installed_for(family):
+            raise Unsupported(f"ipvs mode needs {xtables.NAMES[family]} for masquerade: install the package iptables")
+
+
+def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
+    """Make a virtual server with a scheduler, and remove it: nothing less tells whether the kernel has it."""
+    module = f"ip_vs_{scheduler.name}"
+    if not modules.present([module]):
+        modules.load([module])
+    server = VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
+    try:
+        kernel.apply([ServerChange(ADD_SERVICE, server)])
+    except RefusedError as error:
+        code = error.refused[0][1].code
+        if code == errno.EEXIST:  # left by one that was killed right here
+            kernel.apply([ServerChange(SET_SERVICE, server)])
+        elif code == errno.ENOENT:
+            raise Unsupported(
+                f"ipvs.scheduler: this kernel ({modules.release()}) has no scheduler {scheduler.name!r}: take another "
+                f"one, or install its module {module}"
+            ) from error
+        else:
+            raise
+    kernel.apply([ServerChange(DELETE_SERVICE, server)])
+
+
+TRIAL: Final = "\n".join(
+    (
+        "*nat",
+        ":KUBE-IPVS-TRIAL - [0:0]",
+        f"-A KUBE-IPVS-TRIAL {DROP_IN_NAT}",
+        "-F KUBE-IPVS-TRIAL",
+        "-X KUBE-IPVS-TRIAL",
+        "COMMIT",
+        "",
+    )
+)
+"""With the one target of ours that a kernel with iptables may lack."""
+
+
+@cache
+def used_commands(family: Family) -> Commands:
+    """Return the iptables commands to use: those that the node uses, else others that work. The result stays the same.
+
+    Raises Unsupported, or ApplyError.
+    """
+    used = iptables_variant.chosen()
+    reasons: list[str] = []
+    for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
+        try:
+            commands = xtables.commands(name)
+            # Only a write shows whether it works: without nf_tables iptables-nft-save prints nothing, and succeeds.
+            commands.restore([TRIAL])
+        except LockHeldError:  # nothing is missing
+            raise
+        except ApplyError as error:
+            reasons.append(str(error))
+        else:
+            return commands
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    raise Unsupported(f"ipvs mode needs {xtables.NAMES[family]} for masquerade{why}: install the package iptables")
 
 
 def _prepare(config: KubeProxyConfiguration) -> None:
@@ -77,7 +185,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
         IpvsBackend(
             family,
             world,
-            NodeKernel.open(family, scheduler, probe.variant(family), failures.labels(family.label)),
+            NodeKernel.open(used_commands(family), scheduler, failures.labels(family.label)),
             scheduler,
             excluded(block, family),
         )
@@ -85,32 +193,19 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     ]
 
 
-def _in_use(family: Family) -> str:
-    """Return the iptables that has our rules, else the one that this node uses: nothing is tried out."""
-    for command in xtables.installed_for(family):
-        if any(OWN_CHAIN in table.chains for table in xtables.tables(command)):
-            return command
-    name, used = xtables.NAMES[family], iptables_variant.chosen()
-    return f"{name}-{used}" if used else name
-
-
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[IpvsExaminer]:
     return [_examiner(config, world, family) for family in families]
 
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
-    scheduler, command = scheduler_named(config.ipvs.scheduler), _in_use(family)
-    view = NodeView.look(family, scheduler, command)
-    return IpvsExaminer(family, view, world, scheduler, excluded(config.ipvs, family), printer(family, command))
+    scheduler, commands = scheduler_named(config.ipvs.scheduler), iptables_variant.in_use(family, "filter", OWN_CHAIN)
+    view = NodeView.look(commands, scheduler)
+    return IpvsExaminer(view, world, scheduler, excluded(config.ipvs, family), printer(commands))
 
 
 def _keeps(commands: Commands, table: str, chain: str) -> bool:
     """Return whether a chain is ours: in a table where we have it, of the variant that we use."""
-    return chain in CHAINS.get(table, ()) and commands.name == probe.variant(commands.family)
-
-
-def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    probe.look(config.ipvs, families)
+    return chain in CHAINS.get(table, ()) and commands.name == used_commands(commands.family).name
 
 
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
@@ -124,7 +219,7 @@ def _weigh(
     ours = world.of(family) or FamilyGlobals()
     nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips
     node = NodeAddresses(frozenset(local), nodeports, ours.node_ips)
-    wish = render((plan for plans in wanted.values() for plan in plans if plan.key.family is family), node)
+    wish = render(chain.from_iterable(of_family(wanted, family).values()), node)
     count = sum(1 + len(server.pool) for server in wish.servers.values()) + sum(map(len, wish.entries.values()))
     return Weight(count, "virtual servers, real servers and entries of sets")
 

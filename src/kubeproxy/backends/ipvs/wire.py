@@ -16,6 +16,7 @@ from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, SetCount, kind_of
+from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
@@ -25,6 +26,7 @@ from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family, is_loopback
 
@@ -34,21 +36,21 @@ _SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's n
 
 
 class NodeView:
-    """The kernel of one network namespace, to be read; `variant` is the iptables command that is used there."""
+    """The kernel of one network namespace, to be read; `commands` are the iptables commands that are used there."""
 
-    def __init__(self, family: Family, scheduler: Scheduler, variant: str, servers: ipvs.Ipvs, sets: Ipsets) -> None:
-        self._family = family
+    def __init__(self, commands: Commands, scheduler: Scheduler, servers: ipvs.Ipvs, sets: Ipsets) -> None:
+        self.family = commands.family
+        self._commands = commands
         self._scheduler = scheduler
-        self._variant = variant
         self._ipvs = servers
         self._sets = sets
 
     @classmethod
-    def look(cls, family: Family, scheduler: Scheduler, variant: str) -> NodeView:
+    def look(cls, commands: Commands, scheduler: Scheduler) -> NodeView:
         """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
-            view = NodeView(family, scheduler, variant, servers, opened.enter_context(Ipsets.open()))
+            view = NodeView(commands, scheduler, servers, opened.enter_context(Ipsets.open()))
             opened.pop_all()
         return view
 
@@ -60,7 +62,7 @@ class NodeView:
     def addresses(self) -> Addresses:
         """Return the node's addresses, without those that no other host can reach: loopback, link-local of IPv6."""
         bound, own = set(), set()
-        for address in local_addresses(self._family):
+        for address in local_addresses(self.family):
             if address.interface == INTERFACE:
                 bound.add(address.ip)
             elif not _is_private_to_host(address.ip):
@@ -78,20 +80,20 @@ class NodeView:
 
     def entries(self, set_id: IpsetId) -> set[SetEntry]:
         """Return a set's entries."""
-        return self._sets.entries(set_id.named(self._family))
+        return self._sets.entries(set_id.named(self.family))
 
     def counts(self) -> Mapping[IpsetId, SetCount]:
         """Return the counts of the sets that are there."""
         found = self._sets.counts()
-        named = {set_id: found.get(set_id.named(self._family)) for set_id in IpsetId}
+        named = {set_id: found.get(set_id.named(self.family)) for set_id in IpsetId}
         return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """Return the rules that are in our chains, and those that lead to them."""
-        return _rules_of(self._variant, rules)
+        return _rules_of(self._commands, rules)
 
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
-        return (server for server in self._ipvs.servers() if server.key.family == self._family)
+        return (server for server in self._ipvs.servers() if server.key.family == self.family)
 
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
@@ -104,7 +106,7 @@ class NodeView:
 
     def _virtual(self, key: bytes, affinity: int) -> ipvs.VirtualServer:
         flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)
-        return ipvs.VirtualServer(_server_key(self._family, key), self._scheduler.name, flags, affinity)
+        return ipvs.VirtualServer(_server_key(self.family, key), self._scheduler.name, flags, affinity)
 
 
 class NodeKernel(NodeView):
@@ -115,26 +117,25 @@ class NodeKernel(NodeView):
 
     def __init__(
         self,
-        family: Family,
+        commands: Commands,
         scheduler: Scheduler,
-        variant: str,
         servers: ipvs.Ipvs,
         sets: Ipsets,
         monitor: AddressMonitor,
         restore_failures: Counter,
     ) -> None:
-        super().__init__(family, scheduler, variant, servers, sets)
+        super().__init__(commands, scheduler, servers, sets)
         self._interface = 0
         self._monitor = monitor
         self._restore_failures = restore_failures
 
     @classmethod
-    def open(cls, family: Family, scheduler: Scheduler, variant: str, restore_failures: Counter) -> Self:
+    def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: Counter) -> Self:
         """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
-            kernel = cls(family, scheduler, variant, servers, sets, AddressMonitor.open(), restore_failures)
+            kernel = cls(commands, scheduler, servers, sets, AddressMonitor.open(), restore_failures)
             opened.pop_all()
         return kernel
 
@@ -150,7 +151,7 @@ class NodeKernel(NodeView):
         self._interface = links.ensure_dummy(INTERFACE)
         counts = self._sets.counts()
         for set_id in IpsetId:
-            self._prepare_set(set_id.named(self._family), set_id, counts.get(set_id.named(self._family)))
+            self._prepare_set(set_id.named(self.family), set_id, counts.get(set_id.named(self.family)))
 
     def addresses_changed(self) -> bool:
         """Return whether any address came or went since the last call."""
@@ -171,7 +172,7 @@ class NodeKernel(NodeView):
         return {
             key: {
                 _destination(real.key): real.active + real.inactive
-                for real in self._ipvs.destinations(_server_key(self._family, key)).values()
+                for real in self._ipvs.destinations(_server_key(self.family, key)).values()
             }
             for key in keys
         }
@@ -190,8 +191,8 @@ class NodeKernel(NodeView):
                 yield ipvs.packed(self._operation(operation))
                 continue
             if key != last:
-                last, name = key, ipvs.packed_key(_server_key(self._family, key))
-            head, front, middle, end = ipvs.pieces(verb, self._family, weight)
+                last, name = key, ipvs.packed_key(_server_key(self.family, key))
+            head, front, middle, end = ipvs.pieces(verb, self.family, weight)
             yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
 
     def _operation(self, operation: ServerStep) -> ipvs.ServerChange:
@@ -207,15 +208,15 @@ class NodeKernel(NodeView):
     def add_entries(self, entries: Entries) -> None:
         """Add entries to sets; those that are there already are fine."""
         for set_id, items in entries.items():
-            self._sets.add(set_id.named(self._family), list(items))
+            self._sets.add(set_id.named(self.family), list(items))
 
     def remove_entries(self, entries: Entries) -> None:
         """Remove entries from sets; those that are gone already are fine."""
         for set_id, items in entries.items():
-            self._sets.remove(set_id.named(self._family), list(items))
+            self._sets.remove(set_id.named(self.family), list(items))
 
     def _prepare_set(self, name: str, set_id: IpsetId, counts: SetCounts | None) -> None:
-        kind = kind_of(set_id, self._family)
+        kind = kind_of(set_id, self.family)
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif self._sets.kind(name) != kind:
@@ -234,29 +235,25 @@ class NodeKernel(NodeView):
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """See NodeView, in a form of its own that changes with them: by nf_tables without running a command."""
-        if not self._uses_nft:
+        if not self._commands.uses_nft:
             return super().rules(rules)
         found = []
         for table, ours in rules.tables.items():
             for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
                 found += [
                     f"{table} {chain} {nft_compat.uncounted(rule)}"
-                    for rule in nft_compat.expressions(self._family, table, chain)
+                    for rule in nft_compat.expressions(self.family, table, chain)
                     if chain in ours or any(nft_compat.leads_to(rule, target) for target in ours)
                 ]
         return found
 
-    @property
-    def _uses_nft(self) -> bool:
-        return self._variant.endswith("-nft")
-
     def missing_jumps(self) -> Sequence[Jump]:
         """Return the jumps to our chains that are not there."""
-        if self._uses_nft:
-            return [j for j in JUMPS if not nft_compat.has_jump(self._family, j.table, j.chain, j.target)]
+        if self._commands.uses_nft:
+            return [j for j in JUMPS if not nft_compat.has_jump(self.family, j.table, j.chain, j.target)]
         present = {
             (table.name, xtables.chain_of(rule), xtables.target_of(rule))
-            for table in xtables.tables(self._variant)
+            for table in xtables.tables(self._commands.name)
             for rule in table.rules
         }
         return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
@@ -266,13 +263,13 @@ class NodeKernel(NodeView):
         if not tables:
             return
         try:
-            xtables.restore(self._variant, rules.text(tables, missing))
+            self._commands.restore([rules.text(tables, missing)])
         except ApplyError:
             self._restore_failures.inc()
             raise
 
 
-def printer(family: Family, variant: str) -> Callable[[Rules], Sequence[str]]:
+def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
     """Return what lists rules as iptables prints them, by writing them where nobody else is.
 
     That raises Unsupported where no network namespace can be made, and ApplyError.
@@ -282,9 +279,9 @@ def printer(family: Family, variant: str) -> Callable[[Rules], Sequence[str]]:
         def write() -> Sequence[str]:
             with Ipsets.open() as sets:
                 for set_id in IpsetId:
-                    sets.create(set_id.named(family), kind_of(set_id, family))
-            xtables.restore(variant, rules.text(list(rules.tables), JUMPS))
-            return _rules_of(variant, rules)
+                    sets.create(set_id.named(commands.family), kind_of(set_id, commands.family))
+            commands.restore([rules.text(list(rules.tables), JUMPS)])
+            return _rules_of(commands, rules)
 
         with nobodys_lock():
             return in_empty_network(write)
@@ -292,10 +289,10 @@ def printer(family: Family, variant: str) -> Callable[[Rules], Sequence[str]]:
     return printed
 
 
-def _rules_of(variant: str, rules: Rules) -> Sequence[str]:
+def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
     """Return the rules that are in our chains, and those that lead to them."""
     found = []
-    for table in xtables.tables(variant):
+    for table in xtables.tables(commands.name):
         ours = rules.tables.get(table.name, {})
         found += [
             f"{table.name} {rule}"
@@ -311,7 +308,7 @@ def _server_key(family: Family, key: bytes) -> ipvs.ServerKey:
 
 
 def _packed(key: ipvs.ServerKey) -> bytes:
-    return key.address + bytes((key.protocol,)) + key.port.to_bytes(2, "big")
+    return server_key(key.address, key.protocol, key.port)
 
 
 def _destination(key: ipvs.DestinationKey) -> bytes:

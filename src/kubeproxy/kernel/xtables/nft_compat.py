@@ -16,7 +16,7 @@ from kubeproxy.kernel.netlink.protocol import NetlinkError, understood
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
 from kubeproxy.kernel.nftables.nfnetlink import Transactions, rules
 from kubeproxy.kernel.xtables import xt_rules
-from kubeproxy.kernel.xtables.xtables import Commands, Writer
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 
 _CHAIN: Final = 4096
@@ -27,52 +27,56 @@ _END: Final = "COMMIT\n"
 log = logging.getLogger("kubeproxy.iptables")
 
 
-class NftCompat:
-    """An xtables.Writer for a variant that uses nf_tables."""
+class RuleWriter:
+    """Changes the rules of one variant and family; `transactions` is None for the legacy variant."""
 
-    def __init__(self, commands: Commands, transactions: Transactions) -> None:
+    def __init__(self, commands: Commands, transactions: Transactions | None) -> None:
         self._commands = commands
         self._transactions = transactions
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
         """Return one for the network namespace of the caller. Raises NetlinkError."""
-        return cls(commands, Transactions.open())
+        return cls(commands, Transactions.open() if commands.uses_nft else None)
 
     @property
     def chains_at_once(self) -> int:
-        """See Writer: they take about 0.4 s. At the end of a transaction the kernel walks all rules of the table."""
-        return min(10_000, max(1, self._transactions.room // _CHAIN))
+        """Return the best number of chains to change together.
+
+        They take about 0.4 s by netlink: at the end of a transaction the kernel walks all rules of the table.
+        """
+        return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
     def close(self) -> None:
         """Close the socket."""
-        self._transactions.close()
+        if self._transactions is not None:
+            self._transactions.close()
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """See Writer."""
-        try:
-            tables = xt_rules.encode(text, self._commands.family)
-        except xt_rules.Unknown as unknown:
-            log.debug("Left to %s: %s", self._commands.name, unknown)
-            return self._commands.prepared(text)
-        return partial(self._commit, tables, text)
+        """Return a function that applies the input of iptables-restore --noflush.
 
-    def _commit(self, tables: list[list[bytes]], text: str) -> Waited:
+        It changes each table in one step; chains that the text does not name stay. It returns how long it waited for
+        another program, and raises RestoreError, or ApplyError.
+        """
+        if self._transactions is not None:
+            try:
+                tables = xt_rules.encode(text, self._commands.family)
+                return partial(self._commit, self._transactions, tables, text)
+            except xt_rules.Unknown as unknown:
+                log.debug("Left to %s: %s", self._commands.name, unknown)
+        return partial(self._commands.restore, [text])
+
+    def _commit(self, transactions: Transactions, tables: list[list[bytes]], text: str) -> Waited:
         done = 0
         try:
             for messages in tables:
-                self._transactions.commit(messages)
+                transactions.commit(messages)
                 done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
             # Only the rest: the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
-
-
-def writer_of(commands: Commands) -> Writer:
-    """Return what changes a variant's rules fastest. Raises NetlinkError."""
-    return NftCompat.open(commands) if commands.uses_nft else commands
 
 
 def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:

@@ -13,14 +13,13 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.nfnetlink import has_chain
-from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Start, Waited, lock
+from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Start, Waited, lock
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
@@ -38,18 +37,19 @@ _ODD_BYTES: Final = (
 )
 
 
-class RestoreError(ApplyError):
-    """iptables-restore failed; `said` is its standard error."""
+class CommandError(ApplyError):
+    """A command failed with an exit status; `said` is its standard error."""
 
     def __init__(self, command: str, said: str, status: int) -> None:
         self.said = said
+        self.status = status
         lines = said.strip().splitlines() or [f"exit status {status}"]
         # The error comes last, after warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
-class LockHeldError(ApplyError):
-    """Another program held the lock of legacy iptables all the time, so the rules could not be read."""
+class RestoreError(CommandError):
+    """iptables-restore failed."""
 
 
 class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
@@ -62,23 +62,6 @@ class SavedTable(NamedTuple):
     name: str
     chains: tuple[str, ...]
     rules: tuple[str, ...]
-
-
-class Writer(Protocol):
-    """Applies the input of iptables-restore --noflush."""
-
-    @property
-    def chains_at_once(self) -> int:
-        """The best number of chains to change together."""
-
-    def prepared(self, text: str) -> Callable[[], Waited]:
-        """Return a function that changes the rules, each table in one step; chains that the text does not name stay.
-
-        The function returns how long it waited for another program. It raises RestoreError, or ApplyError.
-        """
-
-    def close(self) -> None:
-        """Close sockets."""
 
 
 class Commands(NamedTuple):
@@ -114,21 +97,10 @@ class Commands(NamedTuple):
         """Whether a restore can run while this process holds the lock of legacy iptables."""
         return self.version >= _LOCK_NAMED
 
-    @property
-    def chains_at_once(self) -> int:
-        """See Writer: about 50 ms, of which the start of iptables-nft-restore is a twentieth."""
-        return 1000
-
-    def prepared(self, text: str) -> Callable[[], Waited]:
-        """See Writer."""
-        return partial(self.restore, [text])
-
-    def close(self) -> None:
-        """See Writer: a command has no sockets between its runs."""
-
     def table(self, name: str) -> SavedTable | None:
         """Return a table, None if it is empty. Raises ApplyError."""
-        return next((table for table in _parse(_run([f"{self.name}-save", "-t", name])) if table.name == name), None)
+        tables = _parse(_printed([f"{self.name}-save", "-t", name]))
+        return next((table for table in tables if table.name == name), None)
 
     def saved(self, table: str) -> Iterator[str]:
         """Yield the lines of iptables-save of a table as it prints them. Raises Incompatible, or ApplyError."""
@@ -142,14 +114,16 @@ class Commands(NamedTuple):
 
         Raises Incompatible, or ApplyError.
         """
-        command = [self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]
-        done = _call(command)
-        if done.returncode == 1:
+        try:
+            lines = list(_printed([self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]))
+        except CommandError as error:
+            if error.status != 1:
+                raise
             # iptables-nft 1.8.9 prints the same for a missing chain.
-            if _INCOMPATIBLE in done.stderr and has_chain(self.family, table, chain):
-                raise Incompatible(done.stderr.strip())
+            if _INCOMPATIBLE in error.said and has_chain(self.family, table, chain):
+                raise Incompatible(error.said.strip()) from error
             return None
-        return tuple(line for line in _output(command, done).splitlines() if line.startswith("-A "))
+        return tuple(line.removesuffix("\n") for line in lines if line.startswith("-A "))
 
 
 def installed() -> list[str]:
@@ -165,7 +139,7 @@ def installed_for(family: Family) -> list[str]:
 
 def commands(name: str) -> Commands:
     """Return the variant and version of a command. Raises ApplyError if it cannot be run."""
-    said = _run([name, "--version"])
+    said = "".join(_printed([name, "--version"]))
     found = re.search(r"v(\d+(?:\.\d+)+)", said)
     version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
     family = Family.IPV6 if name.startswith("ip6") else Family.IPV4
@@ -174,20 +148,14 @@ def commands(name: str) -> Commands:
 
 def tables(variant: str) -> Iterator[SavedTable]:
     """Yield the tables of a variant that are not empty. Raises ApplyError."""
-    return _parse(_run([f"{variant}-save"]))
+    return _parse(_printed([f"{variant}-save"]))
 
 
-def restore(variant: str, text: str) -> None:
-    """Change rules, each table in one step; chains that the text does not name stay. Raises ApplyError."""
-    # Legacy iptables has one lock for all programs; -w waits for it instead of failing.
-    _run([f"{variant}-restore", "--noflush", "-w", str(LOCK_PATIENCE)], text)
-
-
-def _parse(text: str) -> Iterator[SavedTable]:
+def _parse(lines: Iterable[str]) -> Iterator[SavedTable]:
     name = ""
     chains: list[str] = []
     rules: list[str] = []
-    for line in text.splitlines():
+    for line in (each.removesuffix("\n") for each in lines):
         if line.startswith("*"):
             name, chains, rules = line[1:], [], []
         elif line.startswith(":"):
@@ -199,14 +167,16 @@ def _parse(text: str) -> Iterator[SavedTable]:
 
 
 def _printed(command: list[str]) -> Iterator[str]:
-    """Yield the lines that a command prints. Raises ApplyError if it fails."""
+    """Yield the lines that a command prints. Raises LockHeldError, CommandError, or ApplyError if it cannot be run."""
     with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, said):
         assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
             yield from printed
         if status := process.wait():
-            lines = os.pread(said, 1 << 12, 0).decode(errors="replace").strip().splitlines()
-            raise ApplyError(f"{command[0]}: {' / '.join(lines[:3]) or f'exit status {status}'}")
+            text = os.pread(said, 1 << 12, 0).decode(errors="replace")
+            if _LOCK_HELD in text:
+                raise LockHeldError(f"{command[0]}: {text.strip()}")
+            raise CommandError(command[0], text, status)
 
 
 def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
@@ -288,24 +258,3 @@ def target_of(rule: str) -> str:
         if flag in before:
             return words[len(words) - 1 - before.index(flag)]
     return ""
-
-
-def _run(command: list[str], text: str | None = None) -> str:
-    return _output(command, _call(command, text))
-
-
-def _call(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command, input=text, capture_output=True, encoding="utf-8", errors=_ODD_BYTES, check=False, timeout=_TIMEOUT
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ApplyError(f"{command[0]}: {error}") from error
-
-
-def _output(command: list[str], done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        kind = LockHeldError if _LOCK_HELD in done.stderr else ApplyError
-        raise kind(f"{command[0]}: {' / '.join(lines[:3])}")
-    return done.stdout

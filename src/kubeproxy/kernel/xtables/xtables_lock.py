@@ -38,7 +38,11 @@ class Waited(NamedTuple):
 NOT_WAITED: Final = Waited(0.0, "")
 
 
-class NotReleasedError(ApplyError):
+class LockHeldError(ApplyError):
+    """Another program held the lock of legacy iptables all the time; a later try may succeed."""
+
+
+class NotReleasedError(LockHeldError):
     """Another program held the lock for as long as the caller waited, which is in `waited`."""
 
     def __init__(self, path: Path, waited: Waited) -> None:

@@ -9,7 +9,8 @@ from kubeproxy.config.fields import DetectLocal, IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.xtables import iptables_variant
-from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, LockHeldError
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
+from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family
 from kubeproxy.setup import modes
 

@@ -7,7 +7,7 @@ from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.ipset import SetEntry
-from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.addresses import pack
 from unit.backends.ipvs.test_ipvs_backend import NAME, SERVER, A, B, C, at, plans, run, started, v4_world
 
 WORLD = v4_world()
@@ -27,7 +27,7 @@ def set_up(pods=(A, B), **spec):
 
 
 def examiner(kernel, printer=printed) -> IpvsExaminer:
-    return IpvsExaminer(Family.IPV4, kernel, WORLD, scheduler_named("rr"), (), printer)
+    return IpvsExaminer(kernel, WORLD, scheduler_named("rr"), (), printer)
 
 
 def shown(kernel, wanted):

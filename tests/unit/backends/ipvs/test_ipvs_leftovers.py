@@ -11,6 +11,8 @@ from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, IpsetId, kind_of, sched
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import IpsetError, Ipsets, SetCounts, SetEntry
+from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.report.registry import CounterMetric
 
@@ -24,13 +26,13 @@ def refuse(code):
 
 def test_a_kernel_without_ip_sets_has_none_to_remove(monkeypatch):
     monkeypatch.setattr(Ipsets, "names", refuse(errno.EINVAL))
-    monkeypatch.setattr(cleanup.xtables, "installed", list)
+    monkeypatch.setattr(xtables, "installed", list)
     assert cleanup.cleanup() == []
 
 
 def test_sets_that_cannot_be_read_are_told(monkeypatch):
     monkeypatch.setattr(Ipsets, "names", refuse(errno.EPERM))
-    monkeypatch.setattr(cleanup.xtables, "installed", list)
+    monkeypatch.setattr(xtables, "installed", list)
     assert cleanup.cleanup() == ["cannot read the ip sets: Operation not permitted"]
 
 
@@ -66,9 +68,8 @@ def test_a_small_set_gets_room(left):
     name, entries = "KUBE-CLUSTER-IP", {SetEntry(b"\x0a\x60\0\x01", 6, 80)}
     sets = Sets(**{name: (set(entries), 65536)}, **left)
     kernel = NodeKernel(
-        Family.IPV4,
+        Commands("iptables", Family.IPV4, uses_nft=False, version=(1, 8, 9)),
         scheduler_named("rr"),
-        "iptables",
         servers=None,
         sets=sets,
         monitor=None,

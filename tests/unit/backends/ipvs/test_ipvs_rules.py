@@ -6,9 +6,8 @@ from functools import partial
 
 import pytest
 
-from kubeproxy.backends.ipvs import probe
+from kubeproxy.backends.ipvs import cleanup, mode
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
-from kubeproxy.backends.ipvs.cleanup import removal
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
 from kubeproxy.backends.leftovers import owned, removals
@@ -74,18 +73,28 @@ def table(found: Rules, name: str) -> SavedTable:
     return SavedTable(name, ("INPUT", "OUTPUT", *found.tables[name], "OTHERS"), (*jumps, *lines, "-A OTHERS -j ACCEPT"))
 
 
-def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets() -> None:
-    text = removal([table(rules(), "nat")])
+def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(cleanup, "remove_iptables_rules", lambda *given: asked.append(given) or [])
+    cleanup._remove_rules()
+
+    def removed(*tables):
+        kept = partial(kept_by_cleanup, Commands("iptables", Family.IPV4, uses_nft=True, version=(1, 8)))
+        return "".join(removals(owned(tables, kept, sets), 10))
+
+    (kept_by_cleanup, sets), *_ = asked
+    text = removed(table(rules(), "nat"))
     assert "-X KUBE-NODE-PORT" in text
     assert "-X KUBE-SERVICES" not in text  # iptables mode may be using it
     assert "OTHERS" not in text
     assert "-D KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK" in text
-    assert removal([SavedTable("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))]) == ""
+    assert removed(SavedTable("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))) == ""
 
 
 def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
-    monkeypatch.setattr(probe, "variant", lambda family: "iptables-nft")
-    kept = partial(OPERATIONS.keeps, Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8)))
+    ours_are = Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8))
+    monkeypatch.setattr(mode, "used_commands", lambda family: ours_are)
+    kept = partial(OPERATIONS.keeps, ours_are)
     ours = table(rules(), "nat")
     others = SavedTable("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
     assert list(owned([ours], kept)) == []

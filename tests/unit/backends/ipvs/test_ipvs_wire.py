@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.ipvs import wire
 from kubeproxy.backends.ipvs.chains import Rules
 from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.report.registry import CounterMetric
 from support.cluster_objects import world
@@ -18,14 +18,15 @@ def test_rules_that_iptables_restore_refuses_are_counted(monkeypatch):
     """As kubeproxy_sync_proxy_rules_iptables_restore_failures_total, by which the Go kube-proxy's alerts go."""
     family, answers = Family.IPV4, [ApplyError("iptables-restore: line 3 failed"), None]
 
-    def restore(variant, text):
-        assert (variant, text.startswith("*nat\n")) == ("iptables-nft", True)
+    def restore(commands, pieces):
+        assert "".join(pieces).startswith("*nat\n")
         if (error := answers.pop(0)) is not None:
             raise error
 
-    monkeypatch.setattr(wire.xtables, "restore", restore)
+    monkeypatch.setattr(Commands, "restore", restore)
     failures = CounterMetric()
-    kernel = NodeKernel(family, scheduler_named("rr"), "iptables-nft", None, None, None, failures)
+    commands = Commands("iptables-nft", family, uses_nft=True, version=(1, 8, 9))
+    kernel = NodeKernel(commands, scheduler_named("rr"), None, None, None, failures)
     rules = Rules(family, world())
     kernel.write_rules(rules, (), ())
     assert failures.value == 0
