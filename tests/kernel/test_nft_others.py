@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kubeproxy.kernel.netlink import announcements
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, open_socket
 from kubeproxy.kernel.nftables import changes
@@ -110,6 +111,34 @@ def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
             assert here.heard().nothing
 
 
+def test_what_others_load_into_tables_of_theirs_is_not_received(monkeypatch):
+    monkeypatch.setattr(changes, "_RECEIVE_BUFFER", 1 << 17)
+    with listening() as here:
+        elements = ", ".join(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(50_000))
+        nft.run(f"add element ip theirs addresses {{ {elements} }}\n")
+        assert here.heard().nothing
+        assert here.others._announced.lost == 0
+        # Ours is anywhere in the transaction, so it may be anywhere in a buffer.
+        for at in range(60):
+            some = [f"add element ip theirs addresses {{ 11.0.{at}.{n} }}" for n in range(60)]
+            some.insert(at, f"add element ip ours addresses {{ 10.1.0.{at} }}")
+            nft.run("\n".join(some) + "\n")
+            heard = here.heard()
+            assert (heard.complete, heard.elements, heard.rules) == (True, {"addresses"}, False)
+            here.look()
+        assert here.others._announced.lost == 0
+
+
+def test_where_a_filter_has_no_room_everything_is_received(monkeypatch):
+    monkeypatch.setattr(announcements, "_MOST_MESSAGES", 400)  # more instructions than the kernel takes
+    with listening() as here:
+        nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
+        here.commit("chain")
+        assert here.heard().nothing
+        nft.run("add element ip ours addresses { 10.0.0.1 }\n")
+        assert here.heard().elements == {"addresses"}
+
+
 def test_a_program_may_call_itself_anything():
     with listening() as here, closing(Transactions.open()) as stranger:
         own = Path("/proc/thread-self/comm")
@@ -126,6 +155,33 @@ def test_what_is_committed_by_a_socket_that_nobody_knows_is_told():
     with listening() as here, closing(Transactions.open()) as stranger:
         stranger.commit([chain_message(V4, "ours", "another")])
         assert here.heard().rules
+
+
+def ahead(here, transactions):
+    """The changes while so many transactions are counted that are not announced yet."""
+    return here.others.changes(V4, lambda: here.link.generation() + transactions)
+
+
+def test_a_transaction_under_way_is_awaited():
+    with listening() as here:
+        seen = ahead(here, 1)
+        assert (seen.complete, seen.pending, seen.nothing, seen.nothing_yet) == (False, True, False, True)
+        assert here.heard().nothing
+        nft.run("add chain ip ours second\n")
+        assert not ahead(here, 1).nothing_yet
+        here.look()
+        with here.unheard():
+            nft.run("add chain ip theirs first\n")
+        assert not ahead(here, 1).nothing_yet
+
+
+@pytest.mark.parametrize(("transactions", "slowest"), [(2, 10.0), (1, 0.0), (-1, 10.0)])
+def test_a_number_that_no_transaction_under_way_explains_is_something_missed(monkeypatch, transactions, slowest):
+    monkeypatch.setattr(changes, "_SLOWEST", slowest)
+    with listening() as here:
+        seen = ahead(here, transactions)
+        assert (seen.complete, seen.pending) == (False, False)
+        assert not here.heard().complete
 
 
 def test_that_something_was_missed_shows_until_it_is_looked_at():
@@ -192,7 +248,7 @@ def test_more_than_can_be_kept_is_known_to_be_missing(monkeypatch):
     monkeypatch.setattr(changes, "_RECEIVE_BUFFER", 1 << 14)
     with listening() as here:
         many = ", ".join(f"10.{n >> 8}.{n & 255}.1" for n in range(5000))
-        nft.run(f"add element ip theirs addresses {{ {many} }}\n")
+        nft.run(f"add element ip ours addresses {{ {many} }}\n")
         assert not here.heard().complete
         here.look()
         assert here.heard().nothing

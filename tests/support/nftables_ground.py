@@ -126,7 +126,7 @@ class Ground(ABC):
     def rule_handles(self, family: Family = V4) -> tuple[int, ...]:
         """Return the handles of our table's rules."""
         with closing(self.table(family)) as table:
-            return table.rule_handles()
+            return tuple(rule.handle for rule in table.rules())
 
     def packed(self, name: str, family: Family = V4) -> list[Element]:
         """Return the elements of one set or map as the kernel has them."""
@@ -170,8 +170,9 @@ class Interposed:
 
     def commit(self, messages):
         self._ground.before_commit()
-        self._table.commit(messages)
+        reported = self._table.commit(messages)
         self._ground.after_commit()
+        return reported
 
 
 class FakeGround(Ground):

@@ -69,12 +69,12 @@ class FakeKernel:
                     heard.complete, heard.elements | told, heard.rules or rules != other_rules, by
                 )
 
-    def commit(self, messages: Sequence[bytes]) -> None:
-        """Execute netlink messages as one transaction. Raises NetlinkError."""
+    def commit(self, messages: Sequence[bytes]) -> list[int]:
+        """Execute netlink messages as one transaction, as nfnetlink.Transactions does. Raises NetlinkError."""
         if sum(map(len, messages)) > self.room:
             raise NetlinkError(errno.EMSGSIZE, "cannot send to nf_tables")
         try:
-            self._execute(netlink.execute, messages)
+            return self._execute(netlink.execute, messages)
         except RefusedError as error:
             raise error.as_netlink() from error
 
@@ -85,7 +85,7 @@ class FakeKernel:
         except RefusedError as error:
             raise ApplyError(f"nft -f -: Error: Could not process rule: {error}") from error
 
-    def _execute(self, execute: Callable[[Step, Transaction], None], steps: Iterable[Step]) -> None:
+    def _execute(self, execute: Callable[[Step, Transaction], None], steps: Iterable[Step]) -> list[int]:
         transaction = Transaction(self.tables, lambda: next(self._handles), self.now)
         try:
             for step in steps:
@@ -95,6 +95,7 @@ class FakeKernel:
             transaction.abort()
             raise
         self.generation += transaction.changed
+        return transaction.reported
 
     def _perhaps_refuse(self) -> None:
         if self._refusal is None:
@@ -119,8 +120,8 @@ class FakeTable:
     def room(self) -> int:
         return self.kernel.room
 
-    def commit(self, messages: Sequence[bytes]) -> None:
-        self.kernel.commit(messages)
+    def commit(self, messages: Sequence[bytes]) -> list[int]:
+        return self.kernel.commit(messages)
 
     def generation(self) -> int:
         return self.kernel.generation
@@ -145,10 +146,10 @@ class FakeTable:
         table = self._table(TABLE)
         return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
 
-    def rule_handles(self) -> tuple[int, ...]:
+    def rules(self) -> list[nfnetlink.Rule]:
         table = self._table(TABLE)
         chains = table.chains.values() if table is not None else ()
-        return tuple(rule.handle for chain in chains for rule in chain.rules)
+        return [nfnetlink.Rule(chain.name, rule.handle, b"") for chain in chains for rule in chain.rules]
 
     def chains(self) -> dict[str, ListedChain]:
         found = self._table(TABLE)

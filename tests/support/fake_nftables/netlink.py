@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, attributes
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_ECHO, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import listing, nfnetlink, tables
 from kubeproxy.kernel.nftables.fields import VERDICTS
@@ -66,12 +66,14 @@ def execute(message: bytes, transaction: Transaction) -> None:
             for key, _ in _elements(target, parts[3]):
                 transaction.delete_element(target, key)
         case nfnetlink.NEW_CHAIN if creating:
-            transaction.add_chain(table, _text(parts[3]), _hook(parts))
+            chain = transaction.add_chain(table, _text(parts[3]), _hook(parts))
+            transaction.reported += [chain.handle] * bool(flags & NLM_F_ECHO)
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
         case nfnetlink.NEW_RULE if creating and flags & nfnetlink.NLM_F_APPEND:
             rule = tuple(_whole(each, transaction) for each in _parse(parts[4]))
-            transaction.add_rule(table, table.chain(_text(parts[2])), _printed(rule, table.family))
+            made = transaction.add_rule(table, table.chain(_text(parts[2])), _printed(rule, table.family))
+            transaction.reported += [made.handle] * bool(flags & NLM_F_ECHO)
         case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:

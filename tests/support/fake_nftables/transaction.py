@@ -44,6 +44,7 @@ class Transaction:
         self._handle = handle
         self._now = now
         self._undo: list[Callable[[], object]] = []
+        self.reported: list[int] = []  # handles of the objects that are to be reported
         self.inline: dict[int, Inline] = {}  # sets that rules of this transaction have for themselves, by number
 
     @property
@@ -86,17 +87,18 @@ class Transaction:
 
     # -- chains and rules -------------------------------------------------------------------------------------------
 
-    def add_chain(self, table: Table, name: str, hook: str) -> None:
-        """Make a chain; one that is there may get another policy, and it is a change in any case."""
+    def add_chain(self, table: Table, name: str, hook: str) -> Chain:
+        """Make and return a chain; one that is there may get another policy, and it is a change in any case."""
         if name in table.chains:
             chain = table.chains[name]
             before, policy = chain.hook, _POLICY.search(hook)
             if policy is not None:
                 chain.hook = _POLICY.sub("", before).strip() + policy[0]
             self._undo.append(lambda: setattr(chain, "hook", before))
-            return
-        table.chains[name] = Chain(name, self._handle(), hook)
+            return chain
+        table.chains[name] = chain = Chain(name, self._handle(), hook)
         self._undo.append(lambda: table.chains.pop(name))
+        return chain
 
     def delete_chain(self, table: Table, chain: Chain) -> None:
         """Delete a chain with its rules; not while another rule or an element leads to it."""
@@ -127,8 +129,8 @@ class Transaction:
         table.counters.remove(name)
         self._undo.append(lambda: table.counters.append(name))
 
-    def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> None:
-        """Make a rule, the last one of its chain or the first one."""
+    def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> Rule:
+        """Make and return a rule, the last one of its chain or the first one."""
         names = _names(text)
         for target in names.targets:
             self._require_target(table, target)
@@ -140,6 +142,7 @@ class Transaction:
         rule = Rule(self._handle(), text)
         chain.rules.insert(0 if first else len(chain.rules), rule)
         self._undo.append(lambda: chain.rules.remove(rule))
+        return rule
 
     def flush_chain(self, chain: Chain) -> None:
         """Delete the rules of a chain."""

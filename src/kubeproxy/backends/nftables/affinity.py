@@ -7,13 +7,14 @@ Service with affinity loses more endpoints than it gains.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Registry, Room
 from kubeproxy.backends.nftables.layout import TABLE, VERDICT_MAPS, ChainName, client_set, pool_number
 from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.render import Placed, pools
-from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
+from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS, slots_with_clients
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
@@ -69,19 +70,22 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
     return sorted(((slot, first[d]) for slot, d in lost), key=lambda move: move[1])
 
 
-def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
-    """Return the messages that copy the clients, with the time left of each.
+def messages(
+    wanted: Sequence[Move], table: KernelTable, chains: AbstractSet[ChainName], missing: AbstractSet[ChainName]
+) -> list[bytes]:
+    """Return the messages that copy the clients, with the time left of each. The sets of clients of `chains` exist,
+    those of `missing` are created before, in the same transaction.
 
     A client stays in the set of a slot that its endpoint left, so it may be in several sets. The first slot serves it,
     and only with that slot it moves.
     """
     if not wanted:
         return []
-    clients = _Clients(table)
+    clients, sets = _Clients(table, _sets(chains)), _sets(chains | missing)
     packed: dict[str, list[bytes]] = {}
     for move in wanted:
         target = client_set(move.target)
-        if target not in clients.sets:
+        if target not in sets:
             continue
         moved = clients.of(client_set(move.source), move.pool)
         for slot in range(move.source):
@@ -98,19 +102,23 @@ def messages(wanted: Sequence[Move], table: KernelTable) -> list[bytes]:
     ]
 
 
+def _sets(chains: Iterable[ChainName]) -> set[str]:
+    return set(map(client_set, slots_with_clients(chains)))
+
+
 class _Clients:
     """The clients of each set, by pool. A set is read once, on first use."""
 
-    def __init__(self, table: KernelTable) -> None:
-        self.sets = table.sets()
+    def __init__(self, table: KernelTable, sets: AbstractSet[str]) -> None:
         self._table = table
+        self._sets = sets
         self._read: dict[str, dict[bytes, dict[bytes, Element]]] = {}
 
     def of(self, name: str, pool: bytes) -> dict[bytes, Element]:
         """Return a pool's clients in a set by element key; {} if the set does not exist."""
         if name not in self._read:
             by_pool = self._read[name] = {}
-            for client in self._table.elements(name) if name in self.sets else ():
+            for client in self._table.elements(name) if name in self._sets else ():
                 if client.expires > 0:
                     by_pool.setdefault(client.key[-len(pool) :], {})[client.key] = client
         return self._read[name].get(pool, {})

@@ -6,7 +6,8 @@ Used at the start, after a failure, and when another program may have changed th
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
@@ -28,10 +29,9 @@ from kubeproxy.backends.nftables.replacing import copies, older_form
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
-from kubeproxy.kernel.netlink.protocol import messages as netlink_messages
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
-from kubeproxy.kernel.nftables.tables import Definition, ListedChain, TableContents
+from kubeproxy.kernel.nftables.tables import Definition, Hook, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
 
@@ -41,40 +41,53 @@ CONTRADICTIONS: Final = frozenset(
 """Errors of a repair that mean that an object in the table blocks it. Others, such as ENOBUFS, are temporary."""
 
 
-WITH_HANDLE: Final = frozenset({nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE, nfnetlink.NEW_SET})
-"""Messages that create an object with a handle."""
+class Signed(NamedTuple):
+    """A chain: its handle, its hook, None unless it is a base chain, and the handles of its rules in order."""
+
+    handle: int
+    hook: Hook | None
+    rules: tuple[int, ...]
 
 
 class Signature(NamedTuple):
     """Handles of a table, its chains and rules. The kernel never reuses one, so each change makes another signature."""
 
     header: nfnetlink.TableHeader | None = None
-    rules: tuple[int, ...] = ()
-    chains: frozenset[tuple[str, ListedChain]] = frozenset()
+    chains: Mapping[str, Signed] = MappingProxyType({})
+
+    def without(self, chains: Iterable[str]) -> Signature:
+        """Return the signature after the removal of chains that another chain may lead to."""
+        return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 
 def signature(table: KernelTable) -> Signature:
-    """Return the signature of our table."""
-    return Signature(table.header(), table.rule_handles(), frozenset(table.chains().items()))
+    """Return the signature of our table. Reads every rule: see `grown`."""
+    header, chains = table.header(), table.chains()
+    rules: dict[str, list[int]] = {name: [] for name in chains}
+    for rule in table.rules():
+        rules.setdefault(rule.chain, []).append(rule.handle)
+    hooks = {name: (chain.handle, chain.hook) for name, chain in chains.items()}
+    return Signature(header, {name: Signed(*hooks.get(name, (0, None)), tuple(its)) for name, its in rules.items()})
 
 
-def is_result(before: Signature, made: Sequence[bytes], after: Signature) -> bool:
-    """Return whether our transaction, which made chains and rules, is all that led from one signature to another.
+def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
+    """Return the signature after our transaction that created chains and rules, without reading any.
 
-    The kernel counts handles in each table: after the last chain, the rules and their sets have handles in a row. What
-    another program added or replaced has a higher one. No rule's content is read, and other tables do not matter.
+    `reported` are the handles of its first chain and its last rule. The kernel counts handles in each table, so the
+    objects between them have handles in a row. Returns None if one of the chains existed: another program created it.
     """
-    kinds = [at.kind for message in made for at in netlink_messages(message) if at.kind in WITH_HANDLE]
-    came = {chain.handle for _, chain in after.chains - before.chains}
-    if not came or len(came) != kinds.count(nfnetlink.NEW_CHAIN) or not before.chains <= after.chains:
-        return False
-    known, last, base = set(before.rules), len(kinds) - kinds[::-1].index(nfnetlink.NEW_CHAIN) - 1, max(came)
-    in_a_row = [base + at - last for at, kind in enumerate(kinds) if kind == nfnetlink.NEW_RULE]
-    return (
-        before.header == after.header
-        and tuple(handle for handle in after.rules if handle in known) == before.rules
-        and [handle for handle in after.rules if handle not in known] == in_a_row
-    )
+    objects = list(nfnetlink.created(made))
+    del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
+    if len(reported) != 2 or reported[1] - reported[0] != len(objects) - 1:
+        return None
+    rules: dict[str, list[int]] = {}
+    chains = dict(before.chains)
+    for handle, (kind, name) in enumerate(objects, reported[0]):
+        if kind == nfnetlink.NEW_CHAIN:
+            chains[name] = Signed(handle, None, ())
+        elif kind == nfnetlink.NEW_RULE:
+            rules.setdefault(name, []).append(handle)
+    return before._replace(chains=chains | {name: chains[name]._replace(rules=tuple(rules[name])) for name in rules})
 
 
 Edges = frozenset[tuple[bytes, bool]]

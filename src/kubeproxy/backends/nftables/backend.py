@@ -200,8 +200,9 @@ class NftablesBackend:
     def _commit(self, batch: _Batch) -> int:
         """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
-            self._ensure_chains(batch.transaction.chains())
-            self._transact([*batch.transaction.messages(), *affinity.messages(batch.moves, self._table)])
+            missing = self._ruleset.needed(batch.transaction.chains()) - self._chains
+            moved = affinity.messages(batch.moves, self._table, self._chains, missing)
+            self._transact_with(missing, [*batch.transaction.messages(), *moved])
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -228,21 +229,27 @@ class NftablesBackend:
             self._service_cidrs, self._service_cidr_edges = ranges, edges
         return transaction.elements
 
-    def _ensure_chains(self, names: Iterable[ChainName]) -> None:
-        missing = self._ruleset.needed(names) - self._chains
+    def _transact_with(self, missing: set[ChainName], elements: list[bytes]) -> None:
+        """Create missing chains and commit elements in one transaction: another program may delay each by its own.
+
+        The kernel reports new handles: it is not read, as a reading starts again whenever another program commits.
+        """
         if not missing:
+            self._transact(elements)
             return
-        before, made = self._signature, self._ruleset.messages(missing)
-        self._transact(made)
-        self._chains |= missing
-        self._signature = audit.signature(self._table)
-        if not audit.is_result(before, made, self._signature) and not self._intact():
+        made = self._ruleset.messages(missing, elements)
+        if sum(map(len, made)) > self._table.room:
+            self._transact_with(missing, [])
+            self._transact(elements)
+            return
+        signature = audit.grown(self._signature, made, self._table.commit(made))
+        if signature is None:
             raise ChangedByOthersError(altered(self._ruleset.name))
+        self._chains |= missing
+        self._signature = signature
 
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service uses any more."""
-        if self._is_altered():
-            return  # a resync repairs it; a new signature would hide it
         sticky = (
             item for placed in self._placed.values() for item in placed if item.plan.affinity or item.plan.balance
         )
@@ -258,7 +265,7 @@ class NftablesBackend:
             return
         log.info("Removed unused chains of session affinity family=%s chains=%d", self.family.label, len(gone))
         self._chains -= gone
-        self._sign()
+        self._signature = self._signature.without(map(str, gone))
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -444,7 +451,7 @@ class NftablesBackend:
         If an announcement of the kernel may have been lost, it compares the table to this depth.
         """
         heard = self._table.heard()
-        if heard.nothing:
+        if heard.nothing or heard.nothing_yet:
             return None
         told = heard.elements or heard.rules
         depth = Depth.THOROUGH if told else depth

@@ -35,7 +35,7 @@ from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
 from kubeproxy.kernel.nftables import compiling, messages
 from kubeproxy.kernel.nftables.elements import element_messages, plain_element
-from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
+from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, echoed
 from kubeproxy.kernel.nftables.tables import (
     COUNTED,
     DYNAMIC,
@@ -106,7 +106,7 @@ class Ruleset:
     def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> Definition:
         """Return the table without Services, with these chains and their targets, and sets of clients for `slots`."""
         names = self.needed(chains)
-        clients = map(self._clients, sorted({*_slots_with_clients(names), *slots}))
+        clients = map(self._clients, sorted({*slots_with_clients(names), *slots}))
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
         counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
         flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
@@ -332,12 +332,17 @@ class Ruleset:
                 queue += _leads_to(name)
         return found
 
-    def messages(self, names: Iterable[ChainName]) -> list[bytes]:
-        """Return the messages that create exactly these chains and their sets."""
+    def messages(self, names: Iterable[ChainName], elements: Iterable[bytes] = ()) -> list[bytes]:
+        """Return the messages that create exactly these chains and their sets, and then add elements.
+
+        The kernel reports the first chain and the last rule, for audit.grown. Rules come last, as in `creation`.
+        """
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
-        made = Definition(tuple(map(self._clients, _slots_with_clients(ordered))), chains)
-        return [*messages.objects(*place, made), *messages.rules(*place, chains)]
+        made = Definition(tuple(map(self._clients, slots_with_clients(ordered))), chains)
+        objects, rules = messages.objects(*place, made), messages.rules(*place, chains)
+        objects[len(made.sets)] = echoed(objects[len(made.sets)])
+        return [*objects, *elements, *rules[:-1], echoed(rules[-1])]
 
     def _clients(self, slot: int) -> SetSpec:
         """Return the set of clients of a slot. Its key is that of `_client_key`.
@@ -461,7 +466,7 @@ def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
     return f"{chain}-{size}" if size else chain
 
 
-def _slots_with_clients(names: Iterable[ChainName]) -> list[int]:
+def slots_with_clients(names: Iterable[ChainName]) -> list[int]:
     """Return the slots whose sets of clients these chains use."""
     return sorted({name.endpoints for name in names if name.treatment.endswith("affinity")})
 

@@ -51,13 +51,13 @@ class KernelTable:
         self._reads.close()
         self._fetcher.close()
 
-    def commit(self, messages: Sequence[bytes]) -> None:
-        """Commit netlink messages as one transaction.
+    def commit(self, messages: Sequence[bytes]) -> list[int]:
+        """Commit netlink messages as one transaction; return the handles of objects with `echoed` messages.
 
         Raises NetlinkError with the errno of the kernel's refusal, ApplyError if another program owns the table.
         """
         try:
-            self._transactions.commit(messages)
+            handles = self._transactions.commit(messages)
         except NetlinkError as error:
             header = self.header() if error.code == errno.EPERM else None
             if header is None or not header.owner:
@@ -68,6 +68,7 @@ class KernelTable:
             ) from error
         if self._others is not None:
             self._others.count_own()
+        return handles
 
     @property
     def room(self) -> int:
@@ -110,9 +111,9 @@ class KernelTable:
         """Return the table's handle, comment and state; None when it is missing."""
         return nfnetlink.table(self.family, TABLE, self._reads)
 
-    def rule_handles(self) -> tuple[int, ...]:
-        """Return the handles of all rules of the table. The kernel never reuses one."""
-        return nfnetlink.rule_handles(self.family, TABLE, self._reads)
+    def rules(self) -> Sequence[nfnetlink.Rule]:
+        """Return the rules of the table in order. The kernel never reuses a handle."""
+        return nfnetlink.rules(self.family, TABLE, self._reads)
 
     def chains(self) -> Mapping[str, ListedChain]:
         """Return the shapes of the table's chains by name."""

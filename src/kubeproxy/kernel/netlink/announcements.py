@@ -36,7 +36,31 @@ LOAD_WORD: Final = 0x20
 IF_EQUAL: Final = 0x15
 _RETURN: Final = 0x06
 _SENDER: Final = 12  # nlmsg_pid of struct nlmsghdr
-_KEEP_OR_DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF) + _INSTRUCTION.pack(_RETURN, 0, 0, 0)
+_KEEP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF)
+_DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0)
+_LOAD_INDEXED: Final = {2: 0x48, 4: 0x40}
+"""LD IND by size in bytes: from register X, plus the operand."""
+_LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the bytes of nlmsg_len below 64 KiB
+_NEXT_MESSAGE: Final = b"".join(
+    _INSTRUCTION.pack(code, 0, 0, operand)
+    for code, operand in (
+        (0x03, 1),  # M[1] = X
+        (0x50, _HIGH),  # A = the byte at X + operand
+        (0x64, 8),  # A <<= 8
+        (0x02, 0),  # M[0] = A
+        (0x50, _LOW),
+        (0x61, 0),  # X = M[0]
+        (0x4C, 0),  # A |= X
+        (0x04, 3),  # A += 3
+        (0x54, 0xFFFFFFFC),  # A &= operand
+        (0x61, 1),  # X = M[1]
+        (0x0C, 0),  # A += X
+        (0x07, 0),  # X = A
+    )
+)
+"""Adds the length of the message at X, padded, to X."""
+_MOST_MESSAGES: Final = 80
+"""Messages of a buffer that a filter examines; it keeps a buffer of more. The kernel fills a page with 50 elements."""
 
 
 class Announcements(Closing):
@@ -152,13 +176,32 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
     packed = b""
     for at, (code, operand) in enumerate(steps):
         packed += _INSTRUCTION.pack(code, 0, len(steps) - at if code == IF_EQUAL else 0, operand)
-    return packed + _KEEP_OR_DROP
+    return packed + _KEEP + _DROP
 
 
-def without_senders(ports: Collection[int]) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports."""
+def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
-    for at, port in enumerate(ports):  # an equal port jumps to the last instruction
-        operand = int.from_bytes(port.to_bytes(4, sys.byteorder), "big")  # BPF loads words in network byte order
-        packed.append(_INSTRUCTION.pack(IF_EQUAL, len(ports) - at, 0, operand))
-    return b"".join(packed) + _KEEP_OR_DROP
+    for port in ports:
+        packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]
+    return b"".join((*packed, wanted))
+
+
+def loaded(field: bytes) -> int:
+    """Return the number that a filter loads from these bytes: in network byte order."""
+    return int.from_bytes(field, "big")
+
+
+def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return a filter that keeps buffers in which the fields of a message equal those of one of these alternatives.
+
+    A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
+    transaction into a buffer. A load behind its end drops the buffer.
+    """
+    test = b""
+    for fields in alternatives:
+        for left, (offset, contents) in zip(range(len(fields) - 1, -1, -1), fields, strict=True):
+            test += _INSTRUCTION.pack(_LOAD_INDEXED[len(contents)], 0, 0, offset)
+            test += _INSTRUCTION.pack(IF_EQUAL, 0, 2 * left + 1, loaded(contents))
+        test += _KEEP
+    return _INSTRUCTION.pack(0x01, 0, 0, 0) + (test + _NEXT_MESSAGE) * _MOST_MESSAGES + _KEEP

@@ -24,6 +24,7 @@ NETLINK_GENERIC: Final = 16
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
+NLM_F_ECHO: Final = 0x8
 NLM_F_DUMP_INTR: Final = 0x10
 NLM_F_DUMP: Final = 0x300
 NLM_F_EXCL: Final = 0x200

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.announcements import Announcements, network_namespace, without_senders
-from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, parts, understood
+from kubeproxy.kernel.netlink.announcements import Announcements, keeping_any, network_namespace, without_senders
+from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, parts, text_attribute, understood
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.nfnetlink import (
     DELETE_CHAIN,
@@ -33,6 +33,7 @@ _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _RECEIVE_BUFFER: Final = 8 << 20  # about 50,000 elements; the kernel allocates memory only for messages
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _KIND: Final = 4  # the offset of nlmsg_type in struct nlmsghdr
+_ATTRIBUTES: Final = 20  # the offset of the first attribute, the table's name, in a message
 _NEW_GENERATION: Final = (SUBSYSTEM << 8 | 15).to_bytes(2, sys.byteorder)
 _NAMES: Final = {
     NEW_ELEMENT: nfta.SET_ELEM_LIST_SET,
@@ -50,6 +51,7 @@ _CHAINS: Final = _DELETIONS | {NEW_TABLE, NEW_CHAIN, NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
 """Seconds before each attempt to read: the kernel announces a transaction a little after it counts it."""
+_SLOWEST: Final = 10.0  # seconds between these, under load, for 100,000 elements; then one was missed
 
 
 class ChainChange(NamedTuple):
@@ -69,12 +71,20 @@ class Interest(NamedTuple):
     table: str = ""
     concerns: Callable[[ChainChange], bool] = lambda _: True
 
+    def wanted(self) -> tuple[bytes, ...]:
+        """Return a filter of buffers about the table: another program may load 100,000 elements into another one."""
+        if not self.table:
+            return ()
+        name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
+        table = [(_ATTRIBUTES, name[:4]), (_ATTRIBUTES + 4, name[4:])]
+        return (keeping_any([(_KIND, _NEW_GENERATION)], table),)
+
 
 class ForeignChanges(NamedTuple):
     """Changes by other programs in one family since the last reset: of `elements` of these sets, of `rules` or others.
 
     `complete`: none was missed. `by`: names of the programs, if known. `chains`: names of tables with those of their
-    chains, '' for the table itself.
+    chains, '' for the table itself. `pending`: incomplete only because a transaction of any program is under way.
     """
 
     complete: bool
@@ -82,11 +92,17 @@ class ForeignChanges(NamedTuple):
     rules: bool = False
     by: frozenset[str] = frozenset()
     chains: frozenset[tuple[str, str]] = frozenset()
+    pending: bool = False
 
     @property
     def nothing(self) -> bool:
         """Whether the table is certainly unchanged."""
         return self.complete and not self.elements and not self.rules
+
+    @property
+    def nothing_yet(self) -> bool:
+        """Whether the table is unchanged, except maybe by a transaction that the kernel has not announced yet."""
+        return self.pending and self._replace(complete=True).nothing
 
 
 class _Found:
@@ -98,9 +114,10 @@ class _Found:
         self.chains: set[tuple[str, str]] = set()
         self.by: set[str] = set()
 
-    def changes(self, *, complete: bool) -> ForeignChanges:
+    def changes(self, *, complete: bool, pending: bool) -> ForeignChanges:
+        pending = pending and self.complete
         elements, chains, by = frozenset(self.elements), frozenset(self.chains), frozenset(self.by)
-        return ForeignChanges(self.complete and complete, elements, bool(chains), by, chains)
+        return ForeignChanges(self.complete and complete, elements, bool(chains), by, chains, pending)
 
 
 class ChangeMonitor:
@@ -121,7 +138,9 @@ class ChangeMonitor:
         self._counted = 0  # our transactions, and those announced
         self._began = 0  # the generation before the first of these
         self._since = 0  # transactions up to this generation do not count: missed, or announced in part
+        self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
+        self._late_since: float | None = None  # a transaction has been under way at each look since then
 
     def close(self) -> None:
         """Close the socket, if this was the last user."""
@@ -135,7 +154,10 @@ class ChangeMonitor:
         """Filter out the transactions of the socket with this netlink port; its user calls `count_own` for each."""
         with self._lock:
             self._ports.add(port)
-            self._announced.attach(without_senders(self._ports))
+            try:
+                self._announced.attach(without_senders(self._ports, *self._interest.wanted()))
+            except OSError:  # net.core.optmem_max is below 128 KiB, as by default before Linux 6.7
+                self._announced.attach(without_senders(self._ports))
 
     def count_own(self, transactions: int = 1) -> None:
         """Count transactions of ours."""
@@ -153,7 +175,9 @@ class ChangeMonitor:
         with self._lock:
             complete = self._catch_up(generation)
             found = self._families.get(family)
-            return found.changes(complete=complete) if found is not None else ForeignChanges(complete=False)
+            if found is None:
+                return ForeignChanges(complete=False)
+            return found.changes(complete=complete, pending=self._late_since is not None)
 
     def announced(self, family: int) -> bool:
         """Return whether a change of a family was announced since `reset`. Unlike `changes` it only reads what came."""
@@ -193,25 +217,44 @@ class ChangeMonitor:
                 if self._pauses == 0:
                     self._announced.join(_GROUP)
                     # The kernel may be announcing this transaction just now, so that only its end is received.
-                    self._since = generation()
+                    now = generation()
+                    if self._unannounced(now):
+                        self._mark_all_incomplete()
+                    self._begin(now)
 
     def _catch_up(self, generation: Callable[[], int]) -> bool:
         """Read the announcements; if a transaction is missing, changes of all families are incomplete.
 
-        Return False during a pause, when the number of our transactions is not known yet.
+        Return False during a pause, when the number of our transactions is not known yet, and while one is under way.
+        The kernel counts and announces a transaction under its mutex, so at most the last one is not announced.
         """
+        late, self._late_since = self._late_since, None
         if self._pauses:
             return False
-        now = 0
+        now = missing = 0
         for pause in _LATE if self._families else _LATE[:1]:
             time.sleep(pause)
-            self._read()
             now = generation()
-            if (self._began + self._counted - now) & _GENERATIONS == 0:
+            self._read()
+            missing = self._unannounced(now)
+            if missing == 0 or (missing < 0 <= self._unannounced(generation())):
                 return True
+        late = time.monotonic() if late is None else late
+        if missing == 1 and self._families and not self._lost and time.monotonic() - late < _SLOWEST:
+            self._late_since = late
+            return False
         self._mark_all_incomplete()
-        self._began, self._counted, self._since = now, 0, now
+        self._begin(now)
         return True
+
+    def _unannounced(self, now: int) -> int:
+        """Return how many transactions up to a generation are neither ours nor announced; below 0 if more are."""
+        missing = (now - self._began - self._counted) & _GENERATIONS
+        return missing if missing <= _GENERATIONS >> 1 else missing - _GENERATIONS - 1
+
+    def _begin(self, now: int) -> None:
+        """Count transactions from the present generation on."""
+        self._began, self._counted, self._since, self._lost = now, 0, now, False
 
     def _mark_all_incomplete(self) -> None:
         for found in self._families.values():
@@ -232,6 +275,7 @@ class ChangeMonitor:
                     if self._interest.table or at.kind in kinds:
                         self._add(data, at)
         if self._announced.lost != lost:
+            self._lost = True
             self._mark_all_incomplete()
 
     def _add(self, data: bytes, at: Message) -> None:

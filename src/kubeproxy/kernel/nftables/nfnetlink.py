@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple, Self
 
@@ -17,6 +17,7 @@ from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
     NLM_F_CREATE,
+    NLM_F_ECHO,
     NLM_F_REQUEST,
     NLMSG_ERROR,
     READ_SIZE,
@@ -62,6 +63,10 @@ DELETE_OBJECT: Final = SUBSYSTEM << 8 | 20
 NEW_FLOWTABLE: Final = SUBSYSTEM << 8 | 22
 GET_FLOWTABLE: Final = SUBSYSTEM << 8 | 23
 DELETE_FLOWTABLE: Final = SUBSYSTEM << 8 | 24
+_HANDLES: Final = {NEW_CHAIN: nfta.CHAIN_HANDLE, NEW_RULE: nfta.RULE_HANDLE}
+"""The attribute with the handle, by kind of message."""
+_NAMES: Final = {NEW_CHAIN: nfta.CHAIN_NAME, NEW_RULE: nfta.RULE_CHAIN, NEW_SET: nfta.SET_NAME}
+"""The attribute with the name of the object, or of a rule's chain, by kind of message."""
 _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
@@ -78,6 +83,12 @@ def nft_message(kind: int, family: int, payload: bytes, flags: int = NLM_F_REQUE
     return (
         HEADER.pack(HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0) + netfilter_header(family) + payload
     )
+
+
+def echoed(message: bytes) -> bytes:
+    """Return a message with NLM_F_ECHO: the kernel reports the object that it creates."""
+    length, kind, flags, *_ = HEADER.unpack_from(message)
+    return HEADER.pack(length, kind, flags | NLM_F_ECHO, 0, 0) + message[HEADER.size :]
 
 
 def names(table: str, name: str, number: int = 2) -> bytes:
@@ -114,13 +125,14 @@ class Transactions:
         """About the most bytes of a transaction; less in a user namespace (net.core.wmem_max)."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
-    def commit(self, parts: Sequence[bytes]) -> None:
-        """Commit messages as one transaction: all of them or none.
+    def commit(self, parts: Sequence[bytes]) -> list[int]:
+        """Commit messages as one transaction: all of them or none. Return the handles of the chains and rules whose
+        messages are `echoed`.
 
         Raises NetlinkError with the first refusal of the kernel.
         """
         if not parts:
-            return
+            return []
         begin = next(self._sequence) & 0x7FFFFFFF
         resource = socket.htons(SUBSYSTEM)
         edge = HEADER.size + GENERIC.size
@@ -132,7 +144,7 @@ class Transactions:
         final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
         try:
-            self._settle(begin, last)
+            return self._settle(begin, last)
         except NetlinkError:
             self._drain()
             raise
@@ -180,13 +192,20 @@ class Transactions:
                     break
         self._socket.settimeout(_TIMEOUT)
 
-    def _settle(self, begin: int, last: int) -> None:
-        """Read answers up to that of the last message; a refusal of the begin message ends the transaction as well."""
+    def _settle(self, begin: int, last: int) -> list[int]:
+        """Read answers up to that of the last message; return the handles in them.
+
+        A refusal of the begin message ends the transaction as well.
+        """
         complaint: tuple[int, str] | None = None
+        handles: list[int] = []
         while True:
             data = self._receive()
             for at in messages(data):
                 if at.kind != NLMSG_ERROR:
+                    if at.kind in _HANDLES:
+                        found = parts(data, at.start + GENERIC.size, at.end)
+                        handles.append(int.from_bytes(found[_HANDLES[at.kind]], "big"))
                     continue
                 code, text = acknowledgement(data, at)
                 if code and complaint is None and at.sequence in (0, begin, last):
@@ -194,7 +213,7 @@ class Transactions:
                 if at.sequence == last or (at.sequence == begin and code):
                     if complaint is not None:
                         raise NetlinkError(complaint[0], "the kernel refused an nf_tables transaction", complaint[1])
-                    return
+                    return handles
 
 
 # The readers below use `link` if it is given, else a socket of their own. Frequent callers should keep one: closing a
@@ -260,6 +279,14 @@ def rules(family: int, table_name: str, link: Netlink | None = None, chain: str 
 def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
     """Return the handles of a table's rules in order; adding, replacing or removing a rule changes them."""
     return tuple(rule.handle for rule in rules(family, table_name, link))
+
+
+def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield kind and name of each object with a handle that messages create; of a rule, the name of its chain."""
+    for one in made:
+        kind = HEADER.unpack_from(one)[1]
+        if kind in _NAMES and (place := find(one, HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
+            yield kind, text_of(one[slice(*place)])
 
 
 @understood("chains of nf_tables")

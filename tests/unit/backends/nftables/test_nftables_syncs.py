@@ -222,6 +222,21 @@ def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(
     assert resync(ground.start(), plans) == 0
 
 
+def test_a_new_count_of_endpoints_is_one_transaction_and_reads_nothing(ground):
+    backend, a = ground.start(), ("default", "a")
+    resync(backend, {a: sticky("a", 7, 7), **cluster("plain")})
+    for endpoints, transactions in ((8, 1), (6, 1), (7, 1), (5, 2)):
+        if endpoints == 5:
+            backend._prune_at = 5  # the second transaction removes unused chains
+        before = ground.generation()
+        ground.calls.clear()
+        sync(backend, (a, sticky("a", 7, endpoints)))
+        assert ground.generation() - before == transactions
+        assert set(ground.calls) <= {"room"}
+    assert "pick-8-30s" not in ground.chains()
+    ground.is_clean(backend, {a: sticky("a", 7, 5), **cluster("plain")})
+
+
 def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
     removals = messages.chain_removals
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
