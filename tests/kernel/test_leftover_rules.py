@@ -6,10 +6,12 @@ import subprocess
 
 import pytest
 
+from kubeproxy.ask import outlook
 from kubeproxy.backends.leftovers import remove_iptables_rules
-from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables import iptables_variant, xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import Family
+from kubeproxy.setup import modes
 from support.iptables_cases import go_rules
 from support.own_network import own_network
 
@@ -35,6 +37,28 @@ def test_the_recorded_rules_go_and_kubelets_stay(variant):
         assert kept <= {"KUBE-FIREWALL", "KUBE-ROUTER-INPUT", "KUBE-KUBELET-CANARY"}
         assert "-A INPUT -j KUBE-FIREWALL" in [rule for table in tables for rule in table.rules]
         assert remove_iptables_rules() == []
+
+
+def test_a_plan_names_what_iptables_mode_left_in_either_variant_and_its_removal(monkeypatch):
+    with own_network():
+        for variant in ("iptables-nft", "iptables-legacy"):
+            restore(variant, go_rules(Family.IPV4))
+        restore("iptables-nft", "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
+        restore("iptables-nft", KUBELET)
+        monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
+        unknown: list[str] = []
+
+        def named(mode: str) -> list[str]:
+            return [line.split(" chains KUBE-... of ")[-1] for line in outlook.leftovers(modes.named(mode), unknown)]
+
+        assert all(line.startswith(outlook.REMOVED) for line in outlook.leftovers(modes.named("nftables"), unknown))
+        assert named("nftables") == ["iptables-legacy", "iptables-nft"]
+        assert named("iptables") == ["iptables-legacy"]
+        monkeypatch.setattr(xtables, "installed", lambda: ["iptables-legacy"])
+        assert named("nftables") == ["iptables-legacy", f"iptables-nft, {outlook.STAYS}"]
+        assert unknown == []
+    with own_network():
+        assert outlook.leftovers(modes.named("nftables"), unknown) == unknown == []
 
 
 def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):

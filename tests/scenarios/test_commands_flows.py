@@ -184,4 +184,4 @@ async def test_a_kernel_that_announces_nothing_is_said(live: Live) -> None:
 
 async def test_an_unknown_service(live: Live) -> None:
     status, text = await live.ask("flows", "nothing")
-    assert (status, text.startswith("no Service default/nothing that is watched: there is none")) == (1, True)
+    assert (status, text.startswith("Error: no Service default/nothing that is watched: there is none")) == (2, True)

@@ -79,7 +79,10 @@ async def test_another_mode(live: Live) -> None:
     assert status == 1
     assert any("with this node's address" in one["after"] for one in seen["shifts"])
     assert any("remembered anew" in text for text in seen["remarks"])
-    assert any(line.startswith("removed once the new rules are in place: ") for line in seen["node"])
+    assert any(
+        line.startswith("removed by the proxy at its next start, once the new rules are in place")
+        for line in seen["node"]
+    )
     assert any(line.startswith("written for ") and " elements" in line for line in seen["node"])
     assert seen["connections"].startswith("established connections go on")
     status, text = await live.ask("plan", "--proxy-mode", "userspace")

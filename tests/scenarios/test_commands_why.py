@@ -411,7 +411,7 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     assert names("default/listed:", socket) == ["default/listed:80", "default/listed:80/udp"]
     assert (names("default/listed:8", socket + ".gone"), names("nothing", socket)) == ([], [])
     status, text = await live.ask("services", "nothing")
-    assert (status, "no Service default/nothing" in text) == (1, True)
+    assert (status, "Error: no Service default/nothing" in text) == (2, True)
 
 
 @pytest.mark.slow("a cluster of its own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Final
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
+from kubeproxy.backends.leftovers import strays
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
@@ -23,6 +25,12 @@ from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.setup import host, modes
+
+REMOVED: Final = "removed by the proxy at its next start, once the new rules are in place, and not by hand before"
+STAYS: Final = (
+    "stay: the proxy cannot remove them without this variant of iptables, which is not installed here; install it, and "
+    "restart the proxy"
+)
 
 
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -54,9 +62,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     slices = [piece for each in objects for piece in each.slices.values()]
     sides = ConfiguredNode(before, old_mode.habits), ConfiguredNode(after, mode.habits)
     same = mode.name == old_mode.name
-    node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local)]
-    if not same:
-        node += _removed(old_mode, mode, unknown)
+    node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local), *leftovers(mode, unknown)]
     pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)
     return Outlook(
         mode=mode.name,
@@ -149,12 +155,14 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
     return Weight(sum(weight.amount for weight in each), each[0].of if each else "")
 
 
-def _removed(old: Mode, new: Mode, unknown: list[str]) -> list[str]:
-    """Return the old mode's rules that would be removed once the new ones are in place, as sentences."""
+def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
+    """Return the rules of other modes and proxies that are there beside those of a mode, each with its safe removal."""
     try:
         known = chains.chains()
-        traces = old.traces(Sight(known, chains.iptables_chains(known)), new.operations().owns)
+        removed, stuck = strays(chains.iptables_chains(known), mode.operations().keeps)
+        others = [other for other in modes.every() if other.name != mode.name]
+        removed = [*(trace for other in others for trace in other.traces(Sight(known, ()))), *removed]
     except (KubeProxyError, OSError) as error:
-        unknown.append(f"what of the old mode is there: {error}")
+        unknown.append(f"what other modes and proxies left: {error}")
         return []
-    return [f"removed once the new rules are in place: {trace.what}" for trace in traces]
+    return [f"{REMOVED}: {trace.what}" for trace in removed] + [f"{trace.what}, {STAYS}" for trace in stuck]

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -98,6 +98,26 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
         for (variant, family), each in sorted(found.items())
         for name in (f"{xtables.NAMES[family]}-{variant}",)
     ]
+
+
+def strays(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
+    """Return the chains of a kube-proxy that a mode does not keep: those that it removes at its start, and those of a
+    variant of iptables that is not installed. Raises ApplyError, Unsupported.
+    """
+
+    @cache
+    def commands(variant: str, family: Family) -> xtables.Commands | None:
+        each = map(xtables.commands, xtables.installed_for(family))
+        return next((one for one in each if one.uses_nft is (variant == "nft")), None)
+
+    removed, stuck = [], []
+    for chain in (one for one in chains if is_ours(one.name)):
+        used = commands(chain.variant, chain.family)
+        if used is None:
+            stuck.append(chain)
+        elif not keeps(used, chain.table, chain.name):
+            removed.append(chain)
+    return chain_traces(removed), chain_traces(stuck)
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet) -> bool:

@@ -26,3 +26,8 @@ HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running
 
 YES, NO, UNKNOWN = 0, 1, 2
 """Exit codes: all is well, something is not, and unknown."""
+
+
+def exit_code(*, wrong: object, unknown: object = False) -> int:
+    """Return the exit code of an answer: what is wrong outranks what is unknown."""
+    return NO if wrong else UNKNOWN if unknown else YES

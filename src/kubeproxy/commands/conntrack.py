@@ -16,7 +16,7 @@ from kubeproxy.ask.flows.fullness import Fillers, Fullness, fullness
 from kubeproxy.ask.flows.ground import ground
 from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.ask.source import source
-from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.kernel.conntrack.counts import level, refusals
 from kubeproxy.kernel.conntrack.tracked import entries
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
         _print(state, time.process_time() - spent)
         if not facts.listed:
             output.marked(output.NOTE, _UNLISTED)
-    return NO if state.problems else YES
+    return exit_code(wrong=state.problems)
 
 
 def _print(state: Fullness, spent: float) -> None:

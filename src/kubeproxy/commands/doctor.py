@@ -12,7 +12,7 @@ import argparse
 
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup
 from kubeproxy.ask.checks.doctor import answer, examine
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import exit_code, output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +23,7 @@ def run(given: argparse.Namespace) -> int:
     """Look, and answer; return the exit code."""
     node, report = examine(given)
     _print(given, node, report)
-    if any(finding.is_wrong for finding in report.findings):
-        return NO
-    return UNKNOWN if report.unknown else YES
+    return exit_code(wrong=any(finding.is_wrong for finding in report.findings), unknown=report.unknown)
 
 
 def _print(given: argparse.Namespace, node: CheckedNode, report: Checkup) -> None:

@@ -1,8 +1,9 @@
 """kube-proxy flows: connections of Services now, from connection tracking.
 
 Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
-clients. Unanswered are connections to which nothing has come back for a second. Ends with 1 when the Service is
-unknown, or has such connections. With -f beginnings and ends are shown as they happen, until Ctrl-C or for --seconds.
+clients. Unanswered are connections to which nothing has come back for a second. Ends with 1 when the Service has such
+connections, with 2 when it is unknown. With -f beginnings and ends are shown as they happen, until Ctrl-C or for
+--seconds.
 
 The kernel passes over the connections of others. When there are more new ones than this command can follow with 0.4 of
 a processor, it follows one in two, four, ... of them, says so, and how many it left out.
@@ -23,8 +24,9 @@ from kubeproxy.ask.flows.look import Cost, Look
 from kubeproxy.ask.flows.users import PortUse, uses
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
-from kubeproxy.commands import NO, YES, follow, output
+from kubeproxy.commands import exit_code, follow, output
 from kubeproxy.commands.services import service_name
+from kubeproxy.errors import QuestionError
 from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED
 
 _SHOWN = 20
@@ -55,8 +57,7 @@ def run(given: argparse.Namespace) -> int:
     names = [service_name(given.name)] if given.name else []
     served = where.served(names)
     if names and not served.all:
-        output.say(unwatched(names[0]))
-        return NO
+        raise QuestionError(unwatched(names[0]))
     if given.follow:
         return follow.run(where, names, served, given)
     look = Look(where, served)
@@ -71,7 +72,7 @@ def run(given: argparse.Namespace) -> int:
         _print_all(found)
     if given.output != "json":
         _print_cost(look.cost())
-    return NO if names and any(one.unanswered for one in found) else YES
+    return exit_code(wrong=names and any(one.unanswered for one in found))
 
 
 def _print_service(name: str, ports: Sequence[PortUse]) -> None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import knowing, source
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import exit_code, output
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> int:
         output.json(found)
     else:
         _print(found)
-    return NO if found.shifts or found.remarks or found.lacks else YES
+    return exit_code(wrong=found.shifts or found.remarks or found.lacks, unknown=found.unknown)
 
 
 def _sets_a_field(name: str, path: str) -> bool:
@@ -105,9 +105,7 @@ def _switch(found: Sequence[Switch], form: str) -> int:
     else:
         for each in found:
             _print_switch(each)
-    if any(each.differences for each in found):
-        return NO
-    return UNKNOWN if any(each.unknown for each in found) else YES
+    return exit_code(wrong=any(each.differences for each in found), unknown=any(each.unknown for each in found))
 
 
 def _print_switch(found: Switch) -> None:

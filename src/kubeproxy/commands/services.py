@@ -2,7 +2,7 @@
 
 Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all of it: frontends,
 endpoints, who gets what, the versions of the objects that this is, and whether the kernel has it. Ends with 1 when
-the Service is unknown, or something of what is shown is not in the kernel yet.
+something of what is shown is not in the kernel yet, with 2 when the Service is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.listing import addresses
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.state.text import service_text
-from kubeproxy.commands import NO, YES, output
+from kubeproxy.commands import UNKNOWN, exit_code, output
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> int:
         output.json({"services": list(map(_row, held))})
     else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
-    return YES if all(one.state in _FINE for one in held) else NO
+    return exit_code(wrong=any(one.state not in _FINE for one in held))
 
 
 _FINE = ("programmed", "planned", "ignored")
@@ -57,16 +57,15 @@ def _one(asked: Source, name: ServiceName, form: str) -> int:
     try:
         detail = asked.service(name)
     except QuestionError as error:
-        if form == "json":
-            output.json({"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
-        else:
-            output.say(str(error))
-        return NO
+        if form != "json":
+            raise
+        output.json({"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
+        return UNKNOWN
     if form == "json":
         output.json(detail)
     else:
         output.page(service_text(detail))
-    return YES if detail["state"] in _FINE else NO
+    return exit_code(wrong=detail["state"] not in _FINE)
 
 
 def _addresses(held: ProgrammedService) -> Iterator[str]:

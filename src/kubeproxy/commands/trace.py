@@ -20,7 +20,7 @@ from kubeproxy.ask.kernel.tracing import Limits, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.mode import Mode
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import front_text, unpack
@@ -49,8 +49,7 @@ def run(given: argparse.Namespace) -> int:
         output.json(traced)
     else:
         show(packet, traced)
-    passed = traced.verdict.passed
-    return UNKNOWN if passed is None else YES if passed else NO
+    return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
 
 
 def mode_of(asked: Source) -> Mode | None:

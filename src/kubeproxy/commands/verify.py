@@ -13,7 +13,7 @@ import os
 from kubeproxy.ask.kernel.present import REPAIR, text
 from kubeproxy.ask.kernel.verify import Report, verify
 from kubeproxy.ask.source import source
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
 
 _NICE = 5
@@ -42,9 +42,7 @@ def run(given: argparse.Namespace) -> int:
         output.json(report.fields())
     else:
         _print(report, REPAIR if asked.running else _START)
-    if report.differs:
-        return NO
-    return YES if report.is_complete(names) else UNKNOWN
+    return exit_code(wrong=report.differs, unknown=not report.is_complete(names))
 
 
 def _print(report: Report, repair: str) -> None:

@@ -18,7 +18,7 @@ from kubeproxy.ask.connection import PROBES, Told, tell
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Missing, Target, Why
-from kubeproxy.commands import NO, UNKNOWN, YES, output
+from kubeproxy.commands import exit_code, output
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
@@ -48,8 +48,7 @@ def run(given: argparse.Namespace) -> int:
     if not people:
         output.json(told.fields() | ({"trace": traced} if traced is not None else {}))
     dropped = traced is not None and traced.verdict.passed is False
-    status = {"yes": YES, "no": NO, "unknown": UNKNOWN}[told.answer]
-    return NO if status == YES and dropped else status
+    return exit_code(wrong=told.answer == "no" or dropped, unknown=told.answer == "unknown")
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:

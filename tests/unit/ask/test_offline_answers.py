@@ -67,9 +67,11 @@ def test_what_no_proxy_has_programmed_is_planned(folder: list[str], capfd: pytes
 
 
 def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["services", "none", "-o", "json", *folder]) == 1
+    assert run(["services", "none", "-o", "json", *folder]) == 2
     made = json.loads(capfd.readouterr().out)
     assert (made["namespace"], made["name"], made["state"]) == ("default", "none", "unknown")
+    assert run(["services", "none", *folder]) == 2
+    assert capfd.readouterr().err.startswith("Error: no Service default/none that is watched")
 
 
 def test_errors_carry_no_control_characters_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

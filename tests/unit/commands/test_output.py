@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kubeproxy.commands import output
+from kubeproxy.commands import exit_code, output
 
 MARKED = {"name": "\u202egnp.exe \u2066\x9b31m\x7f \U000e0041 Zürich"}
 
@@ -20,3 +20,8 @@ def test_json_has_marks_of_direction_and_controls_as_escapes(show, capsysbinary)
     assert "Zürich" in shown.decode()
     assert shown.endswith(b"\n")
     assert (shown.count(b"\n") == 1) is (show is output.json_line)
+
+
+@pytest.mark.parametrize(("wrong", "unknown", "code"), [((), (), 0), (["x"], (), 1), ((), ["?"], 2), (["x"], ["?"], 1)])
+def test_what_is_wrong_outranks_what_is_unknown(wrong, unknown, code):
+    assert exit_code(wrong=wrong, unknown=unknown) == code
