@@ -20,7 +20,9 @@ def tree() -> frozenset[str]:
     """All files and folders of the repository, each by its path and by every end of it: a room's name is left out."""
     ends = set()
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "__pycache__"))]
+        folders[:] = [
+            name for name in folders if name in {".ci", ".github"} or not name.startswith((".", "__pycache__"))
+        ]
         for name in (*folders, *files):
             parts = (Path(folder) / name).relative_to(ROOT).parts
             ends |= {"/".join(parts[start:]) for start in range(len(parts))}
