@@ -1,4 +1,4 @@
-"""Found state of our table: chains, rules, small sets, and the placement of plans. Reads only.
+"""Found state of our table without the elements of Services: chains, rules, small sets. Reads only.
 
 Used at the start, after a failure, and when another program may have changed the table.
 """
@@ -6,34 +6,25 @@ Used at the start, after a failure, and when another program may have changed th
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
-    NUMBER_MAPS,
-    POOL_MAPS,
     SERVICE_CIDRS,
     TABLE,
     TRANSPORTS,
     ChainName,
-    SetId,
     parse_chain_name,
-    service_key,
-    service_port_number,
-    slot_bytes,
     slot_of_clients,
 )
-from kubeproxy.backends.nftables.render import Numbers, Placed, list_key
 from kubeproxy.backends.nftables.replacing import copies, older_form
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
 from kubeproxy.kernel.nftables.tables import Definition, Hook, TableContents
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
-from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServicePlan
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Range
 
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
@@ -117,14 +108,6 @@ def affinity_chains(table: KernelTable) -> set[ChainName]:
     return {name for name in names if name is not None}
 
 
-def ranges_by_list(actual: Elements, family: Family) -> dict[bytes, list[bytes]]:
-    """Return the element keys of the allowed source ranges, by the packed number of their list."""
-    ranges: dict[bytes, list[bytes]] = {}
-    for key in actual[SetId.FIREWALL_ALLOW]:
-        ranges.setdefault(key[: family.address_size], []).append(key)
-    return ranges
-
-
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     """Return the desired table. Its chains of session affinity and sets of clients are those found: they depend on
     earlier Services, and sets of clients stay when their chains are removed.
@@ -161,53 +144,3 @@ def catch_all_removals(table: KernelTable) -> list[bytes]:
     place, element = (table.family, TABLE), [catch_all_element()]
     found = (element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
     return [message for messages in found for message in messages]
-
-
-def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers of service ports and of lists of source ranges in the kernel."""
-    for numbered in NUMBER_MAPS:
-        yield from map(service_port_number, actual[numbered].values())
-    # Ranges of another program would belong to a list that got the same number.
-    for key in actual[SetId.FIREWALL_ALLOW]:
-        yield service_port_number(key[: len(key) // 4])
-
-
-def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan as placed in the kernel: the state before a change."""
-    cluster: Pool = ()
-    local: Pool = ()
-    number = ranges = 0
-    if actual:
-        for frontend in plan.frontends:
-            nodeport = not frontend.address
-            key = service_key(frontend.key)
-            ranges = ranges or _list_of(actual, key)
-            first = _in_slots(actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS], key)
-            second = _in_slots(actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS], key)
-            # With internalTrafficPolicy Local a cluster IP picks from the local pool, which is in the map `endpoints`.
-            if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
-                local = local or first
-            else:
-                cluster = cluster or first
-            local = local or second
-            number = number or _number(actual, key)
-    number = known.recall(plan.key, number) if plan.affinity else 0
-    ranges = known.recall(list_key(plan.key), ranges) if plan.source_ranges is not None else 0
-    return Placed(plan, cluster, local, number, ranges)
-
-
-def _list_of(actual: Elements, frontend: bytes) -> int:
-    packed = actual[SetId.FIREWALL_LISTS].get(frontend)
-    return service_port_number(packed) if packed is not None else 0
-
-
-def _number(actual: Elements, frontend: bytes) -> int:
-    found = (actual[pools].get(frontend) for pools in POOL_MAPS)
-    return next((service_port_number(packed) for packed in found if packed is not None), 0)
-
-
-def _in_slots(entries: dict[bytes, bytes], key: bytes) -> Pool:
-    pool: list[bytes] = []
-    while (destination := entries.get(key + slot_bytes(len(pool) + 1)[len(pool)])) is not None:
-        pool.append(destination[:-2])
-    return tuple(pool)

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
-from kubeproxy.backends.nftables import affinity, audit, reading, replacing
-from kubeproxy.backends.nftables.adoption import adopted
+from kubeproxy.backends.nftables import affinity, audit, found, replacing
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
@@ -24,6 +23,7 @@ from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRA
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
 from kubeproxy.backends.nftables.render import (
     Numbers,
+    Parts,
     Placed,
     changed,
     place_all,
@@ -33,7 +33,7 @@ from kubeproxy.backends.nftables.render import (
 )
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements, diff
+from kubeproxy.backends.state import Elements
 from kubeproxy.backends.table_view import altered, inspected
 from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.features import RESETS
@@ -185,13 +185,7 @@ class NftablesBackend:
             for item in after:
                 translate(item, batch.transaction)
             return
-        delta = changed(before, after)
-        for set_id, keys in delta.removed.items():
-            for key in keys:
-                batch.transaction.release(set_id, key)
-        for set_id, entries in delta.added.items():
-            for key, data in entries:
-                batch.transaction.entry(set_id, key, data)
+        batch.transaction.change(changed(before, after))
         batch.moves.extend(affinity.moves(before, after))
 
     def _batch(self) -> _Batch:
@@ -292,17 +286,17 @@ class NftablesBackend:
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
             self._chains = audit.affinity_chains(self._table)
             self._transact(audit.catch_all_removals(self._table))
-            actual = reading.frontends_and_sets(self._table, self._ruleset.layout.shapes)
+            elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
-            self._nodeport_ips = frozenset(actual.pop(SetId.NODEPORT_IPS))
+            self._nodeport_ips = frozenset(elements.left.pop(SetId.NODEPORT_IPS))
             self._service_cidr_edges = audit.service_cidrs(self._table)
             if not audit.transports(self._table):
                 self._transact([messages.emptied(self.family, TABLE, TRANSPORTS), *self._ruleset.transports()])
             ours = self._ours.service_cidrs
             self._service_cidrs = ours if audit.edges(ours) == self._service_cidr_edges else None
-            yield from self._adopt(wanted, actual)
+            yield from self._adopt(wanted, elements)
         else:
             self._lost()
             yield self._replace(wanted)
@@ -353,46 +347,28 @@ class NftablesBackend:
         self._nodeport_ips = frozenset()
         self._service_cidrs, self._service_cidr_edges = None, frozenset()
 
-    def _adopt(self, wanted: Wanted, actual: Elements) -> Iterator[int]:
-        """Write the differences of each Service, then remove elements of no Service. Consumes `actual`."""
+    def _adopt(self, wanted: Wanted, elements: found.FoundElements) -> Iterator[int]:
+        """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
-        ranges = audit.ranges_by_list(actual, self.family)
-        self._numbers.read(audit.numbers(actual))
-        reader = reading.EndpointReader(self._table, actual)
-        for name, plans in reader.ahead(wanted.items()):
-            as_it_is = adopted(plans, actual, self._users)
-            if as_it_is is not None:
-                batch.services[name] = as_it_is
-                continue
-            batch.transaction.next_service()
-            before = tuple(audit.recall(plan, actual, self._numbers) for plan in plans)
-            placed = place_all(plans, before, self._numbers)
-            desired = render(placed)
-            reader.read_desired(desired)
-            present = {set_id: _taken(actual[set_id], desired[set_id], set_id) for set_id in desired}
-            # The kernel refuses a range that overlaps an unplanned one of its list: the same transaction removes that.
-            lists = set(desired.get(SetId.FIREWALL_LISTS, {}).values())
-            for span in (span for number in lists for span in ranges.get(number, ())):
-                present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
-                actual[SetId.FIREWALL_ALLOW].pop(span, None)
+        self._numbers.read(found.numbers(elements.left))
+        for name, plans in elements.ahead(wanted.items()):
+            before = tuple([found.recall(plan, elements.left, self._numbers) for plan in plans])
+            placed = batch.services[name] = place_all(plans, before, self._numbers)
+            desired = Parts(placed)
             for shared in SHARED:
                 # Shared elements count once for each Service, and are added only if the kernel lacks them.
-                self._users[shared].update(desired.get(shared, {}).keys() & present.get(shared, {}).keys())
-            delta = diff(present, desired)
-            for set_id, keys in delta.removed.items():
-                for key in keys:
-                    batch.transaction.remove(set_id, key)
-            for set_id, entries in delta.added.items():
-                for key, data in entries:
-                    batch.transaction.entry(set_id, key, data)
-            batch.services[name] = placed
-            batch.moves.extend(affinity.moves(before, placed))
-            if self._is_full(batch.transaction):
-                yield self._commit(batch)
-                batch = self._batch()
+                self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
+            delta = elements.take(desired)
+            if any(delta):
+                batch.transaction.next_service()
+                batch.transaction.change(delta)
+                batch.moves.extend(affinity.moves(before, placed))
+                if self._is_full(batch.transaction):
+                    yield self._commit(batch)
+                    batch = self._batch()
         yield self._commit(batch)
-        reader.rest(lambda: slots_in_use(self._placed.values()))
-        yield from self._remove_strays(actual)
+        elements.rest(lambda: slots_in_use(self._placed.values()))
+        yield from self._remove_strays(elements.left)
         yield self._sync_globals()
 
     def _remove_strays(self, actual: Elements) -> Iterator[int]:
@@ -477,7 +453,7 @@ class NftablesBackend:
             return strays[0]
         ours: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
         desired = chain((ours,), map(render, self._placed.values()))
-        if which := reading.differing(self._table, self._ruleset.layout.shapes, desired):
+        if which := found.differing(self._table, self._ruleset.layout.shapes, desired):
             return which
         if not audit.transports(self._table):
             return TRANSPORTS
@@ -496,10 +472,3 @@ class _Batch(NamedTuple):
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
     moves: list[affinity.Move]
-
-
-def _taken(actual: dict[bytes, bytes], desired: dict[bytes, bytes], set_id: str) -> dict[bytes, bytes]:
-    """Return those desired elements that the kernel has; remove them from `actual`, unless the set is shared."""
-    if set_id in SHARED:
-        return {key: actual[key] for key in desired if key in actual}
-    return {key: actual.pop(key) for key in desired if key in actual}

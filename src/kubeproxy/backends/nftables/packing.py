@@ -20,6 +20,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.state import Difference
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
@@ -134,6 +135,15 @@ class Transaction:
         packed = interval_element(key) if interval else self._packers.old[set_id].pack(key, b"")
         self._removed[set_id].append(packed)
         self.elements += 1
+
+    def change(self, delta: Difference[str, bytes, bytes]) -> None:
+        """Remove and add elements of a Service."""
+        for set_id, keys in delta.removed.items():
+            for key in keys:
+                self.release(set_id, key)
+        for set_id, entries in delta.added.items():
+            for key, data in entries:
+                self.entry(set_id, key, data)
 
     def release(self, set_id: str, key: bytes) -> None:
         """Remove an element of a Service, unless it is shared and another Service still uses it."""

@@ -1,4 +1,6 @@
-"""Found elements of our table: endpoints, the great majority, by lookups of keys; all other sets by dumps.
+"""Found elements of our table, and how plans are placed in them: the free choices of slots and numbers. Reads only.
+
+Endpoints, the great majority, are read by lookups of keys; all other sets by dumps.
 
 The time of a dump grows faster than the set (kernel/nftables/fetch.py), and a hundred thousand elements take 30 MB of
 memory. So endpoints are looked up for a few hundred Services at a time. The class of a frontend gives its possible
@@ -9,22 +11,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final
 
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
     ENDPOINT_MAPS,
+    NUMBER_MAPS,
+    POOL_MAPS,
+    SHARED,
     SetId,
     parse_chain_name,
     service_key,
+    service_port_number,
     slot_bytes,
 )
+from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, list_key
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements
+from kubeproxy.backends.state import Difference, Elements, diff
 from kubeproxy.errors import ApplyError
-from kubeproxy.model.plan import ServiceName, ServicePlan
+from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan
 
 READS: Final = 50
 PAUSE: Final = 0.01  # seconds; the kernel resizes a hash table of 100,000 elements in about 0.05 s
@@ -50,20 +57,106 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
 }
 """For each endpoint map, the maps of the frontends that pick from it."""
 
-
-def frontends_and_sets(table: KernelTable, names: Iterable[str]) -> Elements:
-    """Return all elements of these sets; those of endpoint maps are left empty. Raises ApplyError."""
-    return {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
+_NONE: Final = repeat(None)
 
 
-class EndpointReader:
-    """Reads endpoint maps, the frontends of some Services at a time, and adds their elements to `actual`."""
+def numbers(actual: Elements) -> Iterator[int]:
+    """Yield the numbers of service ports and of lists of source ranges in the kernel."""
+    for numbered in NUMBER_MAPS:
+        yield from map(service_port_number, actual[numbered].values())
+    # Ranges of another program would belong to a list that got the same number.
+    for key in actual[SetId.FIREWALL_ALLOW]:
+        yield service_port_number(key[: len(key) // 4])
 
-    def __init__(self, table: KernelTable, actual: Elements) -> None:
+
+def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
+    """Return the element keys of the allowed source ranges, by the packed number of their list."""
+    ranges: dict[bytes, list[bytes]] = {}
+    for key in actual[SetId.FIREWALL_ALLOW]:
+        ranges.setdefault(key[: len(key) // 4], []).append(key)
+    return ranges
+
+
+def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
+    """Return a plan as placed in the kernel: its endpoints in the slots, and under the numbers, that they have there.
+
+    What `render.place` makes of it differs from the kernel only where a resync must write.
+    """
+    cluster: Pool = ()
+    local: Pool = ()
+    number = ranges = 0
+    for frontend in plan.frontends:
+        nodeport, key = not frontend.address, service_key(frontend.key)
+        wide = actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS]
+        # With internalTrafficPolicy Local a cluster IP picks from the local pool, which is in the map `endpoints`.
+        if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
+            local = local or _in_slots(wide, key, len(plan.local))
+        else:
+            cluster = cluster or _in_slots(wide, key, len(plan.cluster))
+        near = actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS]
+        local = local or _in_slots(near, key, len(plan.local))
+        if plan.affinity:
+            number = number or _number(actual, POOL_MAPS, key)
+        if plan.source_ranges is not None:
+            ranges = ranges or _number(actual, (SetId.FIREWALL_LISTS,), key)
+    number = known.recall(plan.key, number) if plan.affinity else 0
+    ranges = known.recall(list_key(plan.key), ranges) if plan.source_ranges is not None else 0
+    return Placed(plan, cluster, local, number, ranges)
+
+
+def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
+    found = (actual[name].get(frontend) for name in maps)
+    return next((service_port_number(packed) for packed in found if packed is not None), 0)
+
+
+def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int) -> Pool:
+    """Return the endpoints of a frontend up to its first free slot; their number is likely to be `likely`."""
+    there = list(map(entries.get, [key + slot for slot in slot_bytes(likely + 1)[: likely + 1]]))
+    while None not in there:
+        there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
+    return tuple([destination[:-2] for destination in there[: there.index(None)] if destination])
+
+
+class FoundElements:
+    """The elements of some sets and maps; endpoint maps are read for some Services at a time. Raises ApplyError.
+
+    `left` has the elements that are read and that no Service has taken.
+    """
+
+    def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
+        self.left: Elements = {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
         self._table = table
-        self._actual = actual
-        self._left = {name: _slots(name, actual) for name in _FRONTENDS}
+        self._ranges = ranges_by_list(self.left)
+        self._frontends = {name: _slots(name, self.left) for name in _FRONTENDS}
         self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
+
+    def take(self, desired: Parts) -> Difference[str, bytes, bytes]:
+        """Return what to write for a Service, and remove its elements from those left. Raises ApplyError."""
+        present: Elements = {}
+        wanted: Elements = {}
+        for set_id, entries in desired.elements.items():
+            take = self.left[set_id].get if set_id in SHARED else self.left[set_id].pop
+            found = {key: data for key in entries if (data := take(key, None)) is not None}
+            if found != entries:
+                present[set_id], wanted[set_id] = found, entries
+        for (set_id, key), pool in desired.pools.items():
+            keys = [key + slot for slot in slot_bytes(len(pool))[: len(pool)]]
+            there = list(map(self.left[set_id].pop, keys, _NONE))
+            slots = [destination + b"\0\0" for destination in pool]
+            if there != slots:
+                found = {slot: data for slot, data in zip(keys, there, strict=True) if data is not None}
+                present.setdefault(set_id, {}).update(found)
+                wanted.setdefault(set_id, {}).update(zip(keys, slots, strict=True))
+        for name in wanted.keys() & _FRONTENDS.keys():
+            # The kernel refuses to add an element twice, so desired ones that are not read yet are looked up.
+            more = self._looked_up(name, [key for key in wanted[name] if key not in present[name]])
+            present[name].update(more)
+        # The kernel refuses a range that overlaps an unplanned one of its list: the same transaction removes that.
+        for number in set(desired.elements.get(SetId.FIREWALL_LISTS, {}).values()):
+            for span in self._ranges.get(number, ()):
+                if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
+                    present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
+        return diff(present, wanted)
 
     def ahead(self, wanted: Iterable[_Named]) -> Iterator[_Named]:
         """Yield Services with their plans after reading the endpoints of their frontends. Raises ApplyError."""
@@ -75,25 +168,18 @@ class EndpointReader:
             yield from some
 
     def _read_frontends(self, keys: Sequence[bytes]) -> None:
-        for name, left in self._left.items():
+        for name, left in self._frontends.items():
             self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
-
-    def read_desired(self, desired: Elements) -> None:
-        """Look up desired endpoint elements not read yet: the kernel refuses to add one twice. Raises ApplyError."""
-        for name in _FRONTENDS:
-            actual = self._actual[name]
-            if missing := [key for key in desired.get(name, ()) if key not in actual]:
-                self._keep(name, self._table.lookup(name, missing))
 
     def rest(self, taken: Callable[[], Mapping[str, Mapping[bytes, int]]]) -> None:
         """Read the endpoints of all other frontends, and elements that belong to no frontend. Raises ApplyError.
 
         `taken` returns the number of used slots of each frontend, by endpoint map.
         """
-        for name, left in self._left.items():
+        for name, left in self._frontends.items():
             self._read_slots(name, [(key, *slots) for key, slots in left.items()])
             if self._unread[name]:
-                self._actual[name] = self._strays(name, taken().get(name, {}))
+                self.left[name] = self._strays(name, taken().get(name, {}))
 
     def _strays(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
         """Return the elements of an endpoint map that are in no used slot. Raises ApplyError."""
@@ -116,8 +202,8 @@ class EndpointReader:
             for frontend, end, most in asking:
                 keys += [frontend + slot for slot in slot_bytes(end)[begins[frontend] : end]]
                 going_on.append((keys[-1], frontend, end, most))
-            there = self._table.lookup(name, keys)
-            self._keep(name, there)
+            there = self._looked_up(name, keys)
+            self.left[name].update(there)
             # Used slots have no gaps. Most frontends have the fewest of their class, so each round asks an eighth more.
             asking = []
             for last, frontend, end, most in going_on:
@@ -125,9 +211,10 @@ class EndpointReader:
                     begins[frontend] = end
                     asking.append((frontend, min(most, end + max(1, end >> 3)), most))
 
-    def _keep(self, name: str, found: Mapping[bytes, bytes]) -> None:
-        self._actual[name].update(found)
+    def _looked_up(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        found = self._table.lookup(name, keys) if keys else {}
         self._unread[name] -= len(found)
+        return found
 
 
 def differing(table: KernelTable, names: Iterable[str], desired: Iterable[Elements]) -> str:

@@ -2,13 +2,26 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from kubeproxy.backends.nftables import reading
-from kubeproxy.backends.nftables.layout import BELOW, CLASSES, ENDPOINT_MAPS, Layout, SetId, packed_class, slot_bytes
-from kubeproxy.backends.nftables.render import render
+from kubeproxy.backends.nftables import found as found_module
+from kubeproxy.backends.nftables.found import recall
+from kubeproxy.backends.nftables.layout import (
+    BELOW,
+    CLASSES,
+    ENDPOINT_MAPS,
+    NUMBER_MAPS,
+    Layout,
+    SetId,
+    list_number,
+    packed_class,
+    slot_bytes,
+)
+from kubeproxy.backends.nftables.render import Numbers, Placed, place, render, slots
 from kubeproxy.errors import ApplyError
+from kubeproxy.model.plan import Policy
 from support.nftables_ground import FakeGround, resync
-from support.nftables_plans import V4, cluster, plans_of
+from support.nftables_plans import V4, cluster, placed, plans_of
 from support.random_plans import histories
 
 WHOLE = [(b"a", b"1"), (b"b", b"2")]
@@ -18,7 +31,7 @@ NAMES = tuple(Layout(V4).shapes)
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(reading, "PAUSE", 0)
+    monkeypatch.setattr(found_module, "PAUSE", 0)
 
 
 class Dumps:
@@ -26,6 +39,9 @@ class Dumps:
 
     def __init__(self, *dumps):
         self.queue = list(dumps)
+
+    def count(self, name):
+        return 0
 
     def pairs(self, name):
         if name != SetId.CLUSTER_IPS:
@@ -35,14 +51,15 @@ class Dumps:
 
 def test_a_dump_that_repeats_itself_is_read_again():
     table = Dumps(TORN, TORN, WHOLE)
-    read = reading.frontends_and_sets(table, NAMES)
-    assert read == {name: dict(WHOLE) if name == SetId.CLUSTER_IPS else {} for name in NAMES}
+    assert found_module.FoundElements(table, NAMES).left == {
+        name: dict(WHOLE) if name == SetId.CLUSTER_IPS else {} for name in NAMES
+    }
     assert not table.queue[1:]
 
 
 def test_a_dump_that_never_becomes_whole_is_an_error():
     with pytest.raises(ApplyError, match="of cluster-ips completely"):
-        reading.frontends_and_sets(Dumps(TORN), NAMES)
+        found_module.FoundElements(Dumps(TORN), NAMES)
 
 
 class Watched:
@@ -68,10 +85,10 @@ class Watched:
 def read(ground, family=V4):
     """Return all elements, as an adoption without any Service reads them, and the table; they are those of dumps."""
     table = Watched(ground.table(family))
-    found = reading.frontends_and_sets(table, NAMES)
-    reading.EndpointReader(table, found).rest(dict)
-    assert found == {name: dict(*table.table.pairs(name)) for name in NAMES}
-    return found, table
+    elements = found_module.FoundElements(table, NAMES)
+    elements.rest(dict)
+    assert elements.left == {name: dict(*table.table.pairs(name)) for name in NAMES}
+    return elements.left, table
 
 
 class OneFrontend:
@@ -99,9 +116,9 @@ class OneFrontend:
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 10, 11, 13, 24, 25, 33, 128, 129, 256, 300, 1025, 5000, 20_000, 70_000])
 def test_endpoints_are_read_by_key_and_few_are_asked_for_in_vain(count):
     table = OneFrontend(count)
-    found = reading.frontends_and_sets(table, NAMES)
-    reading.EndpointReader(table, found).rest(dict)
-    assert found[SetId.ENDPOINTS] == table.entries
+    elements = found_module.FoundElements(table, NAMES)
+    elements.rest(dict)
+    assert elements.left[SetId.ENDPOINTS] == table.entries
     assert table.asked <= count + 1 + count // 8
 
 
@@ -139,21 +156,21 @@ def test_a_slot_that_is_missing_is_no_gap_in_what_is_read():
 
 def test_an_adoption_holds_the_endpoints_of_some_services_at_a_time(monkeypatch):
     many = {("default", f"s{n}"): plans_of(f"s{n}", n, 20) for n in range(1, 41)}
-    monkeypatch.setattr(reading, "SERVICES", 4)
+    monkeypatch.setattr(found_module, "SERVICES", 4)
     with FakeGround.fresh() as ground:
         resync(ground.start(), many)
         table = Watched(ground.table(V4))
-        found = reading.frontends_and_sets(table, NAMES)
+        elements = found_module.FoundElements(table, NAMES)
         held = []
-        table.asked = lambda: held.append(len(found[SetId.ENDPOINTS]))
-        for _ in reading.EndpointReader(table, found).ahead(many.items()):
-            found[SetId.ENDPOINTS].clear()
+        table.asked = lambda: held.append(len(elements.left[SetId.ENDPOINTS]))
+        for _ in elements.ahead(many.items()):
+            elements.left[SetId.ENDPOINTS].clear()
         assert max(held) <= 4 * 20
 
 
 def test_an_inspection_asks_for_a_part_of_the_endpoints_at_a_time(monkeypatch):
     many = {("default", f"s{n}"): plans_of(f"s{n}", n, 20) for n in range(1, 41)}
-    monkeypatch.setattr(reading, "AT_ONCE", 50)
+    monkeypatch.setattr(found_module, "AT_ONCE", 50)
     with FakeGround.fresh() as ground:
         backend = ground.start()
         resync(backend, many)
@@ -162,7 +179,7 @@ def test_an_inspection_asks_for_a_part_of_the_endpoints_at_a_time(monkeypatch):
         monkeypatch.setattr(
             table, "lookup", lambda name, keys, ask=table.lookup: asked.append(len(keys)) or ask(name, keys)
         )
-        assert reading.differing(table, [SetId.CLUSTER_SERVICES, SetId.ENDPOINTS], desired) == ""
+        assert found_module.differing(table, [SetId.CLUSTER_SERVICES, SetId.ENDPOINTS], desired) == ""
         assert sum(asked) == 40 * 20
         assert max(asked) < 50 + 20
 
@@ -175,3 +192,44 @@ def test_all_elements_are_read(history):
         for plans in states:
             resync(backend, plans)
             read(ground, backend.family)
+
+
+def everything(placed):
+    found = render(placed)
+    return {name: found.get(name, {}) for name in Layout(V4).shapes}
+
+
+@given(histories(max_size=1), st.randoms(use_true_random=False))
+def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history, random):
+    _, (plans,) = history
+    for plan in (plan for found in plans.values() for plan in found):
+        cluster, local = list(slots(plan, Policy.CLUSTER)), list(slots(plan, Policy.LOCAL))
+        if not (plan.balance and plan.balance.hashing):  # which decides who has which slot
+            random.shuffle(cluster)
+            random.shuffle(local)
+        there = Placed(plan, tuple(cluster), tuple(local), 7 if plan.affinity else 0)
+        actual = everything([there])
+        assert everything([place(plan, recall(plan, actual, Numbers()), Numbers())]) == actual
+
+
+@given(histories(min_size=2, max_size=2))
+def test_recalled_endpoints_move_as_little_as_those_remembered(history):
+    _, (earlier, later) = history
+    for name, found in later.items():
+        before = {item.plan.key: item for item in placed(earlier.get(name, ()))}
+        for plan in found:
+            old = before.get(plan.key)
+            if old is None or old.plan.frontends != plan.frontends or old.plan.external != plan.external:
+                continue
+            if old.plan.internal == plan.internal:
+                recalled = recall(plan, everything([old]), Numbers())
+                assert render([place(plan, recalled, Numbers())]) == render([place(plan, old, Numbers())])
+
+
+def test_nothing_is_recalled_from_an_empty_table():
+    assert found_module.ranges_by_list({SetId.FIREWALL_ALLOW: {}}) == {}
+    number, one, two = list_number(3, V4), b"\x0a\0\0\1", b"\x0a\0\0\2"
+    span, other = (number + a + number + b for a, b in ((one, one), (two, two)))
+    found = {SetId.FIREWALL_ALLOW: {span: b"", other: b""}}
+    assert found_module.ranges_by_list(found) == {number: [span, other]}
+    assert set(found_module.numbers({key: {} for key in NUMBER_MAPS} | found)) == {3}
