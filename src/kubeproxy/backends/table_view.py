@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Finding
 from kubeproxy.backends.mode import Depth, ForeignChange
-from kubeproxy.backends.state import Wording, findings
+from kubeproxy.backends.state import Wording
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink, tables
 from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
@@ -65,14 +63,19 @@ def complete(
     actual: Mapping[str, Entries],
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
-) -> None:
-    """Look up these elements by set and key, and add those that exist: a dump of the sets may have missed them."""
+) -> bool:
+    """Look up these elements by set and key, and add those that exist: a dump of the sets may have missed them.
+
+    Returns whether there are any.
+    """
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
         if key not in actual[set_id]:
             missing.setdefault(set_id, []).append(key)
-    for set_id, keys in missing.items():
-        actual[set_id].update(lookup(set_id, keys))
+    found = {set_id: lookup(set_id, keys) for set_id, keys in missing.items()}
+    for set_id, entries in found.items():
+        actual[set_id].update(entries)
+    return any(found.values())
 
 
 CHAINS: Final = "chains"
@@ -102,17 +105,6 @@ class TableWords:
             return Wording(f"hook, priority or policy of chain {key}", self._where)
         counts = (f"{len(each.rules)} rules" for each in (wanted, present))
         return Wording(f"the rules of chain {key}", self._where, *counts)
-
-
-def rule_findings(wanted: Rules, present: Rules, where: str) -> Iterator[Finding]:
-    """Yield the chains of a table that differ."""
-    return findings({CHAINS: present}, {None: {CHAINS: wanted}}, TableWords(where))
-
-
-def nodeport_findings(wanted: AbstractSet[bytes], present: AbstractSet[bytes], where: str) -> Iterator[Finding]:
-    """Yield the differences, as packed addresses, of the set of addresses on which NodePorts answer."""
-    there, asked = (dict.fromkeys(addresses, b"") for addresses in (present, wanted))
-    return findings({"": there}, {None: {"": asked}}, TableWords(where))
 
 
 def inspected(

@@ -59,10 +59,10 @@ class Numbers:
     its number during a comparison with the kernel.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Iterable[int] = ()) -> None:
         self._unused = count(1)
         self._had: dict[ServicePortKey, int] = {}
-        self._taken: set[int] = set()
+        self._taken = set(taken)
 
     def of(self, key: ServicePortKey) -> int:
         """Return the number of a service port without one in the kernel: its former one, or a new one."""

@@ -201,3 +201,38 @@ def test_with_weights_the_number_of_slots_counts_and_their_order_does_not(ground
             (Kind.DIFFERENT, "once", "2 times"),
             (Kind.DIFFERENT, "2 times", "once"),
         ]
+
+
+def test_frontends_of_a_pool_with_other_slots_and_numbers_than_the_first(ground):
+    plans = {A: sticky("a", 1, 2, external_ips=["203.0.113.1"])}
+    resync(ground.start(), plans)
+    at = "203.0.113.1 . tcp . 80"
+    ground.disturb(*(f"delete element ip kube-proxy endpoints {{ {at} . {slot} }}" for slot in (0, 1)))
+    swapped = ", ".join(
+        f"{at} . {slot} : {dest}" for slot, dest in (("0", "10.244.0.2 . 8080"), ("1", "10.244.0.1 . 8080"))
+    )
+    ground.disturb(f"add element ip kube-proxy endpoints {{ {swapped} }}")
+    ground.disturb(f"delete element ip kube-proxy session-pools {{ {at} }}")
+    ground.disturb(f"add element ip kube-proxy session-pools {{ {at} : 0.0.0.99 }}")
+    for found in (everything(ground, plans), some(ground, plans)):
+        assert {(one.service, one.kind) for one in found} == {(A, Kind.DIFFERENT)}
+        assert sorted((one.what, one.wanted, one.present) for one in found) == [
+            ("2 of 2 slots of 203.0.113.1:80/tcp", "as of its other frontends", "others"),
+            (
+                "203.0.113.1:80/tcp",
+                "its clients are remembered under a number of their own",
+                "its clients are remembered under the number 0.0.0.99",
+            ),
+        ]
+
+
+def test_two_service_ports_with_one_number(ground):
+    plans = {(A[0], name): sticky(name, number, 2) for number, name in enumerate("ab", 1)}
+    resync(ground.start(), plans)
+    elements = dict(element.split(" : ") for element in ground.elements("session-pools"))
+    first, second = "10.96.0.1 . tcp . 80", "10.96.0.2 . tcp . 80"
+    ground.disturb(f"delete element ip kube-proxy session-pools {{ {second} }}")
+    ground.disturb(f"add element ip kube-proxy session-pools {{ {second} : {elements[first]} }}")
+    assert [(one.service, one.what) for one in everything(ground, plans)] == [((A[0], "b"), "10.96.0.2:80/tcp")]
+    (finding,) = some(ground, {(A[0], "a"): plans[A[0], "a"]})
+    assert finding.what == "10.96.0.1:80/tcp"
