@@ -33,7 +33,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
-from kubeproxy.report.registry import CounterMetric
+from kubeproxy.registry import CounterMetric
 
 SIZES = ("100x10", "1kx10", "5kx10")
 _SO_PROTOCOL = 38

@@ -21,7 +21,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.plan import ServicePlan
-from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import modes
 from lab.netns import run_in_new
 from prove.truth import Plans

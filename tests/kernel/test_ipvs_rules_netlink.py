@@ -9,7 +9,7 @@ from kubeproxy.backends.ipvs.layout import scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
-from kubeproxy.report.registry import CounterMetric
+from kubeproxy.registry import CounterMetric
 from support.cluster_objects import world
 from support.namespaces import run
 

@@ -19,7 +19,7 @@ from kubeproxy.backends.ipvs.layout import Scheduler
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.model.world import Settings
-from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import modes
 from support import iptables_kernel
 from support.cluster_objects import world

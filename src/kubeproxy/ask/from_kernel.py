@@ -26,7 +26,7 @@ from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
-from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import host, modes
 
 _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}

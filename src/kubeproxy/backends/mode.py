@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import Globals, Habits, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.world import Settings
+from kubeproxy.registry import MetricRegistry
 
 
 class Depth(Enum):
@@ -111,49 +112,9 @@ Keeps = Callable[[Commands, str, str], bool]
 """Returns whether the running mode uses an iptables chain, by its commands, table and name."""
 
 
-def keeps_nothing(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
-    """Return False: none of the chains is in use."""
+def keeps_nothing(*_: object) -> bool:
+    """Return False: no chain is in use."""
     return False
-
-
-M_co = TypeVar("M_co", covariant=True)
-
-
-class Counter(Protocol):
-    """A number that only grows."""
-
-    def inc(self, by: float = 1.0) -> None:
-        """Count."""
-
-    def follow(self, function: Callable[[], float]) -> None:
-        """Read the total from this function from now on; it must be quick and not raise."""
-
-
-class Gauge(Protocol):
-    """A number that goes up and down."""
-
-    def set(self, value: float) -> None:
-        """Set the number."""
-
-
-class Labelled(Protocol[M_co]):
-    """A metric with labels."""
-
-    def labels(self, *values: str) -> M_co:
-        """Return the series with these label values."""
-
-    def clear(self) -> None:
-        """Remove all series; the caller then reports them again."""
-
-
-class Registry(Protocol):
-    """Registers the metrics that a single mode has."""
-
-    def counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
-        """Register a counter with its help and the names of its labels."""
-
-    def gauge(self, name: str, text: str, *labels: str) -> Labelled[Gauge]:
-        """Register a gauge."""
 
 
 class Sight(NamedTuple):
@@ -185,12 +146,7 @@ Weigh = Callable[[Globals, Family, Mapping[ServiceName, tuple[ServicePlan, ...]]
 """Returns the weight of a family's plans on a node with these packed addresses. Pure."""
 
 Owns = Callable[[str, str], bool]
-"""Returns whether the running mode has an iptables chain of this table and name."""
-
-
-def owns_nothing(table: str, chain: str) -> bool:  # noqa: ARG001 - a mode without iptables
-    """Return False."""
-    return False
+"""Returns whether the running mode has an iptables chain of this table and name, in whichever variant."""
 
 
 class Room(NamedTuple):
@@ -203,24 +159,12 @@ class Room(NamedTuple):
     fix: str
 
 
-def _no_rooms(families: Sequence[Family]) -> Sequence[Room]:  # noqa: ARG001 - has none
+def _nothing(*_: object) -> Any:
     return ()
-
-
-def _no_sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:  # noqa: ARG001 - needs none
-    return []
-
-
-def _prepare_nothing(config: KubeProxyConfiguration) -> None:
-    pass
 
 
 def _all_of_them(settings: Settings) -> Settings:
     return settings
-
-
-def _no_strays() -> list[str]:
-    return []
 
 
 class Operations(NamedTuple):
@@ -231,8 +175,8 @@ class Operations(NamedTuple):
     per family, without Services. `prepare` makes missing settings that need more than CAP_NET_ADMIN; --init-only calls
     it for a proxy with less, and then `initialize`, for settings that a proxy with sufficient rights makes later.
     `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack.
-    `keeps` returns whether a chain must stay, `owns` the same by name only. `remove_strays` removes rules that this
-    mode left elsewhere, as in another variant of iptables, and returns its failures. `within` returns the settings
+    `owns`: see Owns; `commands` returns the iptables commands that the mode uses. `remove_strays` removes rules that
+    this mode left elsewhere, as in another variant of iptables, and returns its failures. `within` returns the settings
     without features that this kernel lacks, and logs these. `examine` creates one examiner per family, for a process of
     its own that cannot write. `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError.
     """
@@ -240,16 +184,22 @@ class Operations(NamedTuple):
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     weigh: Weigh
-    open: Callable[[KubeProxyConfiguration, Globals, Registry], Sequence[Backend]]
+    open: Callable[[KubeProxyConfiguration, Globals, MetricRegistry], Sequence[Backend]]
     examine: Callable[[KubeProxyConfiguration, Globals, Sequence[Family]], Sequence[Examiner]]
-    prepare: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
-    sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _no_sysctls
-    keeps: Keeps = keeps_nothing
-    owns: Owns = owns_nothing
-    remove_strays: Callable[[], list[str]] = _no_strays
-    initialize: Callable[[KubeProxyConfiguration], None] = _prepare_nothing
+    prepare: Callable[[KubeProxyConfiguration], None] = _nothing
+    sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _nothing
+    owns: Owns = keeps_nothing
+    commands: Callable[[Family], Commands] | None = None
+    remove_strays: Callable[[], list[str]] = list
+    initialize: Callable[[KubeProxyConfiguration], None] = _nothing
     within: Callable[[Settings], Settings] = _all_of_them
-    rooms: Callable[[Sequence[Family]], Sequence[Room]] = _no_rooms
+    rooms: Callable[[Sequence[Family]], Sequence[Room]] = _nothing
+
+    def keeps(self, commands: Commands, table: str, chain: str) -> bool:
+        """Return whether the mode uses a chain. Raises Unsupported, or ApplyError."""
+        if self.commands is None or not self.owns(table, chain):
+            return False
+        return commands.name == self.commands(commands.family).name
 
 
 class FlowsEnd(Enum):
@@ -320,7 +270,7 @@ class Mode(NamedTuple):
         failures: list[str] = import_module(f"{self.room}.cleanup").cleanup(keeps)
         return failures
 
-    def traces(self, sight: Sight, owns: Owns = owns_nothing) -> list[Trace]:
+    def traces(self, sight: Sight, owns: Owns = keeps_nothing) -> list[Trace]:
         """Return the mode's objects in the kernel, except chains that another mode `owns`. Changes nothing."""
         traces: list[Trace] = import_module(f"{self.room}.cleanup").traces(sight, owns)
         return traces

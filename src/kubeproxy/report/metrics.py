@@ -1,7 +1,7 @@
 """The metrics that every mode has; a mode registers its own.
 
 Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. The metrics that the Go
-kube-proxy lacks are in OwnMetrics. registry.py counts and renders.
+kube-proxy lacks are in OwnMetrics. kubeproxy.registry counts and renders.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from kubeproxy.registry import CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 from kubeproxy.release import build
-from kubeproxy.report.registry import CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 
 KUBERNETES: Final = ("1", "36")
 

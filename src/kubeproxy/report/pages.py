@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import parse_qs
 
+from kubeproxy.registry import CONTENT_TYPE, MetricRegistry
 from kubeproxy.report.metrics import ProxyMetrics
-from kubeproxy.report.registry import CONTENT_TYPE, MetricRegistry
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, read_only
 from kubeproxy.server.text import clean, printable
 

@@ -33,7 +33,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
-from kubeproxy.report.registry import CounterMetric
+from kubeproxy.registry import CounterMetric
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
 from support.namespaces import namespace, run

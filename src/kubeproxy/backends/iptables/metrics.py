@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kubeproxy.backends.iptables.skeleton import INVALID_COUNTER, LOCALHOST_COUNTER
-from kubeproxy.backends.mode import RESTORE_FAILURES, Registry
+from kubeproxy.backends.mode import RESTORE_FAILURES
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.model.addresses import Family
+from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -23,7 +24,7 @@ FAMILY = "ip_family"
 class Metrics:
     """Registered once for these families."""
 
-    def __init__(self, registry: Registry, families: Iterable[Family]) -> None:
+    def __init__(self, registry: MetricRegistry, families: Iterable[Family]) -> None:
         self._rules = registry.gauge(
             "kubeproxy_sync_proxy_rules_iptables_total",
             "[ALPHA] Total number of iptables rules owned by kube-proxy",

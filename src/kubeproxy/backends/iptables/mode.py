@@ -16,7 +16,7 @@ from kubeproxy.backends.iptables.examine import IptablesExaminer, printer
 from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.skeleton import CANARY, SHARED, RuleSettings, StartOptions
-from kubeproxy.backends.mode import Operations, Registry, Weight
+from kubeproxy.backends.mode import Operations, Weight
 from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
@@ -27,6 +27,7 @@ from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, parse_networks, within
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -101,7 +102,7 @@ def _commands(family: Family) -> Commands:
         ) from error
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IptablesBackend]:
+def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> list[IptablesBackend]:
     metrics = Metrics(registry, world.families)
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), make_counters(metrics))
     backends = [IptablesBackend.open(_commands(family), world, options, metrics) for family in world.families]
@@ -128,14 +129,9 @@ def _is_liberal() -> bool:
         return False
 
 
-def _keeps(commands: Commands, table: str, chain: str) -> bool:  # noqa: ARG001 - the same in all tables
-    """Return whether a chain is in use: of the variant that this mode uses, and not one of ipvs mode only."""
-    return commands.uses_nft == _commands(commands.family).uses_nft and chain not in leftovers.IPVS_CHAINS
-
-
 def _remove_strays() -> list[str]:
-    """Remove the rules of the other variant, and the chains of ipvs mode."""
-    return leftovers.remove_iptables_rules(_keeps)
+    """Remove rules of the other variant, and the chains that only ipvs mode has."""
+    return leftovers.remove_iptables_rules(OPERATIONS.keeps)
 
 
 def _initialize(config: KubeProxyConfiguration) -> None:
@@ -190,8 +186,8 @@ OPERATIONS = Operations(
     _open,
     _examine,
     sysctls=_sysctls,
-    keeps=_keeps,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
+    commands=_commands,
     remove_strays=_remove_strays,
     initialize=_initialize,
 )

@@ -18,7 +18,7 @@ from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
-from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Registry, Weight
+from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
@@ -41,6 +41,7 @@ from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -178,7 +179,7 @@ def _prepare(config: KubeProxyConfiguration) -> None:
             kernel.set_timeouts(timeouts)
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[IpvsBackend]:
+def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> list[IpvsBackend]:
     block, scheduler = config.ipvs, scheduler_named(config.ipvs.scheduler)
     failures = registry.counter(RESTORE_FAILURES.name, RESTORE_FAILURES.text, "ip_family")
     return [
@@ -201,11 +202,6 @@ def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) ->
     scheduler, commands = scheduler_named(config.ipvs.scheduler), iptables_variant.in_use(family, "filter", OWN_CHAIN)
     view = NodeView.look(commands, scheduler)
     return IpvsExaminer(view, world, scheduler, excluded(config.ipvs, family), printer(commands))
-
-
-def _keeps(commands: Commands, table: str, chain: str) -> bool:
-    """Return whether a chain is ours: in a table where we have it, of the variant that we use."""
-    return chain in CHAINS.get(table, ()) and commands.name == used_commands(commands.family).name
 
 
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
@@ -232,6 +228,6 @@ OPERATIONS = Operations(
     _examine,
     _prepare,
     _sysctls,
-    _keeps,
     owns=lambda table, chain: chain in CHAINS.get(table, ()),
+    commands=used_commands,
 )

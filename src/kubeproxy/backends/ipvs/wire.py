@@ -17,7 +17,6 @@ from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
 from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, SetCount, kind_of
 from kubeproxy.backends.ipvs.render import server_key
-from kubeproxy.backends.mode import Counter
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs
@@ -29,6 +28,7 @@ from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
@@ -122,7 +122,7 @@ class NodeKernel(NodeView):
         servers: ipvs.Ipvs,
         sets: Ipsets,
         monitor: AddressMonitor,
-        restore_failures: Counter,
+        restore_failures: CounterMetric,
     ) -> None:
         super().__init__(commands, scheduler, servers, sets)
         self._interface = 0
@@ -130,7 +130,7 @@ class NodeKernel(NodeView):
         self._restore_failures = restore_failures
 
     @classmethod
-    def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: Counter) -> Self:
+    def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: CounterMetric) -> Self:
         """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Registry, Room
+from kubeproxy.backends.mode import Room
 from kubeproxy.backends.nftables.layout import TABLE, VERDICT_MAPS, ChainName, client_set, pool_number
 from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.render import Placed, pools
@@ -23,6 +23,7 @@ from kubeproxy.kernel.nftables.elements import Element, element_messages
 from kubeproxy.kernel.nftables.fetch import Fetcher
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool
+from kubeproxy.registry import MetricRegistry
 
 _FULLEST: Final = client_set(0)
 """Slot 0 exists in every pool, so its set of clients is very likely the fullest."""
@@ -127,7 +128,7 @@ class _Clients:
 class ClientGauges:
     """Metrics of the number of clients in the fullest set. They need Linux 6.16 or newer."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: MetricRegistry) -> None:
         self._clients = registry.gauge(
             "kubeproxy_session_affinity_clients",
             "Clients in the fullest set of session affinity (not in the Go kube-proxy)",

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.backends.mode import Counter, Labelled, Registry
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed
 from kubeproxy.errors import ApplyError
@@ -21,6 +20,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount, element_counts
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.registry import CounterMetric, MetricFamily, MetricRegistry
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -99,8 +99,8 @@ class Totals:
 class ConnectionMetrics:
     """The metrics of all families. The series of one family change together."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._series: Labelled[Counter] = registry.counter(
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._series: MetricFamily[CounterMetric] = registry.counter(
             "kubeproxy_service_new_connections_total",
             f"New connections by service port, of the {TOP} busiest of each family; all others are those without a name"
             " (not in the Go kube-proxy)",

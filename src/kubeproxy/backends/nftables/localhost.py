@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Backend, Counter, Depth, ForeignChange, Gauge, Registry
+from kubeproxy.backends.mode import Backend, Depth, ForeignChange
 from kubeproxy.backends.nftables.layout import COUNTERS, STICKY_SLOTS, TABLE, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
@@ -34,6 +34,7 @@ from kubeproxy.model.plan import (
     ServicePortKey,
     Weights,
 )
+from kubeproxy.registry import CounterMetric, GaugeMetric, MetricRegistry
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -57,8 +58,8 @@ class RelayTarget(NamedTuple):
 class RelayMetrics(NamedTuple):
     """Metrics of one family's relay."""
 
-    listeners: Gauge
-    failures: Counter
+    listeners: GaugeMetric
+    failures: CounterMetric
 
 
 class LocalhostRelay:
@@ -167,7 +168,7 @@ def _repeated(pool: Pool, weights: Weights) -> Pool:
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
-def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) -> list[Backend]:
+def relaying(backends: Iterable[Backend], registry: MetricRegistry, world: Globals) -> list[Backend]:
     """Return backends with a relay beside each. All relays share one thread for the data path."""
     listeners = registry.gauge(
         "kubeproxy_nftables_localhost_nodeport_listeners",
@@ -189,7 +190,7 @@ def relaying(backends: Iterable[Backend], registry: Registry, world: Globals) ->
     return found
 
 
-def count_refusals(registry: Registry, families: Iterable[Family]) -> None:
+def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None:
     """Register the metrics of packets that the rules refuse on loopback NodePorts."""
     refusals = registry.counter(
         "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.mode import Backend, Operations, Registry, Weight
+from kubeproxy.backends.mode import Backend, Operations, Weight
 from kubeproxy.backends.nftables import forwarding, localhost
 from kubeproxy.backends.nftables.affinity import ClientGauges, rooms
 from kubeproxy.backends.nftables.backend import NftablesBackend
@@ -21,6 +21,7 @@ from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 13)
 """The minimum of the Go kube-proxy's nftables mode."""
@@ -48,7 +49,7 @@ def check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  
     require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> Sequence[Backend]:
+def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> Sequence[Backend]:
     backends = _backends(world, registry)
     if config.of_mode.loopback_nodeports(config) != "relayed":
         return backends
@@ -56,7 +57,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) ->
     return localhost.relaying(backends, registry, world)
 
 
-def _backends(world: Globals, registry: Registry) -> Sequence[NftablesBackend]:
+def _backends(world: Globals, registry: MetricRegistry) -> Sequence[NftablesBackend]:
     metrics = ConnectionMetrics(registry) if CONNECTION_COUNTERS.value(world) else None
     clients = ClientGauges(registry)
     return [

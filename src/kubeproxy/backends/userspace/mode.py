@@ -9,7 +9,7 @@ from itertools import chain, product
 from typing import Final
 
 from kubeproxy.backends.examination import of_family
-from kubeproxy.backends.mode import Operations, Registry, Weight
+from kubeproxy.backends.mode import Operations, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
 from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
@@ -24,6 +24,7 @@ from kubeproxy.kernel.nftables.presence import require
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
 
@@ -32,7 +33,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None: 
     require("userspace", KERNEL, "upgrade")
 
 
-def _open(config: KubeProxyConfiguration, world: Globals, registry: Registry) -> list[UserspaceBackend]:  # noqa: ARG001
+def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> list[UserspaceBackend]:  # noqa: ARG001
     sys.setswitchinterval(SWITCH_INTERVAL)
     path = DataPath.open(config.udp_idle_timeout)
     path.mark = world.masquerade_mark

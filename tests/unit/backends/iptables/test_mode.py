@@ -12,7 +12,6 @@ from kubeproxy.kernel.xtables import iptables_variant
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family
-from kubeproxy.setup import modes
 
 V4 = (Family.IPV4,)
 
@@ -105,7 +104,7 @@ def test_an_interface_that_no_rule_can_name_is_refused(name):
     ("variant", "chain", "kept"),
     [("nft", "KUBE-SVC-A", True), ("nft", "KUBE-NODE-PORT", False), ("legacy", "KUBE-SVC-A", False)],
 )
-def test_chains_of_our_variant_are_ours(monkeypatch, variant, chain, kept):
-    monkeypatch.setattr(mode, "_commands", lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
+def test_chains_of_our_variant_are_ours(variant, chain, kept):
+    operations = mode.OPERATIONS._replace(commands=lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
     asked = Commands(f"iptables-{variant}", Family.IPV4, variant == "nft", (1, 8, 9))
-    assert modes.named("iptables").operations().keeps(asked, "nat", chain) is kept
+    assert operations.keeps(asked, "nat", chain) is kept

@@ -14,7 +14,7 @@ from kubeproxy.kernel.ipset import IpsetError, Ipsets, SetCounts, SetEntry
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
-from kubeproxy.report.registry import CounterMetric
+from kubeproxy.registry import CounterMetric
 
 
 def refuse(code):

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from kubeproxy.backends.ipvs import cleanup, mode
+from kubeproxy.backends.ipvs import cleanup
 from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
@@ -91,10 +91,9 @@ def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets(monkeypa
     assert removed(SavedTable("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))) == ""
 
 
-def test_chains_of_the_current_mode_are_no_leftovers(monkeypatch) -> None:
+def test_chains_of_the_current_mode_are_no_leftovers() -> None:
     ours_are = Commands("iptables-nft", Family.IPV4, uses_nft=True, version=(1, 8))
-    monkeypatch.setattr(mode, "used_commands", lambda family: ours_are)
-    kept = partial(OPERATIONS.keeps, ours_are)
+    kept = partial(OPERATIONS._replace(commands=lambda _: ours_are).keeps, ours_are)
     ours = table(rules(), "nat")
     others = SavedTable("nat", (*ours.chains, "KUBE-SVC-X"), (*ours.rules, "-A KUBE-SVC-X -j ACCEPT"))
     assert list(owned([ours], kept)) == []

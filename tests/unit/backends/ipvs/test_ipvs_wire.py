@@ -10,7 +10,7 @@ from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
-from kubeproxy.report.registry import CounterMetric
+from kubeproxy.registry import CounterMetric
 from support.cluster_objects import world
 
 

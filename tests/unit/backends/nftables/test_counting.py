@@ -12,7 +12,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import ElementCount
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
-from kubeproxy.report.registry import MetricRegistry
+from kubeproxy.registry import MetricRegistry
 from support.nftables_plans import placed, plans_of
 
 V4 = Family.IPV4

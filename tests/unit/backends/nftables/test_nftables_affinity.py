@@ -5,7 +5,7 @@ import pytest
 from kubeproxy.backends.nftables.affinity import ClientGauges
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
-from kubeproxy.report.registry import MetricRegistry, number_text
+from kubeproxy.registry import MetricRegistry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service
 from support.compiled import compile_service
 from support.nftables_ground import resync, sync

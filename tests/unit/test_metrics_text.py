@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables import metrics as iptables
+from kubeproxy.registry import MetricRegistry, number_text
 from kubeproxy.report.metrics import PROGRAMMING_BUCKETS, ProxyMetrics, conntrack
-from kubeproxy.report.registry import MetricRegistry, number_text
 from kubeproxy.setup import modes
 
 
