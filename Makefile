@@ -8,7 +8,7 @@ GUESTS ?= 2
 TARGET ?=
 SOAK ?= 60
 
-.PHONY: setup demo unit test test-all fuzz lint conformance conformance-ipvs machine bench prove soak wayback switch e2e disrupt node dist release clean
+.PHONY: setup demo unit test test-all fuzz lint conformance conformance-ipvs machine matrix bench prove soak wayback switch e2e disrupt node dist release clean
 
 setup:
 	@tools/setup
@@ -57,6 +57,12 @@ machine: setup
 	@tools/guest-kernel
 	@$(PY) -m support.guest.machine $(PY) -m pytest --color=no -pno:xdist -pno:randomly -pno:cacheprovider -pno:cov \
 		--noconftest tests/guest/machine
+
+# The kernels, nft, iptables and Python of other Debians: docs/support.md has the table. Half an hour for each of ROWS.
+matrix: setup
+	@tools/check-host
+	@$(PY) -m support.guest.matrix run $(ROWS) $(WITH)
+	@$(PY) -m support.guest.matrix page
 
 bench: setup
 	@tools/check-host

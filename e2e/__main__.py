@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from e2e import dns, loadbalancer, page, run
+from e2e import dns, loadbalancer, page, run, scale
 from e2e.binaries import programs_to_run
 from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
@@ -20,6 +20,7 @@ from e2e.layout import FOLDER
 from e2e.results import RESULTS, SOME, file_of, read, read_file, write
 from lab.iproute import LinkError
 
+OURS = Path(sys.executable).with_name("kube-proxy")
 MODES = ("nftables", "iptables", "userspace")
 
 
@@ -40,6 +41,9 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--parallel", type=int, default=4, metavar="N", help="tests side by side (%(default)s)")
     runs.add_argument("--minutes", type=int, default=15, metavar="N", help="end of a test that hangs (%(default)s)")
     disrupts.add_argument("--previous", metavar="REVISION", default="", help="ours of git that takes ours' place")
+    scaled = commands.add_parser("scale", help="thousands of Services on a real API server: e2e/scale.json")
+    scaled.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="as for run")
+    scaled.add_argument("--services", type=int, action="append", metavar="N", help="may be repeated (5000, 10000)")
     commands.add_parser("page", help="write docs/conformance.md and docs/disruption.md from e2e/results")
     commands.add_parser("down", help="remove what a killed run left")
     stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
@@ -54,7 +58,10 @@ def main() -> int:
     try:
         if arguments.command in ("run", "disrupt"):
             return (_run if arguments.command == "run" else disrupt)(arguments)
-        if arguments.command == "stand-in":
+        if arguments.command == "scale":
+            folder = programs_to_run(arguments.kubernetes.resolve())
+            scale.run(folder, str(OURS), arguments.services or (5000, 10000))
+        elif arguments.command == "stand-in":
             {"dns": dns.serve, "loadbalancer": loadbalancer.serve}[arguments.name](FOLDER)
         elif arguments.command == "down":
             remove()
@@ -71,8 +78,7 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     folder = programs_to_run(arguments.kubernetes.resolve())
-    ours = Path(sys.executable).with_name("kube-proxy")
-    proxy = [str(ours if arguments.proxy == "ours" else folder / "kube-proxy")]
+    proxy = [str(OURS if arguments.proxy == "ours" else folder / "kube-proxy")]
     results = SOME if arguments.focus else RESULTS
     with cluster(folder, proxy, arguments.mode) as processes:
         chosen, left_out = choose(run.list_tests(folder), arguments.focus)

@@ -34,6 +34,25 @@ def cluster(programs: Path, proxy: Sequence[str], mode: str) -> Iterator[Process
 
     What a killed run left is removed first. One cluster runs at a time on a machine.
     """
+    with _place() as processes:
+        _bring_up(programs, proxy, mode, processes)
+        yield processes
+
+
+@contextlib.contextmanager
+def alone(programs: Path) -> Iterator[Processes]:
+    """Run an API server and nothing else in the cluster's network, as cluster() does. Raises E2EError."""
+    with _place() as processes:
+        say("starting the API server")
+        network_up()
+        controlplane.write_credentials(FOLDER)
+        controlplane.start_api(programs, FOLDER, processes)
+        yield processes
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Processes]:
+    """Lock, clean, and make the folders; remove everything at the end."""
     with _locked():
         remove()
         shutil.rmtree(LOGS, ignore_errors=True)
@@ -41,7 +60,6 @@ def cluster(programs: Path, proxy: Sequence[str], mode: str) -> Iterator[Process
             folder.mkdir(mode=0o700)
         processes = Processes(LOGS)
         try:
-            _bring_up(programs, proxy, mode, processes)
             yield processes
         finally:
             say("removing the cluster")

@@ -12,7 +12,7 @@ import yaml
 
 from e2e.binaries import etcd
 from e2e.errors import E2EError
-from e2e.layout import API, CLUSTER_DNS, HUB, HUB_IPV4, POD_CIDRS, SERVICE_CIDRS, TOKENS
+from e2e.layout import API, CLUSTER_DNS, HUB, HUB_IPV4, POD_CIDRS, SERVICE_CIDRS, TOKENS, Node
 from e2e.network import inside
 from e2e.processes import Processes
 
@@ -54,12 +54,17 @@ def _openssl(folder: Path, *arguments: str) -> None:
         raise E2EError(f"openssl {arguments[0]}: {done.stderr.strip()[-300:]}")
 
 
-def start(programs: Path, folder: Path, processes: Processes) -> None:
-    """Start the control plane and wait for it. Raises E2EError."""
+def start_api(programs: Path, folder: Path, processes: Processes) -> None:
+    """Start etcd and the API server, and wait for them. Raises E2EError."""
     command = [etcd(programs), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync", "--log-level=warn"]
     processes.start("etcd", HUB, [*command, f"--listen-client-urls={_ETCD}", f"--advertise-client-urls={_ETCD}"])
     processes.start("apiserver", HUB, [str(programs / "kube-apiserver"), *_apiserver_flags(folder)])
     wait(programs, folder, processes)
+
+
+def start(programs: Path, folder: Path, processes: Processes) -> None:
+    """Start the control plane and wait for it. Raises E2EError."""
+    start_api(programs, folder, processes)
     controllers = [
         f"--kubeconfig={kubeconfig(folder, 'controller-manager')}",
         f"--service-account-private-key-file={folder / 'sa.key'}",
@@ -121,6 +126,16 @@ def wait(programs: Path, folder: Path, processes: Processes, seconds: float = 18
             time.sleep(1)
         else:
             return
+
+
+def add_node(programs: Path, folder: Path, node: Node) -> None:
+    """Make a Node object, where no kubelet does. Raises E2EError."""
+    addresses = [{"type": "InternalIP", "address": address} for address in (node.ipv4, node.ipv6)]
+    spec = {"podCIDR": node.pods_ipv4, "podCIDRs": [node.pods_ipv4, node.pods_ipv6]}
+    made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name}, "spec": spec}
+    kubectl(programs, folder, "create", "--validate=false", "-f", "-", given=json.dumps(made))
+    patch = json.dumps({"status": {"addresses": addresses}})
+    kubectl(programs, folder, "patch", "node", node.name, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def add_dns(programs: Path, folder: Path) -> None:

@@ -46,6 +46,10 @@ class Processes:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
+    def pid(self, name: str) -> int:
+        """Return the process id of a program of the cluster."""
+        return self._running[name].pid
+
     def log(self, name: str) -> Path:
         """Return the path of a program's log."""
         return self._logs / f"{name}.log"

@@ -8,12 +8,13 @@ import contextlib
 import errno
 import itertools
 import json
+import os
 import selectors
 import socket
 import sys
 import threading
 
-TIMEOUT = 0.25  # seconds; no answer by then counts as dropped
+TIMEOUT = float(os.environ.get("PATIENCE", "0.25"))  # seconds; no answer by then counts as dropped
 IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h: which address was asked
 REJECTED = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}
 # Each UDP probe leaves from a port of its own, so that no flow of an earlier step is met again.

@@ -1,12 +1,13 @@
-"""Runs a command under Debian's own kernel, in an emulated machine: for what user-mode Linux lacks, as flowtables.
+"""Runs a command under a kernel of Debian, in an emulated machine: for what user-mode Linux lacks, as flowtables.
 
 It has two emulated CPUs, an order of magnitude slower than ours, and boots in some eight seconds. It sees this
-machine's files and cannot change them. Needs Debian's packages qemu-system-x86 and kmod, and what
-tools/guest-kernel fetches.
+machine's files, or those of another Debian in a folder, and cannot change them. Needs Debian's packages
+qemu-system-x86 and kmod, and a kernel that tools/guest-kernel has fetched.
 """
 
 from __future__ import annotations
 
+import lzma
 import shlex
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from support.guest.guest import Done, GuestError
 from support.places import ROOT
 
-FOLDER = ROOT / ".venv/guest"
+KERNEL = ROOT / ".venv/guest"
 QEMU = "qemu-system-x86_64"
 READY, DONE = "machine: ready", "machine: done"
 _MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
@@ -30,7 +32,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in /modules/*; do insmod $module; done
 mount -t 9p -o trans=virtio,version=9p2000.L,cache=loose,ro,msize=262144 host /host
 mount -t tmpfs tmpfs /over; mkdir -p /over/upper /over/work
-mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work overlay /new
+mount -t overlay -o lowerdir=/host{root},upperdir=/over/upper,workdir=/over/work overlay /new
 cd /new; mkdir -p proc sys dev run lib/modules
 mount --move /proc proc; mount --move /sys sys; mount --move /dev dev; mount -t tmpfs tmpfs run
 mkdir -p dev/shm dev/pts; mount -t tmpfs tmpfs dev/shm; mount -t devpts devpts dev/pts
@@ -49,20 +51,37 @@ echo o >/proc/sysrq-trigger; sleep 60
 """Run by the first process itself, whose root is the kernel's too: so modules are found that it asks for."""
 
 
-def run_in_machine(argv: Sequence[str | Path], timeout: float, *, memory: int = 1536) -> Done:
-    """Boot, run one command in the current folder as root, and return its exit status and what it printed.
+class System(NamedTuple):
+    """The folder that is the machine's root, the folder of its kernel, below the former, and the working folder."""
 
-    `timeout` is in seconds for all of it, `memory` in megabytes. Raises GuestError.
+    root: Path
+    kernel: Path
+    place: Path
+
+
+def run_in_machine(
+    argv: Sequence[str | Path], timeout: float, *, memory: int = 1536, system: System | None = None
+) -> Done:
+    """Boot, run one command as root, and return its exit status and what it printed.
+
+    It runs in the current folder of this machine's files, or in `system`. `timeout` is in seconds for all of it,
+    `memory` in megabytes. Raises GuestError.
     """
-    if shutil.which(QEMU) is None or not (FOLDER / "stamp").exists():
+    system = system or System(Path("/"), KERNEL, Path.cwd())
+    if shutil.which(QEMU) is None or not (system.kernel / "stamp").exists():
         raise GuestError(f"{QEMU} or its kernel is missing: apt-get install qemu-system-x86, then tools/guest-kernel")
-    command = f"cd {shlex.quote(str(Path.cwd()))} && ip link set lo up && {shlex.join(map(str, argv))}"
+    command = f"cd {shlex.quote(str(system.place))} && ip link set lo up && {shlex.join(map(str, argv))}"
     with tempfile.TemporaryDirectory(prefix="kubeproxy-machine-") as folder:
         initrd = Path(folder, "initrd")
-        initrd.write_bytes(_archive(command))
+        initrd.write_bytes(_archive(system, command))
         try:
             printed = subprocess.run(
-                _command(initrd, memory), capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+                _command(system.kernel, initrd, memory),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
             ).stdout
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode(errors="replace")[-4000:]
@@ -73,48 +92,44 @@ def run_in_machine(argv: Sequence[str | Path], timeout: float, *, memory: int = 
     return Done(int(rest.split()[0]), output)
 
 
-def _command(initrd: Path, memory: int) -> list[str]:
-    kernel = next((FOLDER / "root/boot").glob("vmlinuz-*"))
+def _command(folder: Path, initrd: Path, memory: int) -> list[str]:
+    kernel = next((folder / "root/boot").glob("vmlinuz-*"))
     return [
         *("setpriv", "--pdeathsig", "KILL", QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
-        *(
-            "-m",
-            str(memory),
-            "-nographic",
-            "-no-reboot",
-            "-nic",
-            "none",
-            "-kernel",
-            str(kernel),
-            "-initrd",
-            str(initrd),
-        ),
+        *("-m", str(memory), "-nographic", "-no-reboot", "-nic", "none"),
+        *("-kernel", str(kernel), "-initrd", str(initrd)),
         *("-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check"),
         *("-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"),
         *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
     ]
 
 
-def _archive(command: str) -> bytes:
-    """Return what the kernel begins with, a cpio archive: busybox, the modules by which it gets at our files, init."""
-    release = (FOLDER / "stamp").read_text()
+def _archive(system: System, command: str) -> bytes:
+    """Return the cpio archive that the kernel starts with: busybox, the modules that reach our files, init."""
+    folder, release = system.kernel, (system.kernel / "stamp").read_text()
     session = _SESSION.format(ready=READY, done=DONE, command=shlex.quote(command))
-    modules = FOLDER / "root/lib/modules" / release
-    init = _INIT.format(applets=_APPLETS, modules=modules, session=shlex.quote(session))
-    files = {"bin/busybox": (FOLDER / "busybox/bin/busybox").read_bytes(), "init": init.encode()}
-    files |= {f"modules/{n:02d}-{path.name}": path.read_bytes() for n, path in enumerate(_needed(release))}
+    modules = "/" / (folder / "root/lib/modules" / release).relative_to(system.root)
+    root = "" if system.root == Path("/") else system.root
+    init = _INIT.format(applets=_APPLETS, root=root, modules=modules, session=shlex.quote(session))
+    files = {"bin/busybox": next(folder.glob("busybox/**/bin/busybox")).read_bytes(), "init": init.encode()}
+    files |= {f"modules/{n:02d}-{path.name}": _plain(path) for n, path in enumerate(_needed(folder, release))}
     folders = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
     entries = [_entry(name, 0o40755) for name in folders]
     entries += [_entry(name, 0o100755, content) for name, content in files.items()]
     return b"".join((*entries, _entry("TRAILER!!!", 0)))
 
 
-def _needed(release: str) -> list[Path]:
-    """Return the files of the modules, each after those that it needs."""
+def _plain(module: Path) -> bytes:
+    """Return a module's content, decompressed: Debian 13 and later compress modules by xz."""
+    return lzma.decompress(module.read_bytes()) if module.suffix == ".xz" else module.read_bytes()
+
+
+def _needed(folder: Path, release: str) -> list[Path]:
+    """Return the files of the modules, each after those that it needs; a module that the kernel has in it has none."""
     found: dict[Path, None] = {}
     for module in _MODULES:
         shown = subprocess.run(
-            ["modprobe", "-d", FOLDER / "root", "-S", release, "--show-depends", module],
+            ["modprobe", "-d", folder / "root", "-S", release, "--show-depends", module],
             capture_output=True,
             text=True,
             check=True,
