@@ -52,7 +52,7 @@ ROWS: Final = (
     Row("forky", "forky"),
 )
 _VERSIONS: Final = """uname -r; nft --version; iptables --version; /venv/bin/python -V"""
-_PYTEST: Final = ("-m", "pytest", "-q", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist", "--color=no")
+_PYTEST: Final = ("-m", "pytest", "-q", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist", "--color=no", "--timeout=1200")
 
 
 def _conformance(kind: str) -> tuple[str, ...]:
