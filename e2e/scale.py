@@ -104,7 +104,8 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
     file = FOLDER / "proxy.yaml"
     file.write_text(yaml.safe_dump(proxy_configuration(_NODE, FOLDER, mode)))
     received, cpu, began = _received(), _cpu(server), time.time()
-    process = processes.start("kube-proxy", _NODE.namespace, [*command, "--config", str(file)])
+    processes.start("kube-proxy", _NODE.namespace, [*command, "--config", str(file)])
+    pid = processes.pid("kube-proxy")
     while not _synced(began):
         processes.check()
         if time.time() > began + _PATIENCE:
@@ -112,13 +113,13 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
         time.sleep(0.05)
     seconds = time.time() - began
     time.sleep(2)  # the rest of the first sync, such as the clean-up of another mode's rules
-    status = Path(f"/proc/{process.pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text()
     sizes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+)", status, re.MULTILINE))
     found = Measured(
         case,
         services,
         round(seconds, 2),
-        round(_cpu(process.pid), 2),
+        round(_cpu(pid), 2),
         round(int(sizes["VmRSS"]) / 1024),
         round(int(sizes["VmHWM"]) / 1024),
         round((_received() - received) / 1e6, 1),

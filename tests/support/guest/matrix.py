@@ -52,7 +52,8 @@ ROWS: Final = (
     Row("forky", "forky"),
 )
 _VERSIONS: Final = """uname -r; nft --version; iptables --version; /venv/bin/python -V"""
-_PYTEST: Final = ("-m", "pytest", "-q", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist", "--color=no", "--timeout=1200")
+_PYTEST: Final = ("-m", "pytest", "-q", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist")
+_SLOWLY: Final = ("--color=no", "--timeout=1200")
 
 
 def _conformance(kind: str) -> tuple[str, ...]:
@@ -70,10 +71,10 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     "iptables-legacy": _conformance("iptables-legacy"),
     "userspace": _conformance("userspace"),
     "ipvs": (*_INSIDE, *(f"tests/conformance/cases/{case}.json" for case in CASES)),
-    "rules": (*_PYTEST, "tests/kernel/nftables/test_rules_as_values.py"),
+    "rules": (*_PYTEST, *_SLOWLY, "tests/kernel/nftables/test_rules_as_values.py"),
     "crashes": _prove("--crashes", "3"),
     "histories": _prove("--minutes", "1", "--worlds", "1"),
-    "fast forwarding": (*_PYTEST, "--noconftest", "tests/guest/machine"),
+    "fast forwarding": (*_PYTEST, *_SLOWLY, "--noconftest", "tests/guest/machine"),
 }
 """Arguments of Python by the name of a check."""
 UNIT: Final = "unit tests"
@@ -163,6 +164,8 @@ def _record(row: Row, versions: list[str], name: str, verdict: Verdict) -> None:
 
 def render(results: Sequence[Result]) -> str:
     """Return the tables: versions, then a line for each check."""
+    if not results:
+        return "No run is recorded."
     lines = ["| Debian | kernel | nft | iptables | Python | date | commit |", "|---|---|---|---|---|---|---|"]
     for each in results:
         kernel, *programs = each.versions
