@@ -35,12 +35,13 @@ As root, on Debian 12 or later, with Go and a source tree of Kubernetes, or a fo
     make e2e KUBERNETES=DIR RESUME=1                            # after an interruption, or a change of the program
     make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 10"    # tests side by side; end of a test that hangs
 
-- It says which Debian packages are missing, and builds what a source tree lacks into `_output/e2e`.
+- The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
 - **etcd** is that of the folder of programs, else that of `PATH`. It must be 3.4.31, 3.5.13 or later, or tests of
   rolling updates fail, with a warning at the start: Debian 12 has 3.4.23. Take a release of etcd.
-- Each test runs in a process of its own. One that hangs is ended, one that fails runs again later, alone in the
-  cluster; the page shows the last try and tells of the first.
-- A verdict is written at once. `RESUME=1` keeps those that passed, and runs tests without one and those that failed.
+- Each test runs in a process of its own. A test that hangs is ended; a test that fails runs again later, with no other
+  test in the cluster. The page shows the last try and mentions the first.
+- The result of each test is written at once. `RESUME=1` keeps the tests that passed, and runs the failed ones and those
+  without a result.
 - The cluster is removed at the end, also after an error or Ctrl-C. The last run's logs stay in `/var/tmp/kpe2e-logs`.
 """
 
