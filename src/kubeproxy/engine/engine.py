@@ -21,6 +21,7 @@ from kubeproxy.backends.mode import Backend, ForeignChange
 from kubeproxy.engine.backlog import Backlog, FamilyStanding, LatestPlans, Plans, note, retries
 from kubeproxy.engine.inspection import Inspector
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
+from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.engine.turns import Intake, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.features import RESETS
@@ -110,6 +111,8 @@ class Engine:
         self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
         self._uncommitted = Counts()  # in a sync, but not committed in all families
+        self._disturbances = 0  # syncs refused because of other programs, not logged yet
+        self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
         self._primary: Family | None = None  # of the Node, once it is known
         self._surroundings_changed = True
@@ -372,10 +375,7 @@ class Engine:
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
         """Commit one family's changes, or do a full sync; return whether the kernel accepted it."""
         family, began = backend.family, time.monotonic()
-        full, backlog.stale = (
-            backlog.stale,
-            False,
-        )  # before the sync: it may be set again during it
+        full, backlog.stale = backlog.stale, False  # before the sync, as it may be set again during it
         compiled = self.planner.compiled
         whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
@@ -389,7 +389,7 @@ class Engine:
                 else:
                     await exhaust(backend.sync(backlog.plans(portion)))
         except ApplyError as error:
-            log.error("Sync failed family=%s error=%r", family.label, str(error))
+            self._log_refusal(family, error, repeated=full)
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
             self._observer.refused(family, error)
             if isinstance(error, ChangedByOthersError):
@@ -413,6 +413,20 @@ class Engine:
         self._observer.committed(Commit(family, changes, full, everything, services, seconds, ages))
         self._never_committed.discard(family)
         return True
+
+    def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
+        """Log a refusal; one caused by another program once a minute, unless the full sync after it is refused too.
+
+        Two proxies of one mode refuse each other nearly every change: the second one finds it written.
+        """
+        if repeated or not isinstance(error, ChangedByOthersError):
+            log.error("Sync failed family=%s error=%r", family.label, str(error))
+            return
+        self._disturbances += 1
+        if self._disturbance_logs.take():
+            text = "Comparing everything, as another program changes our objects family=%s error=%r times=%d"
+            log.warning(text, family.label, str(error), self._disturbances)
+            self._disturbances = 0
 
     def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
         """Return the source of a full sync's plans, called in its thread after it has read the kernel."""

@@ -47,6 +47,25 @@ def test_what_others_change_during_a_sync_is_told_as_drift():
     play(scene)
 
 
+def test_what_others_change_is_logged_once_a_minute_unless_the_repair_is_refused_too(caplog):
+    async def scene(stage):
+        await started(stage, service("a"))
+        stage.backend.mood = ChangedByOthersError("another program changed table t")
+        for count in range(1, 5):
+            stage.backend.failures = [True]
+            stage.tell(endpoints("a", count))
+            await stage.settled()
+        assert len(stage.notes.of("refused")) == len(stage.notes.notices) == 4
+        assert [line.levelname for line in caplog.records if "another program changed" in line.message] == ["WARNING"]
+        stage.backend.failures = [True, True]
+        stage.tell(endpoints("a", 1))
+        await stage.settled()
+        (line,) = [line for line in caplog.records if line.message.startswith("Sync failed")]
+        assert "another program changed table t" in line.message
+
+    play(scene)
+
+
 def test_a_failed_first_sync_is_tried_again_and_not_ready_until_it_is_done():
     async def scene(stage):
         stage.backend.failures = [True] * 10_000

@@ -6,7 +6,8 @@ Used at the start, after a failure, and when another program may have changed th
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -21,6 +22,8 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.nftables.replacing import copies, older_form
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.errors import ChangedByOthersError
+from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
 from kubeproxy.kernel.nftables.tables import Definition, Hook, TableContents
@@ -79,6 +82,17 @@ def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> 
         elif kind == nfnetlink.NEW_RULE:
             rules.setdefault(name, []).append(handle)
     return before._replace(chains=chains | {name: chains[name]._replace(rules=tuple(rules[name])) for name in rules})
+
+
+@contextmanager
+def attributed(table: str) -> Iterator[None]:
+    """Raise ChangedByOthersError if the kernel refuses a change as an object of our table is missing, or is not new."""
+    try:
+        yield
+    except NetlinkError as error:
+        if error.code not in {errno.ENOENT, errno.EEXIST}:
+            raise
+        raise ChangedByOthersError(f"another program changed table {table}: {error}") from error
 
 
 Edges = frozenset[tuple[bytes, bool]]

@@ -52,8 +52,7 @@ ELEMENT = 160
 """Upper bound of the mean size of an element in a transaction, in bytes."""
 
 PRUNE_FROM = 5000
-"""Rules of session affinity from which on unused chains are removed: those of some hundred counts and timeouts. After
-that, the limit is twice the number of used rules."""
+"""Rules of session affinity from which on unused chains are removed, but at least twice the number of used rules."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -196,7 +195,8 @@ class NftablesBackend:
         if batch.transaction.elements:
             missing = self._ruleset.needed(batch.transaction.chains()) - self._chains
             moved = affinity.messages(batch.moves, self._table, self._chains, missing)
-            self._transact_with(missing, [*batch.transaction.messages(), *moved])
+            with audit.attributed(self._ruleset.name):
+                self._transact_with(missing, [*batch.transaction.messages(), *moved])
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -236,17 +236,14 @@ class NftablesBackend:
             self._transact_with(missing, [])
             self._transact(elements)
             return
-        signature = audit.grown(self._signature, made, self._table.commit(made))
-        if signature is None:
+        if (signature := audit.grown(self._signature, made, self._table.commit(made))) is None:
             raise ChangedByOthersError(altered(self._ruleset.name))
-        self._chains |= missing
-        self._signature = signature
+        self._chains, self._signature = self._chains | missing, signature
 
     def _prune(self) -> None:
         """Remove the chains of counts and timeouts that no Service uses any more."""
-        sticky = (
-            item for placed in self._placed.values() for item in placed if item.plan.affinity or item.plan.balance
-        )
+        placed = chain.from_iterable(self._placed.values())
+        sticky = (item for item in placed if item.plan.affinity or item.plan.balance)
         used = self._ruleset.needed(affinity.chains_of(render(sticky)))
         gone = self._chains - used
         self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
@@ -458,8 +455,6 @@ class NftablesBackend:
         if not audit.transports(self._table):
             return TRANSPORTS
         return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else SERVICE_CIDRS
-
-    # -- the kernel -------------------------------------------------------------------------------------------------
 
     def _transact(self, parts: list[bytes]) -> None:
         if parts:

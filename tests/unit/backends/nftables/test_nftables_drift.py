@@ -3,7 +3,7 @@
 import pytest
 
 from kubeproxy.backends.mode import Depth
-from kubeproxy.errors import ApplyError
+from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.model.objects import Annotations, ServicePort
 from support.cluster_objects import world
 from support.nftables_disturbances import DISTURBANCES, disturbed
@@ -401,3 +401,22 @@ def test_a_chain_of_another_program_is_not_taken_for_ours(ground):
         sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
     ground.is_clean(backend, plans)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }"],
+        ["add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 2 : 10.244.9.9 . 80 }"],
+        ["delete table ip kube-proxy"],
+    ],
+)
+def test_a_sync_that_finds_changes_of_another_program_names_it(ground, lines):
+    backend, a = ground.start(), ("default", "a")
+    resync(backend, {a: plans_of("a", 1, 2)})
+    ground.disturb(*lines)
+    number = 1 if "delete element" in lines[0] else 3
+    with pytest.raises(ChangedByOthersError, match="another program changed table ip kube-proxy"):
+        sync(backend, (a, plans_of("a", 1, number)))
+    resync(backend, {a: plans_of("a", 1, number)})
+    ground.is_clean(backend, {a: plans_of("a", 1, number)})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import backend as backend_module
-from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.nftables import messages
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -68,7 +68,7 @@ def test_a_failed_sync_leaves_the_kernel_as_it_was_and_a_resync_mends_it(ground)
     before = ground.contents()
     del plans["default", "a"]
     plans["default", "new"] = plans_of("new", 7)
-    with pytest.raises(NetlinkError):
+    with pytest.raises(ChangedByOthersError):
         sync(backend, (("default", "a"), ()), (("default", "new"), plans["default", "new"]))
     assert ground.contents() == before
     resync(backend, plans)
