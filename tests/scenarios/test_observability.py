@@ -184,7 +184,15 @@ async def test_configuration_mode_and_flags(live: Live) -> None:
     assert config["nftables"]["masqueradeBit"] == 14
     assert await live.page("/proxyMode", METRICS_PORT) == (200, "nftables")
     assert await live.page("/healthz", METRICS_PORT) == (200, "ok")
-    for path, word in (("/statusz", "Mode: nftables"), ("/flagz", "config=")):
+    built = build()
+    expected = [
+        ("/statusz", "Mode: nftables"),
+        ("/statusz", f"Binary version: {built.name}"),
+        ("/statusz", f"Commit: {built.commit} {built.tree}"),
+        ("/metrics", f'git_commit="{built.commit}",git_tree_state="{built.tree}"'),
+        ("/flagz", "config="),
+    ]
+    for path, word in expected:
         status, body = await live.page(path, METRICS_PORT)
         assert status == 200
         assert word in body
