@@ -1,6 +1,6 @@
-"""The subcommands of kube-proxy, by name: the module of each, and what it answers.
+"""The subcommands of kube-proxy, by name, each with a summary.
 
-They run beside the proxy, in a process of their own: they ask it over its socket and read the kernel themselves.
+They run in a process of their own: they ask the proxy over its control socket and read the kernel themselves.
 """
 
 from typing import Final
@@ -19,15 +19,15 @@ COMMANDS: Final[dict[str, str]] = {
 """Each is the module of its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
 
 ALONE: Final = frozenset({"completion"})
-"""Those that need neither a proxy nor objects."""
+"""Commands that need neither a proxy nor objects."""
 
 HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running proxy; not for people"}
-"""Those that the proxy itself starts."""
+"""Commands that only the proxy itself starts."""
 
 YES, NO, UNKNOWN = 0, 1, 2
 """Exit codes: all is well, something is not, and unknown."""
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:
-    """Return the exit code of an answer: what is wrong outranks what is unknown."""
+    """Return the exit code of an answer: NO takes precedence over UNKNOWN."""
     return NO if wrong else UNKNOWN if unknown else YES

@@ -1,8 +1,8 @@
-"""kube-proxy companion: looks that a running proxy has made for its page, by a process beside it.
+"""kube-proxy companion: checks and counts for the page of a running proxy, in a process beside it.
 
-A JSON line on standard output for each look, until standard input ends; for the proxy, not for people. `problems` looks
-at each line that comes, `flows` each second; `question` answers one line, as why does. It gives way to all other
-processes, and ends when the proxy does.
+Writes a JSON line on standard output for each result, until standard input ends; for the proxy, not for people.
+`problems` runs the checks of doctor at each input line, `flows` counts connections each second; `question` answers one
+line, as why does. It runs with the lowest priority, and ends when the proxy does.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PAGE: Final = ProcessorShare(0.01, 0.003)
 _EACH: Final = 1.0
 """Seconds between two lines of flows."""
 _AGAIN: Final = 5.0
-"""Seconds between two looks whether the kernel announces connections by now."""
+"""Seconds between two checks whether the kernel announces connections."""
 _EXPENDABLE: Final = "500"
-"""oom_score_adj: the proxy's own, which is inherited, says that it goes last."""
+"""oom_score_adj of this process; the inherited value of the proxy would make it the last one to be killed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Look until standard input ends; return the exit code."""
+    """Write results until standard input ends; return the exit code."""
     with contextlib.suppress(OSError):
         os.nice(10)
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
@@ -83,7 +83,7 @@ def _question(given: argparse.Namespace) -> None:
 
 
 class Lines:
-    """Lines that come by a descriptor."""
+    """Reads lines from a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -91,14 +91,14 @@ class Lines:
         self._rest = b""
 
     def next(self) -> bytes:
-        """Return one, when it is there. Raises EOFError at their end."""
+        """Wait for a line and return it. Raises EOFError at the end."""
         os.set_blocking(self._descriptor, True)
         while not self._lines:
             self._read()
         return self._lines.popleft()
 
     def here(self) -> Iterator[bytes]:
-        """Yield those that are there. Raises EOFError at their end."""
+        """Yield the lines that are available. Raises EOFError at the end."""
         os.set_blocking(self._descriptor, False)
         with contextlib.suppress(BlockingIOError):
             self._read()
@@ -114,7 +114,7 @@ class Lines:
 
 
 def _flows(lines: Lines) -> None:
-    """Follow beginnings. Raises EOFError at the end of the lines, and ApplyError."""
+    """Count new connections. Raises EOFError at the end of the lines, and ApplyError."""
     node = msgspec.json.decode(lines.next(), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}
@@ -160,7 +160,7 @@ def _flow_message(
 
 
 def _hear(lines: Lines, owners: Owners) -> None:
-    """Take in which Services changed. Raises EOFError."""
+    """Apply changed Services from the input. Raises EOFError."""
     for line in lines.here():
         _put(owners, line)
 

@@ -9,9 +9,9 @@ These scripts ask with LINE, the command line as far as it is typed, at each pre
 printed instead, Services by asking the running proxy, and none of them when none answers.
 """
 
-# Not shtab: its scripts (1.13.0: 214 to 283 lines a shell) are static, so that Services of the running proxy, the place
-# after = and the part before : need functions of our own for each shell; it would replace 115 of the lines below, and
-# be a fourth dependency of the program.
+# shtab is not used: its scripts (1.13.0: 214 to 283 lines a shell) are static, so completing Services of the running
+# proxy, values after =, and parts before : would need our own functions for each shell. It would replace 115 of the
+# lines below, and be a fourth dependency of the program.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kubeproxy.control.listener import connect
 PATIENCE = 1.0
 """Seconds to wait for a proxy after Tab was pressed."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
-"""What is shown of the answer: a shell gets nothing that means more to it than letters."""
+"""The allowed characters of an answer: none of them is special to a shell."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}
 """Answers that make the script propose files of the shell's folder, by the name of the value."""
 
@@ -117,9 +117,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 def following(line: str) -> list[str]:
-    """Return what may stand where a command line ends, each as a word, or as a word, a tab and what it is for.
+    """Return the completions of a command line, each a word, or a word, a tab and its description.
 
-    Instead of files, one of the answers of _PATHS alone.
+    For files, the only item is one of the answers of _PATHS.
     """
     *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
     name = before.pop(0) if before and before[0] in COMMANDS else PROXY
@@ -150,12 +150,12 @@ def _beginning(prefix: str, words: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Return the first sentence, or as much of it as a shell shows beside a word."""
+    """Return the first sentence of a text, cut to the length that a shell shows beside a word."""
     return shorten(text.partition(". ")[0].rstrip("."), 90, placeholder="…")
 
 
 def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
-    """Yield what a value may be that begins with a prefix."""
+    """Yield the possible values that begin with a prefix."""
     name = action.metavar
     if name in _PATHS:
         yield _PATHS[name]
@@ -167,9 +167,9 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 
 
 def names(prefix: str, path: str) -> list[str]:
-    """Return the Services, as NAMESPACE/NAME, that the proxy at `path` has and that begin with `prefix`.
+    """Return the Services of the proxy at `path` that begin with `prefix`, as NAMESPACE/NAME.
 
-    With a colon in it: the ports of that Service, as NAMESPACE/NAME:80. Nothing when nobody answers.
+    If `prefix` has a colon, the ports of that Service, as NAMESPACE/NAME:80. Empty if no proxy answers.
     """
     from urllib.parse import quote  # noqa: PLC0415
 

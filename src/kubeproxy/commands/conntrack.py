@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import Family
 
 _UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries count as those of clients of none"
 _SHOWN = 10
-"""Services, and clients, that are listed; `-o json` has them all."""
+"""Maximum number of Services, and of clients, in the text; `-o json` has them all."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from kubeproxy.errors import QuestionError
 from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED
 
 _SHOWN = 20
-"""Rows of a table; `-o json` has them all."""
+"""Maximum number of rows of a table; `-o json` has them all."""
 _CLIENTS = 10
 
 
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds that an argument says. Raises ValueError for what is no time to wait."""
+    """Return the seconds in an argument. Raises ValueError for an invalid duration."""
     value = float(text)
     if not 0 < value <= 86400:
         raise ValueError(text)
@@ -136,7 +136,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
-    """Return the client that has most connections to a Service, with their number."""
+    """Return the client with the most connections to a Service, and their number."""
     clients = [one for port in ports for one in port.clients[:1]]
     if not clients:
         return ""

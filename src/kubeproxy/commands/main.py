@@ -14,17 +14,17 @@ from kubeproxy.kernel.proc.capability import raise_net_admin
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand that the first word names; return the exit code."""
+    """Run the subcommand named by the first word; return the exit code."""
     name = argv[0]
     raise_net_admin()
     try:
         status: int = import_module(f"kubeproxy.commands.{name}").run(parser_of(name).parse_args(argv[1:]))
         sys.stdout.flush()
-    except BrokenPipeError:  # a reader that has seen enough, as `head`
+    except BrokenPipeError:  # a reader that stops early, as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
-        from kubeproxy.commands.output import shown  # noqa: PLC0415 - what completes a line is waited for
+        from kubeproxy.commands.output import shown  # noqa: PLC0415 - completion must start fast
 
         print(f"Error: {shown(str(error))}", file=sys.stderr)
         return UNKNOWN

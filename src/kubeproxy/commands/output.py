@@ -1,4 +1,4 @@
-"""How answers are printed: JSON for programs, tables and marks for people. No colours, and no escapes of objects."""
+"""Prints answers: JSON for programs, tables and marks for people; without colours and without control characters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.server.text import clean, json_bytes, printable
 
 OK, BAD, NOTE, UNSEEN = "ok", "x", "-", "?"
-"""Marks before a line: it is well, it is not, neither, and it could not be looked at."""
+"""Marks before a line: fine, wrong, a note, and unknown."""
 
 
 def shown(text: str) -> str:
-    """Return a line as it may be printed: control characters, which objects may hold, never get to the terminal."""
+    """Return a line without control characters, which objects may contain and a terminal would interpret."""
     return printable(clean(text))
 
 
@@ -54,7 +54,7 @@ def json_line(value: Any) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", most: int | None = None) -> None:
-    """Print rows in columns under a head, at most so many of them."""
+    """Print rows in columns below a header, at most `most` of them."""
     lines = [list(head), *rows[:most]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
@@ -63,6 +63,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", 
 
 
 def more(count: int) -> None:
-    """Print how many more there are, if any."""
+    """Print the number of omitted rows, if any."""
     if count > 0:
         marked(NOTE, f"and {count} more; -o json has them")

@@ -1,7 +1,6 @@
-"""The command lines as argparse has them: of each subcommand, and of the proxy itself.
+"""The argparse parsers: of each subcommand, and of the proxy itself.
 
-A subcommand reads its arguments by its parser. Completion and the manual pages are made of all of them, so that
-neither knows an option by itself.
+A subcommand reads its arguments by its parser. Completion and the manual pages are generated from all parsers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PATHS = {"config": "FILE", "kubeconfig": "FILE", "write-config-to": "FILE", "ma
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand's arguments, or one that has the flags of the proxy and is not run."""
+    """Return the parser of a subcommand's arguments; for PROXY one with the proxy's flags, for documentation only."""
     if name == PROXY:
         return _proxy()
     module, about = import_module(f"kubeproxy.commands.{name}"), {**COMMANDS, **HIDDEN}[name]
@@ -44,7 +43,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def values(action: argparse.Action) -> tuple[str, ...]:
-    """Return the words that a value may be, as far as they are known; () when it may be anything."""
+    """Return the allowed words of a value, () if it is free."""
     name = max(action.option_strings, key=len, default=action.dest).lstrip("-")
     if action.help == argparse.SUPPRESS and BY_NAME[name].kind == "bool":
         return ("true", "false")
@@ -52,12 +51,12 @@ def values(action: argparse.Action) -> tuple[str, ...]:
 
 
 def summary(action: argparse.Action) -> str:
-    """Return what an argument is for; a flag of the proxy that --help of a command leaves out has its own text."""
+    """Return the help text of an argument, also of a proxy flag that a command's --help omits."""
     return BY_NAME[action.dest.replace("_", "-")].usage if action.help == argparse.SUPPRESS else action.help or ""
 
 
 def _source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add where the answer comes from: a running proxy, or objects that are read for this one question."""
+    """Add the arguments that select the source of the answer: a running proxy, or objects read for this question."""
     group = parser.add_argument_group("where to ask")
     socket = BY_NAME["control-socket"].default
     group.add_argument(

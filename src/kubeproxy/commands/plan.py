@@ -32,7 +32,7 @@ from kubeproxy.errors import ConfigError
 from kubeproxy.setup import modes
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
-"""Flags that every command has."""
+"""Proxy flags that every command has."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def _sets_a_field(name: str, path: str) -> bool:
 
 
 def _without_news(given: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments by which objects are read: what is new must not count in that."""
+    """Return the arguments for reading objects: the new configuration must not affect that."""
     return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": None})
 
 
@@ -84,7 +84,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
         config = load_file(given.config)
         if words:
             raise ConfigError(f"--{min(words)}: --config replaces it, as for the proxy; write it into the file")
-        # The proxy's own flag stands before the file, so that its value stays.
+        # The running proxy's own flag overrides the file, so that its value stays.
         name = given.hostname_override or now.hostname_override
         return replace(config, hostname_override=config.hostname_override or name)
     values = parse([f"--{name}={value}" for name, value in words.items()]).given

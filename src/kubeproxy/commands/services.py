@@ -20,7 +20,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 _LONGEST = 63 + 1 + 253
-"""Of a namespace, a slash and a name of any object; that of a Service is shorter."""
+"""Maximum length of a namespace, a slash and the name of any object; names of Services are shorter."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def service_name(text: str) -> ServiceName:
-    """Return the Service that a text names. Raises ConfigError for what cannot be one."""
+    """Return the Service named by a text. Raises ConfigError for an invalid name."""
     namespace, slash, name = text.rpartition("/")
     if not name or len(text) > _LONGEST or "/" in namespace or (slash and not namespace):
         raise ConfigError(f"NAME: expected NAMESPACE/NAME, or a NAME in default, got {text[:_LONGEST]!r}")

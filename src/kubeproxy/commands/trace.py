@@ -28,7 +28,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
 _SHOWN = 6
-"""Ways of packets that are shown; `-o json` has all packets."""
+"""Maximum number of packets' ways in the text; `-o json` has all packets."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def mode_of(asked: Source) -> Mode | None:
-    """Return the mode of the proxy that runs here, None if none answers."""
+    """Return the mode of the running proxy, None if no proxy answers."""
     try:
         return modes.named(asked.facts().mode) if asked.running else None
     except NoAnswerError:
@@ -70,7 +70,7 @@ def _question(given: argparse.Namespace, asked: Source) -> Packet:
 
 
 def show(packet: Packet, traced: Traced) -> None:
-    """Print what became of a flow, for people: each way that packets went once, and the verdict."""
+    """Print the outcome of a flow as text: each different way of packets once, and the verdict."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
     ways = {(one.direction, one.refusal, tuple(_lines(one))): one for one in reversed(traced.journeys)}
@@ -92,7 +92,7 @@ def show(packet: Packet, traced: Traced) -> None:
 
 
 def _lines(one: Journey) -> list[str]:
-    """Return a line for each chain that a packet met, with the destination where that changed."""
+    """Return a line for each chain that a packet passed, with the destination if it changed."""
     lines = []
     before = one.destination
     for met in one.met:

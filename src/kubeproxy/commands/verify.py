@@ -22,7 +22,7 @@ _NICE = 5
 _START = "start kube-proxy on this node, which writes what is missing; none was asked, as the objects are read here"
 
 _SHOWN = 50
-"""Findings that are listed one by one; `-o json` has them all."""
+"""Maximum number of findings in the text; `-o json` has them all."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
 
 _SHOWN = 10
-"""Endpoints that are listed one by one; `-o json` has them all."""
+"""Maximum number of endpoints in the text; `-o json` has them all."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +52,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
-    """Follow packets of the flow; print what became of them, for people. Raises KubeProxyError."""
-    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - it needs much that a question does not
-    from kubeproxy.commands import trace  # noqa: PLC0415 - it needs much that a question does not
+    """Trace packets of the flow; print their outcome as text. Raises KubeProxyError."""
+    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - it needs modules that a question does not
+    from kubeproxy.commands import trace  # noqa: PLC0415 - it needs modules that a question does not
 
     packet = addressed(given.source, why.destination)
     traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked))

@@ -4,5 +4,5 @@ from typing import Final
 
 ROOT: Final = "/ui/"
 ANSWERS: Final = ("facts", "services", "service", "why", "events", "look", "find")
-"""What the page asks for, below ROOT and api/."""
+"""The paths of the page's requests, below ROOT and api/."""
 PATHS: Final = (ROOT[:-1], ROOT, *(f"{ROOT}api/{name}" for name in ANSWERS))

@@ -1,7 +1,8 @@
-"""Access to the page: by the client's address, the name in Host, and the site for which a browser asks. Pure.
+"""Access to the page: by the client's address, the Host header, and the site that a browser names. Pure.
 
-A browser sends requests for any web page that is open in it. What keeps those of others out: their own names stand in
-Host, even when they resolve to our address (DNS rebinding), and the browser says for whom it asks.
+A browser sends requests on behalf of any web page that is open in it. Requests of other sites are recognised by two
+headers: Host has the other site's name, even if it resolves to our address (DNS rebinding), and Sec-Fetch-Site and
+Origin name the requesting site.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from kubeproxy.model.addresses import is_loopback
 from kubeproxy.server.http import Request, host_name
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
-"""Values of Sec-Fetch-Site: from a client that is no browser, from the page itself, and typed by the user."""
+"""Accepted values of Sec-Fetch-Site: of other clients than browsers, of the page itself, and of an address typed by the
+user.
+"""
 
 
 class Content(Enum):
-    """What is asked for: the page, which says nothing of this node and may be linked to, or what it shows."""
+    """The requested content: the page, which has no data of this node and may be linked to, or the node's data."""
 
     PAGE = "the page"
     STATE = "the state of the node"
 
 
 def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
-    """Return why a request is not answered, None when it is."""
+    """Return the reason why a request is refused, None if it is allowed."""
     peer = _address(request.peer)
     if peer is None or not any(peer in network for network in access.networks):
         return (
@@ -48,7 +51,7 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
 
 
 def _is_known(name: str, local: str, access: PageAccess) -> bool:
-    """Return whether a Host's name can only be ours: localhost, loopback, the address that was asked, or listed."""
+    """Return whether a Host's name is ours: localhost, loopback, the connection's local address, or a configured one."""
     if name == "localhost" or name in access.hosts:
         return True
     address = _address(name)

@@ -1,6 +1,6 @@
-"""Has a process beside the proxy answer questions of the page as `kube-proxy why` does.
+"""Answers the page's questions as `kube-proxy why` does, each in a process of its own.
 
-Reading the kernel, and trying endpoints, would hold the proxy up.
+Reading the kernel and probing endpoints would block the proxy's event loop.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.page.companion import end, ourselves
 
 PATIENCE: Final = 10.0
-"""Seconds that a question may take, waiting for its turn included."""
+"""Timeout of a question in seconds, including the wait for earlier questions."""
 
 
 class UnansweredError(KubeProxyError):
-    """A question was not answered; the message says why."""
+    """A question was not answered; the message has the reason."""
 
 
 class FormQuestions:
-    """Asks, one question at a time. `socket` is where commands ask this proxy, '' for nowhere."""
+    """Answers one question at a time. `socket` is the path of this proxy's control socket, '' for none."""
 
     def __init__(self, socket: str, command: Callable[[], list[str]] = ourselves) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""Findings and new connections, which processes beside the proxy gather while pages are open."""
+"""Findings of `doctor`, and new connections, for open pages; processes beside the proxy gather them."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ Tell = Callable[[str, Any], None]
 """Sends all pages an event of a kind: a value to encode as JSON, or bytes of JSON."""
 
 EACH: Final = 30.0
-"""Seconds at least between two looks for problems that nobody asks for."""
+"""Minimum seconds between two periodic checks for problems."""
 LEAST: Final = 5.0
-"""Seconds at least from the end of a look to one that a page asks for."""
+"""Minimum seconds from the end of a check to one that a page requests."""
 SOON: Final = 2.0
-"""Seconds after a family got or lost a trouble until problems are looked for."""
+"""Seconds from a change of a family's state to the next check."""
 SHARE: Final = 0.002
 """Maximum share of a CPU for the checks for problems. Expensive checks run less often."""
 _STEP: Final = 200
 _MOST_OBJECTS: Final = 100
-"""Unusable fields of objects in an event, at most."""
+"""Maximum number of unusable fields of objects in an event."""
 
 
 class Beside:
-    """Both looks."""
+    """The checks for problems, and the counts of new connections."""
 
     def __init__(self, snapshot: Snapshot, tell: Tell) -> None:
         self._flows = Flows(snapshot.mode.name, snapshot.planner, tell)
         self._problems = Problems(snapshot.planner, snapshot.options.control_socket, tell)
 
     async def run(self) -> None:
-        """Look until cancelled; the processes have ended when this has."""
+        """Run both until cancelled; both processes have ended on return."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flows.run())
             tasks.create_task(self._problems.run())
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """Take in changes that settled."""
+        """Pass on settled changes."""
         self._flows.settled(changes)
 
     def troubled(self) -> None:
-        """Look again soon: a family got or lost a trouble."""
+        """Check again soon: the state of a family changed."""
         self._problems.look_soon()
 
     def look_again(self) -> float:
-        """Look for problems as soon as may be; return in how many seconds that is."""
+        """Start a check as soon as allowed; return the seconds until then."""
         return self._problems.look_again()
 
 
 class Flows:
-    """New connections, from a process that follows connection tracking and gets the addresses of Services."""
+    """Counts of new connections, from a process that follows connection tracking and gets the frontends of Services."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode
@@ -75,7 +75,7 @@ class Flows:
         await self._companion.run()
 
     def settled(self, changes: Iterable[Change]) -> None:
-        """Pass on which frontends changed."""
+        """Pass on changed frontends."""
         for change in changes:
             before, after = change.before.plans, change.after.plans
             if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
@@ -112,7 +112,7 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """What `kube-proxy doctor` finds, by a process beside the proxy, and what the objects themselves have wrong."""
+    """The findings of `kube-proxy doctor`, from a process beside the proxy, and unusable fields of objects."""
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner
@@ -129,7 +129,7 @@ class Problems:
         self._companion = Companion(["problems", "--control-socket", socket], self._said, self._ended, self._greet)
 
     async def run(self) -> None:
-        """Look now, then now and then, until cancelled."""
+        """Check now, and then periodically, until cancelled."""
         if not self._socket:
             text = "nobody can ask this proxy, so that not everything was looked at"
             self._findings = [_unknown(text, "remove --control-socket, or give it a path")]
@@ -140,12 +140,12 @@ class Problems:
             tasks.create_task(self._look())
 
     def look_soon(self) -> None:
-        """Look again a moment later."""
+        """Check again after SOON seconds."""
         self._after = SOON
         self._asked.set()
 
     def look_again(self) -> float:
-        """Look as soon as may be; return in how many seconds that is."""
+        """Start a check as soon as allowed; return the seconds until then."""
         if self._looking:
             return 0.0
         self._after = max(0.0, self._ended_at + LEAST - asyncio.get_running_loop().time())
@@ -162,7 +162,7 @@ class Problems:
             await self._ended_look()
 
     async def _ended_look(self) -> None:
-        """Say what was found, and wait until it is time for the next look."""
+        """Send the findings, and wait until the next check is due."""
         self._looking = False
         self._looked = time.time()
         self._ended_at = asyncio.get_running_loop().time()
@@ -175,7 +175,7 @@ class Problems:
 
     @property
     def _each(self) -> float:
-        """Seconds from one look to the next that nobody asks for: the longer, the more a look costs."""
+        """Seconds between periodic checks: they grow with the CPU time of a check."""
         return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
@@ -214,7 +214,7 @@ def _unknown(what: str, fix: str) -> Mapping[str, str]:
 
 
 async def _wrong_objects(planner: Planner) -> tuple[int, list[dict[str, str]]]:
-    """Return how many Services lack endpoints, and fields of objects that cannot be used, the first ones."""
+    """Return the number of Services without endpoints, and the first unusable fields of objects."""
     without, objects = 0, []
     async for lacks, found in in_turns(_looked_through(planner)):
         without += lacks

@@ -1,6 +1,7 @@
-"""A process of this program beside the proxy, for work that would block its event loop. It ends with the proxy.
+"""Runs a process of this program beside the proxy, for work that would block its event loop.
 
-It is told by its standard input, whose end it takes for its own, and so it ends with a proxy that is killed as well.
+The process reads lines from its standard input and ends at the end of the input: so it also ends when the proxy is
+killed.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ log = logging.getLogger("kubeproxy.page")
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
 PATIENCE: Final = 2.0
-"""Seconds that it may take to end."""
+"""Seconds to wait for the end of the process before it is killed."""
 _LONGEST: Final = 1 << 20
-"""Bytes at most of a line that it writes, and of input that it has not read."""
+"""Maximum bytes of a line of its output, and of its unread input."""
 
 
 def ourselves() -> list[str]:
     """Return the command that starts this program again, whether it is installed or one file (a zipapp)."""
-    from zipfile import is_zipfile  # noqa: PLC0415 - a proxy that nobody looks at does without
+    from zipfile import is_zipfile  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     program = Path(sys.argv[0])
     if program.is_file() and is_zipfile(program):
         return [sys.executable, str(program.resolve())]
-    return [sys.executable, "-P", "-m", "kubeproxy.cli"]  # -P: never what lies in the working directory
+    return [sys.executable, "-P", "-m", "kubeproxy.cli"]  # -P: no modules from the working directory
 
 
 class Companion:
-    """Runs `kube-proxy companion ...`, again when it ends, until cancelled.
+    """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends.
 
-    `said` gets each line, `ended` a sentence when it ended by itself. `greet` yields what it is told first.
+    `said` gets each line of its output, `ended` a sentence when it ends by itself. `greet` yields its first input.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Companion:
         self._greeted = False
 
     def tell(self, line: bytes) -> None:
-        """Send it a line; a process that is not ready gets the same from `greet`."""
+        """Send a line to the process; one that is not ready yet gets the same information from `greet`."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return
@@ -70,7 +71,7 @@ class Companion:
         process.stdin.write(line)
 
     async def run(self) -> None:
-        """Keep it running; it has ended when this has."""
+        """Keep the process running until cancelled; it has ended on return."""
         backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
         while True:
             try:
@@ -81,7 +82,7 @@ class Companion:
             await asyncio.sleep(backoff.failed())
 
     async def _once(self) -> str:
-        """Return how it ended."""
+        """Run the process once; return the reason of its end."""
         words = [*self._command(), "companion", *self._words]
         process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
         self._process = process
@@ -110,7 +111,7 @@ class Companion:
 
 
 async def end(process: Process) -> None:
-    """End a process, and wait for that."""
+    """Terminate a process, and wait for its end."""
     if process.stdin is not None:
         process.stdin.close()
     for stop in (process.terminate, process.kill):
@@ -120,6 +121,6 @@ async def end(process: Process) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 while process.stdout is not None and await process.stdout.read(_LONGEST):
-                    pass  # a pipe is closed when it was read to its end
+                    pass  # a pipe must be read to its end before it closes
                 await process.wait()
                 return

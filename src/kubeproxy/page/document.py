@@ -1,6 +1,6 @@
 """The page: its HTML, style and scripts are files in site/, sent as one document.
 
-Its Content-Security-Policy lets nothing run but what is in it.
+Its Content-Security-Policy allows only the scripts and styles in the document.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SAFE: Final[Headers] = (
     ("Referrer-Policy", "no-referrer"),
     ("X-Frame-Options", "DENY"),
 )
-"""What every answer below /ui says to a browser."""
+"""The headers of every answer below /ui."""
 _HTML: Final[Headers] = (("Content-Type", "text/html; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _PART: Final = rb"^\{\{([\w.]+)\}\}\n"
 _INLINE: Final = rb"<%b(?:\s[^>]*)?>(.*?)</%b\s*>"
 
 
 class Document:
-    """The page, read when it is first asked for."""
+    """The page, read at the first request."""
 
     def __init__(self) -> None:
         self._response: Response | None = None
@@ -43,7 +43,7 @@ class Document:
 
 def joined() -> bytes:
     """Return site/page.html with each line {{NAME}} replaced by the file of that name beside it. Raises OSError."""
-    from importlib import resources  # noqa: PLC0415 - a proxy without a reader of the page does not load it
+    from importlib import resources  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     site = resources.files(__package__).joinpath("site")
     html = site.joinpath("page.html").read_bytes()
@@ -51,7 +51,7 @@ def joined() -> bytes:
 
 
 def page(html: bytes) -> Response:
-    """Return a page as it is sent: its own scripts and styles run, by their hashes, and nothing else does."""
+    """Return a page's response; by their hashes only its own scripts and styles run."""
     policy = (
         "default-src 'none'",
         " ".join(["script-src", *(_hashes(html, b"script") or ["'none'"])]),
@@ -66,7 +66,7 @@ def page(html: bytes) -> Response:
 
 
 def _hashes(html: bytes, element: bytes) -> list[str]:
-    """Return the hashes of what stands in all elements of a kind, as CSP has them."""
+    """Return the hashes of the contents of all elements of a kind, in CSP's form."""
     return list(dict.fromkeys(_each(html, element)))
 
 
@@ -75,6 +75,6 @@ def _each(html: bytes, element: bytes) -> Iterator[str]:
     from hashlib import sha256  # noqa: PLC0415
 
     for found in re.finditer(_INLINE % (element, element), html, re.DOTALL | re.IGNORECASE):
-        # A browser hashes the text after it made one line end of the two bytes of DOS.
+        # A browser replaces CRLF by LF before it computes the hash.
         text = found[1].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         yield f"'sha256-{b64encode(sha256(text).digest()).decode()}'"

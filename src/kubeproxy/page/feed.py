@@ -1,7 +1,8 @@
 """Events for open pages: one message for all of them, at most four times a second.
 
-Nothing runs while no page is open: the first one starts it all, and a while after the last it ends. A page that does
-not read skips messages and is greeted anew, so that it loads what it missed; nothing is kept for it.
+Nothing runs while no page is open: the first page starts the tasks, and they end LINGER seconds after the last page. A
+page that does not read skips messages and gets a new greeting, so that it loads everything again; nothing is stored for
+it.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
 PAUSE: Final = 0.25
-"""Seconds at least between two messages."""
+"""Minimum seconds between two messages."""
 IDLE: Final = 1.0
-"""Seconds at most between two messages."""
+"""Maximum seconds between two messages."""
 ALIVE: Final = 15.0
-"""Seconds without an event after which a page gets a comment, so that proxies between keep the connection."""
+"""Seconds without an event after which a page gets a comment, so that HTTP proxies keep the connection."""
 LINGER: Final = 3.0
-"""Seconds for which all goes on after the last page: one that is loaded or connects again finds it as it was."""
+"""Seconds for which the tasks go on after the last page: a page that reloads or reconnects finds the same state."""
 WAITING: Final = 8
-"""Messages that may wait for a page that does not read."""
+"""Maximum number of messages that wait for a page."""
 
 _RETRY: Final = b"retry: 1000\n\n"
 _COMMENT: Final = b":\n\n"
 
 
 def event(kind: str, data: bytes) -> bytes:
-    """Return a server-sent event; the data are JSON, which has no line ends in it."""
+    """Return a server-sent event; `data` is JSON without newlines."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 class OpenPage:
-    """An open page: what it was not sent yet, and whether it skipped something."""
+    """An open page: its queued messages, and whether it skipped any (`behind`)."""
 
     def __init__(self) -> None:
         self.behind = False
@@ -55,7 +56,7 @@ class OpenPage:
         self._woken = asyncio.Event()
 
     def put(self, piece: bytes) -> None:
-        """Have it sent, unless the page does not read: then it is behind."""
+        """Queue a message; if the queue is full, empty it and set `behind`."""
         if len(self._pieces) >= WAITING:
             self._pieces.clear()
             self.behind = True
@@ -64,7 +65,7 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Return all that waits, a comment when nothing did for long; nothing for a page that is behind."""
+        """Wait for messages and return them; b'' for a page that is behind, a comment after ALIVE seconds without any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ALIVE):
                 await self._woken.wait()
@@ -75,10 +76,12 @@ class OpenPage:
 
 
 class Feed:
-    """Sends events to pages; an observer.Audience meanwhile. Opened by the first page and closed on the event loop.
+    """Sends events to pages; it is an observer.Audience while a page is open.
 
-    `facts` are those that greet a page; `listen` hands over who is to hear of changes, None for nobody any more;
-    `looks` makes what runs beside, given what tells all pages an event of a kind.
+    Opened by the first page and closed on the event loop.
+
+    `facts` returns the facts in a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
+    checks and counts that run beside; its argument sends an event of a kind to all pages.
     """
 
     def __init__(
@@ -102,16 +105,16 @@ class Feed:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further page is let in."""
+        """Whether no further page is accepted."""
         return len(self._pages) >= MOST_PAGES
 
     @property
     def is_open(self) -> bool:
-        """Whether anything runs for pages."""
+        """Whether tasks for pages run."""
         return bool(self._tasks)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield what a page is sent, for as long as it is open."""
+        """Yield the stream of a page, while it is open."""
         if self.is_full:
             return
         page = OpenPage()
@@ -130,7 +133,7 @@ class Feed:
             self._close_later()
 
     def tell(self, kind: str, message: Any) -> None:
-        """Add an event to the next message. Pages that open later get the last problems too."""
+        """Add an event to the next message. Pages that open later get the last event of the kind "problems" too."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
         if kind == "problems":
@@ -148,16 +151,16 @@ class Feed:
         self._looks.settled(changes)
         self._stirred.set()
 
-    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the standings say it
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message has the state
         """See observer.Audience."""
         self._stirred.set()
 
     def look_again(self) -> float | None:
-        """Have problems looked for; return in how many seconds that begins, None while no page is open."""
+        """Request a check for problems; return the seconds until it starts, None while no page is open."""
         return self._looks.look_again() if self._tasks else None
 
     async def close(self) -> None:
-        """End all that runs for pages, and wait until it has ended. Pages themselves end with their connections."""
+        """End the tasks for pages, and wait for their end. Pages themselves end with their connections."""
         if self._linger is not None:
             self._linger.cancel()
         self._end()
@@ -203,7 +206,7 @@ class Feed:
         self._pending.clear()
 
     async def _run(self) -> None:
-        """Send messages until cancelled: soon after something happened, and now and then when nothing does."""
+        """Send messages until cancelled: soon after an event, and each IDLE seconds without one."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE - PAUSE):
@@ -211,7 +214,7 @@ class Feed:
             self._stirred.clear()
             try:
                 data = self._said()
-            except Exception:  # pages that wait for ever would look as if nothing happened
+            except Exception:  # an ended task would look like a cluster without changes
                 log.exception("What is told to pages could not be put together")
             else:
                 for page in self._pages:
@@ -219,7 +222,7 @@ class Feed:
             await asyncio.sleep(PAUSE)
 
     def _said(self) -> bytes:
-        """Return what happened since the last time, for all pages."""
+        """Return the message with all events since the last one."""
         troubles = self.news.troubles
         message = msgspec.json.encode(self.news.take())
         if self.news.troubles != troubles:

@@ -1,6 +1,7 @@
-"""What happened since the last message to the pages: collected as it comes, made into one message when it is time.
+"""Collects the changes since the last message to the pages, and makes the next message of them.
 
-Knows no loop and no page. Nothing here grows without bound, however much happens between two messages.
+Independent of the event loop and of pages. The size is limited, regardless of the number of changes between two
+messages.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from kubeproxy.page.rows import Rows, what
 from kubeproxy.report.metrics import NETFILTER, conntrack
 
 MOST_ROWS: Final = 200
-"""Rows in a message; when more Services changed the page loads all of them anew."""
+"""Maximum number of rows in a message; if more Services changed, the page loads all of them again."""
 MOST_CHANGES: Final = 20
 MOST_ARRIVALS: Final = 1 << 16
-"""Services whose time of arrival is kept, at most."""
+"""Maximum number of Services with a stored time of arrival."""
 
 Message = dict[str, Any]
 
 
 class Happened(NamedTuple):
-    """A change that settled: at which time (since the epoch), how long after it arrived, as which revision."""
+    """A settled change: its time (since the epoch), its delay since arrival in milliseconds, and its revision."""
 
     at: float
     change: Change
@@ -40,8 +41,10 @@ class Happened(NamedTuple):
 
 
 class News:
-    """Collects. `revision` counts changes that settled, from a number that was never given before: a page that has
-    another revision loads all Services.
+    """Collects changes.
+
+    `revision` counts settled changes; it starts at a number that was not used before. A page with another revision
+    loads all Services.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class News:
         self.begin()
 
     def begin(self) -> None:
-        """Reset: no page listened meanwhile."""
+        """Reset, because no page was open."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
         self._arrivals.clear()
         self._seen.clear()
@@ -74,7 +77,7 @@ class News:
         self._since = self._clock()
         self._troubles = self._trouble()
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     def arrived(self, events: Iterable[Event]) -> None:
         """See observer.Audience."""
@@ -88,7 +91,7 @@ class News:
                     self._arrivals.setdefault(name, now)
 
     def _service(self, event: Event) -> ServiceName | None:
-        """Return the Service that an event is about."""
+        """Return the Service that an event concerns, None for none."""
         if isinstance(event, Upserted | ZonedSlice):
             about, namespace = event.object, event.object.metadata.namespace or ""
             if isinstance(about, Service):
@@ -119,7 +122,7 @@ class News:
             self._recent.append(Happened(at, change, ms, self.revision))
 
     def _touch(self, name: ServiceName) -> None:
-        # One more than is shown says that there are too many.
+        # One more than MOST_ROWS means that there are too many.
         if len(self._touched) <= MOST_ROWS:
             self._touched[name] = None
 
@@ -130,7 +133,7 @@ class News:
         now, at = self._clock(), self._wall_clock()
         waiting = self._snapshot.pending
         if not waiting:
-            self._arrivals.clear()  # what arrived and changed nothing
+            self._arrivals.clear()  # arrivals that changed no plan
         seconds, self._since = max(now - self._since, 1e-3), now
         lags, self._lags = sorted(self._lags), []
         count, self._count = self._count, 0
@@ -160,7 +163,7 @@ class News:
         }
 
     def _take_rows(self) -> Message:
-        """Return the rows of the Services that changed, or that all have to be loaded."""
+        """Return the rows of changed Services, or the request to load all of them."""
         touched, troubles = self._touched, self._trouble()
         self._touched = {}
         reload = self._reload or len(touched) > MOST_ROWS or troubles != self._troubles
@@ -169,7 +172,7 @@ class News:
             return {"rows": [], "gone": [], "reload": True}
         rows, gone = [], []
         for name in touched:
-            if self._planner.is_dirty(name):  # it settles, or comes to nothing: then its row is right
+            if self._planner.is_dirty(name):  # its row comes with a later message, when it is compiled
                 self._touched[name] = None
             elif (row := self._rows.one(name, self._seen.get(name, 0.0))) is not None:
                 rows.append(row)
@@ -179,11 +182,11 @@ class News:
         return {"rows": rows, "gone": gone}
 
     def seen(self, name: ServiceName) -> float:
-        """Return when a Service was last seen to change, 0 if it was not."""
+        """Return the time of a Service's last change while pages were open, 0 for none."""
         return self._seen.get(name, 0.0)
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return which families refuse, differ, or are not known to be whole: what Services' states depend on."""
+        """Return for each family whether it refuses, differs, or is whole: Services' states depend on that."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -191,7 +194,7 @@ class News:
 
     @property
     def troubles(self) -> object:
-        """What families' troubles were in the last message; equal when they are."""
+        """The states of the families in the last message, for comparison."""
         return self._troubles
 
 

@@ -1,6 +1,6 @@
-"""The routes below /ui/: the page, and the answers that it asks for; access.py has the access rules.
+"""The routes below /ui/: the page, and the answers to its requests; access.py has the access rules.
 
-Short answers are made at once, the list of Services a hundred at a time with the event loop running in between.
+Short answers are written at once, the list of Services a hundred at a time, with the event loop running in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kubeproxy.report.pages import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, refused
 
 _RUN: Final = 100
-"""Services written before the loop has its turn."""
+"""Services that are written before the event loop runs again."""
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -44,7 +44,7 @@ Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
 def page_pages(
     access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
 ) -> dict[str, Handler]:
-    """Return the routes of the page, none when nobody may see it; `ask` answers questions beside the proxy."""
+    """Return the routes of the page, none if no client has access; `ask` answers questions in another process."""
     if not access.networks:
         return {}
     document = Document()
@@ -59,7 +59,7 @@ def page_pages(
     }
 
     def moved(_: Request) -> Response:
-        # Relative, for whoever puts it below a path of their own.
+        # A relative path, for HTTP proxies that serve the page below a path of their own.
         return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
 
     pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: document.handle}
@@ -90,7 +90,7 @@ def facts(desk: Desk) -> dict[str, Any]:
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
-    """Return the addresses that NodePorts answer on; the node's own, where that is every address that it has."""
+    """Return the addresses on which NodePorts answer; if that is every address, the node's own ones."""
     ours = world.of(family)
     if ours is None:
         return []
@@ -126,7 +126,7 @@ def _service(request: Request, desk: Desk) -> Response:
     async def later() -> AsyncGenerator[bytes, None]:
         yield answer(await places.zones(service))
 
-    # What is sent in pieces ends its connection, and a page asks several times a second while endpoints change.
+    # An answer in pieces ends its connection, and a page sends several requests a second while endpoints change.
     zones = places.held(service) if _has_endpoints(found) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
 
@@ -136,7 +136,7 @@ def _has_endpoints(found: Iterable[Objects]) -> bool:
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint of a Service's slices, by address and port, with what decides whether it is used.
+    """Yield every endpoint of a Service's slices, by address and port, with the conditions that decide about its use.
 
     An endpoint of a slice without ports (no container has the named targetPort) has an address only.
     """
@@ -191,7 +191,7 @@ def _events(request: Request, feed: Feed) -> Response:
 
 
 def _look(request: Request, feed: Feed) -> Response:
-    """Have problems looked for once more, for pages that are open: what is found comes to them as an event."""
+    """Request a check for problems; open pages get the findings as an event."""
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()
@@ -199,7 +199,7 @@ def _look(request: Request, feed: Feed) -> Response:
 
 
 def _find(request: Request, desk: Desk) -> Response:
-    """Answer with the Services that have an address as a frontend's or an endpoint's: rows do not have endpoints."""
+    """Answer with the Services that have an address, of a frontend or an endpoint: rows do not contain endpoints."""
     given = dict(request.parameters).get("address", "")
     address = pack(given)
     if address is None:
@@ -235,7 +235,7 @@ async def _listed(
 
 
 def _encoded(rows: Iterable[Row]) -> bytes:
-    """Return rows as the inside of a JSON list."""
+    """Return rows as items of a JSON list, without its brackets."""
     return msgspec.json.encode(list(rows))[1:-1]
 
 

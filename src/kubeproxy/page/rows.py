@@ -1,4 +1,4 @@
-"""Services as the page lists them: a short row for each, as there may be 10,000 of them."""
+"""The rows of the page's list of Services: short, as there may be 10,000 of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kubeproxy.model.plan import NOTHING, ServiceName
 from kubeproxy.model.planner import Change
 
 Row = tuple[str, str, int, int, str, str, list[str], float]
-"""Name, state, ready and all endpoints, type, letters of its policies, addresses, and when it last changed."""
+"""Name, state, ready and all endpoints, type, letters of its policies, addresses, and the time of the last change."""
 
 _LEAVING: Final = {"deleting": "pending"}
-"""States of /debug/state that the page has no word of its own for."""
+"""States of /debug/state that the page does not distinguish."""
 
 
 class Rows:
@@ -23,7 +23,7 @@ class Rows:
         self._snapshot = snapshot
 
     def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
-        """Return the row of a Service, None for one that is gone; `seen` is when it was seen to change, if it was."""
+        """Return the row of a Service, None for a deleted one; `seen` is the time of its last observed change, else 0."""
         verdict = self._snapshot.verdict(name)
         if verdict is None:
             return None
@@ -45,7 +45,7 @@ class Rows:
 
 
 def what(change: Change) -> str:
-    """Return what a change is, in a few words."""
+    """Return a short text about a change."""
     before, after = change.before.plans, change.after.plans
     if not before or not after:
         return "added" if after else "removed" if before else "changed"

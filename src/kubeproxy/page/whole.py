@@ -1,4 +1,4 @@
-"""Puts the parts of the page together; loaded when the page is first asked for."""
+"""Joins the parts of the page; loaded at the first request."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class Whole:
         )
 
     async def close(self) -> None:
-        """End all that runs for pages, and wait until it has ended."""
+        """End the tasks for pages, and wait for their end."""
         await self._feed.close()

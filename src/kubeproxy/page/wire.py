@@ -1,4 +1,4 @@
-"""What the proxy writes to the process that follows connections for its page: lines of JSON, but for one."""
+"""The protocol from the proxy to the process that follows connections: lines of JSON, except COMPLETE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FollowedNode(Struct, frozen=True):
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """Each further line: what a Service has from now on, see ask.flows.owners; nothing for one that is gone."""
+    """Each further line: the present frontends of a Service (see ask.flows.owners), none for a deleted one."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]
