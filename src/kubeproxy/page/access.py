@@ -16,9 +16,7 @@ from kubeproxy.model.addresses import is_loopback
 from kubeproxy.server.http import Request, host_name
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
-"""Accepted values of Sec-Fetch-Site: of other clients than browsers, of the page itself, and of an address typed by the
-user.
-"""
+"""Accepted values of Sec-Fetch-Site: none (not a browser), of the page itself, and of an address that a user typed."""
 
 
 class Content(Enum):
@@ -51,7 +49,7 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
 
 
 def _is_known(name: str, local: str, access: PageAccess) -> bool:
-    """Return whether a Host's name is ours: localhost, loopback, the connection's local address, or a configured one."""
+    """Return whether a Host's name is ours: localhost, loopback, the connection's local address, or in --page-hosts."""
     if name == "localhost" or name in access.hosts:
         return True
     address = _address(name)

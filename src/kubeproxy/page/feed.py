@@ -65,7 +65,7 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Wait for messages and return them; b'' for a page that is behind, a comment after ALIVE seconds without any."""
+        """Wait for messages and return them; b'' for a page that is behind, a comment after ALIVE seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ALIVE):
                 await self._woken.wait()

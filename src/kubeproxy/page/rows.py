@@ -23,7 +23,7 @@ class Rows:
         self._snapshot = snapshot
 
     def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
-        """Return the row of a Service, None for a deleted one; `seen` is the time of its last observed change, else 0."""
+        """Return the row of a Service, None if deleted; `seen` is the time of its last observed change, or 0."""
         verdict = self._snapshot.verdict(name)
         if verdict is None:
             return None

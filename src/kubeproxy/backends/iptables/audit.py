@@ -19,7 +19,7 @@ from kubeproxy.model.addresses import Family
 
 
 class Audit:
-    """Reads the tables of one family and compares them with what was written. Calls block."""
+    """Reads the tables of one family and compares them with the rules written last. Calls block."""
 
     def __init__(self, commands: Commands, restore: Callable[[str], None]) -> None:
         self._commands = commands
@@ -44,7 +44,7 @@ class Audit:
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[Place, SharedChain]) -> ForeignChange | None:
-        """Return what another program changed; `common` are the chains that are no Service's own. Raises ApplyError.
+        """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
 
         None means that no audit is due before the next request.
         """

@@ -98,7 +98,7 @@ class IptablesBackend:
         self._writer.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether rules of all Services are others now, so that a resync is due."""
+        """Take changed globals; return whether they change rules of all Services, so that a resync is needed."""
         before, self._world = self._settings, world
         self._settings = RuleSettings.of(self.family, world, self._options)
         return not self._settings.is_like(before)
@@ -137,7 +137,7 @@ class IptablesBackend:
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _shared(self, places: Iterable[Place], delta: ContentsChange | None) -> dict[str, str]:
-        """Return, by table, the lines that write these of the shared chains."""
+        """Return, by table, the lines that write these shared chains."""
         chains: dict[str, list[str]] = {"filter": [], "nat": []}
         lines = {"filter": "", "nat": ""}
         for place in sorted(places, key=SHARED.index):
@@ -153,7 +153,7 @@ class IptablesBackend:
     # -- everything -------------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Make the kernel hold exactly this; yield the number of lines after each restore. Raises ApplyError."""
+        """Make the rules equal to these plans; yield the number of lines after each restore. Raises ApplyError."""
         if self._options.counters is None:
             self._use_counters(make_counters(self._metrics))
         try:
@@ -171,7 +171,7 @@ class IptablesBackend:
         self._settings = RuleSettings.of(self.family, self._world, self._options)
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Read the tables, write the differences, and remove the chains of no Service."""
+        """Read the tables, write the differences, and remove chains that belong to no Service."""
         with self._watch.reading():
             found = {table: self._read(table) for table in CANARY_TABLES}
         self._contents = Contents(self._settings)
@@ -260,7 +260,7 @@ class IptablesBackend:
             self._metrics.waited(self.family, waited.seconds)
 
     def _written(self, last: Mapping[str, int]) -> None:
-        """Do what follows from a sync; `last` maps each table to the number of rules that the sync wrote."""
+        """Update metrics and watch after a sync; `last` maps each table to the number of rules that the sync wrote."""
         self._nodeport_rules = nodeport_rules(self._settings)
         total = {"filter": 0, "nat": self._contents.nat_rules}
         for place, shared in fixed_chains(self._settings).items():
@@ -305,7 +305,7 @@ class IptablesBackend:
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[Place, SharedChain]:
-        """Return the chains that no single Service has, as written last."""
+        """Return the chains that belong to no single Service, as written last."""
         return self._shared_chains(self._nodeport_rules) | fixed_chains(self._contents.settings)
 
 

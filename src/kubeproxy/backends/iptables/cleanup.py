@@ -9,12 +9,12 @@ __all__ = ["cleanup", "decision", "traces"]
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:
-    """Remove the rules, but for chains that another mode keeps; return what could not be removed."""
+    """Remove the rules, except chains that another mode keeps; return the failures."""
     return remove_iptables_rules(keeps)
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
-    """Return the chains that are there."""
+    """Return the mode's chains in the kernel."""
     return chain_traces(
         chain
         for chain in sight.xtables

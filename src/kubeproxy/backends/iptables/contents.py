@@ -30,7 +30,7 @@ class ServiceEntry(NamedTuple):
 
     @property
     def endpoints(self) -> int:
-        """Return the number of endpoints that counts for LARGE."""
+        """Return the number of endpoints, for the comparison with LARGE."""
         return sum([len(plan.serving) for plan in self.plans])
 
 
@@ -88,7 +88,7 @@ class Contents:
         return ContentsChange(entries, written, deleted, gained, lost, more)
 
     def take(self, delta: ContentsChange) -> None:
-        """Apply changes that are in the kernel now."""
+        """Apply changes that the kernel has accepted."""
         self.nat_rules += delta.rules
         for name, entry in delta.entries.items():
             self.endpoints += entry.endpoints - self.entries.get(name, _NONE).endpoints
@@ -156,7 +156,7 @@ def _detail(endpoints: int) -> Detail:
 
 
 def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place, list[str]], lost: set[Place]) -> None:
-    """Note the lines that shared chains get from a Service, and the chains in which it removes or reorders lines."""
+    """Add a Service's new lines of shared chains to `gained`, and chains that lose or reorder its lines to `lost`."""
     if before == after:
         return
     for place in dict.fromkeys(place for part in (*before, *after) for place in part):

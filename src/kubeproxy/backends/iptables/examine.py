@@ -1,7 +1,7 @@
-"""The examiner of iptables mode: compares the rules with plans, Service by Service, beside the proxy.
+"""The examiner of iptables mode: compares the rules with plans, Service by Service, in a process of its own.
 
-Rules are compared as text, as iptables-save prints them. Chains that seem to differ are compared once more with how the
-node's own iptables prints our rules, in an empty network namespace.
+Rules are compared as iptables-save prints them. Chains that seem to differ are compared again: the node's own iptables
+writes and prints the desired rules in an empty network namespace.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class IptablesExaminer(Examiner):
     # -- what seems to differ ---------------------------------------------------------------------------------------
 
     def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield the chains of Services that are not there as they are written, and those that should not be there.
+        """Yield the chains of Services that are missing, seem to differ, or should not exist.
 
-        Empty chains may have to stay for rules of other programs.
+        Empty surplus chains are allowed: rules of other programs may jump to them.
         """
         yield from found.own_suspects(contents, nat)
         wanted = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
@@ -116,9 +116,9 @@ class IptablesExaminer(Examiner):
                 yield Suspect(("nat", chain), owners.get(chain), "", present)
 
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
-        """Yield the rules that shared chains lack and those that they should not have, chain by chain and by Service.
+        """Yield missing and surplus rules of shared chains, by chain and Service.
 
-        A rule that names a Service in its comment is that Service's, if it is among the asked ones.
+        The comment of a surplus rule names its Service; rules of other Services than the requested ones belong to none.
         """
         for place in SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
@@ -154,7 +154,7 @@ class IptablesExaminer(Examiner):
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
     def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
-        """Yield the differences that remain when the suspects are compared with how our rules are printed here."""
+        """Yield the differences between the suspects and the desired rules as this node's iptables prints them."""
         words = _Words(self.family, contents, tables["nat"].rules)
         for start in range(0, len(suspects), MOST):
             some = suspects[start : start + MOST]
@@ -168,7 +168,7 @@ class IptablesExaminer(Examiner):
 
 
 def _possible(contents: Contents) -> dict[str, ServiceName]:
-    """Return the Service of each chain that it has, or that it could have instead of another one."""
+    """Return the Services by chain, for all chains that a Service has or could have under other policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
@@ -194,7 +194,7 @@ class _Words:
         self._nat = nat
 
     def differences(self, suspect: Suspect, wanted: Sequence[str]) -> Iterator[Finding]:
-        """Yield how the rules of a chain differ from those that are wanted, as they are printed."""
+        """Yield the differences between a chain's found rules and the desired ones as iptables-save prints them."""
         service, present, where = suspect.service, suspect.present, _where(suspect.place, self._family)
         chain = suspect.place[1]
         if present is None or (not wanted and chain.startswith(SERVICE_PREFIXES)):

@@ -67,12 +67,12 @@ class Metrics:
             self._partial_failures.labels(family.label).inc()
 
     def rules(self, family: Family, table: str, total: int, last: int) -> None:
-        """Show how many rules are in a table, and how many were in the last sync."""
+        """Set the number of rules in a table, and the number that the last sync wrote."""
         self._rules.labels(table, family.label).set(total)
         self._rules_last.labels(table, family.label).set(last)
 
     def waited(self, family: Family, seconds: float) -> None:
-        """Count how long a sync waited for the lock of iptables, which another program held."""
+        """Add the seconds that a sync waited for the iptables lock, which another program held."""
         self._lock_wait.labels(family.label).inc(seconds)
 
     def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:

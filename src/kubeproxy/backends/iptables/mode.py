@@ -116,7 +116,7 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = iptables_variant.in_use(family, "mangle", CANARY)
-    # A kernel may have the counters without their match, and the proxy goes on without them then.
+    # A kernel can have the counters without their match; then the proxy goes on without them.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     return IptablesExaminer(commands, RuleSettings.of(family, world, options), printer(commands))
@@ -130,7 +130,7 @@ def _is_liberal() -> bool:
 
 
 def _remove_strays() -> list[str]:
-    """Remove rules of the other variant, and the chains that only ipvs mode has."""
+    """Remove the rules of the other variant, and the chains of ipvs mode."""
     return leftovers.remove_iptables_rules(OPERATIONS.keeps)
 
 
@@ -141,7 +141,7 @@ def _initialize(config: KubeProxyConfiguration) -> None:
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """See Operations: the rules are not asked for, as that would load modules."""
+    """See Operations: the rules are not read, as that would load modules."""
     _check_names(config)
     for family in families:
         there = xtables.installed_for(family)
@@ -156,7 +156,7 @@ def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:
-        return "primary" not in addresses  # no network of the family counts as all of them
+        return "primary" not in addresses  # a list without a network of the family means all addresses
     return within(b"\x7f\0\0\1", networks)
 
 

@@ -41,7 +41,7 @@ class _Port:
         self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
 
     def internal_chain(self, traffic: Traffic) -> str:
-        """Return the chain that cluster IP traffic goes to, '' without endpoints."""
+        """Return the chain for cluster IP traffic, '' without endpoints."""
         if not traffic.outside.forwards:
             return ""
         return self.svl if traffic.outside.picks_local else self.svc
@@ -53,7 +53,7 @@ class _Port:
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
-    """Return for each service port the hash with which the names of its chains end."""
+    """Return for each service port the hash at the end of its chains' names."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
 
 
@@ -173,7 +173,7 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all of it, or what does not come from pods."""
+    """Return the rule that masquerades cluster IP traffic: all of it, or the part that does not come from pods."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -189,7 +189,7 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleS
 
 
 def _external_rules(plan: ServicePlan, port: _Port, settings: RuleSettings) -> str:
-    """Return the rules of the chain that all addresses but the cluster IP lead to."""
+    """Return the rules of the EXT chain, to which all frontends except the cluster IP jump."""
     ext = port.ext
 
     def label(words: str) -> str:

@@ -26,7 +26,7 @@ from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, target_of
 log = logging.getLogger("kubeproxy.iptables")
 
 _PIECE: Final = 200
-"""Number of Services whose chains are handed to a running iptables-restore together."""
+"""Number of Services whose chains go to a running iptables-restore in one piece of input."""
 
 _FIRST: Final = 1000
 """Number of chains in the first of several restores."""
@@ -35,9 +35,9 @@ _FIRST: Final = 1000
 class Work(NamedTuple):
     """Chains of Services, Service by Service, and the lines before and after them, by table.
 
-    `before` are chains that the Services' chains lead to, `after` those that lead to them, `jumps` lead to the latter
-    from the built-in chains. `guards` are the first lines of the filter table; its removals are in `after`.
-    `deleted` are chains of the nat table.
+    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
+    rules of built-in chains that jump to those. `guards`: the first lines of the filter table; its removals are in
+    `after`. `deleted`: chains of the nat table to delete.
     """
 
     own: Iterable[OwnChains]
@@ -55,9 +55,9 @@ def declarations(chains: Iterable[str]) -> str:
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore in pieces, while `work.own` is being read; nothing for an empty work."""
+    """Yield the input of a single restore in pieces, while `work.own` is read; nothing if there is no change."""
     yield from _input(_first(work))
-    # Without anything in it the nat table would be read and written for nothing.
+    # An empty block would make iptables read and write the nat table without need.
     start, end = f"*nat\n{work.before.get('nat', '')}", ""
     own = iter(work.own)
     while services := list(islice(own, _PIECE)):
@@ -91,7 +91,7 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 
 def _first(work: Work) -> dict[str, str]:
-    """Return the lines that come before anything in the nat table."""
+    """Return the lines to commit before any change of the nat table, by table."""
     return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
@@ -102,7 +102,7 @@ def _input(tables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _blocks(services: Sequence[OwnChains]) -> str:
-    """Return chains and rules; a chain is made before a rule names it, and the last by name first (see above)."""
+    """Return chains and rules; chains are declared before the rules, in descending order (see `Contents.shared`)."""
     names = sorted([name for chains in services for name in chains], reverse=True)
     return declarations(names) + "".join([rules for chains in services for rules in chains.values()])
 
@@ -125,8 +125,8 @@ def jumps(table: str, found: FoundTable) -> str:
 def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
     """Return the lines that create or replace the chains that no Service changes, where the table differs.
 
-    Copies that an audit left in the filter table, as it was killed or refused, are removed; in the nat table they are
-    removed as chains of no Service. Of kubelet's chain, other rules stay.
+    Copies left by an audit that was killed or refused are removed here in the filter table; those in the nat table are
+    removed with the chains of no Service. Other rules in kubelet's chain stay.
     """
     chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
@@ -143,18 +143,18 @@ def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
 class StaleChains:
     """Removes the chains of deleted Services from the nat table of one family.
 
-    A chain to which a rule of another program leads is emptied and stays: iptables refuses its removal, and with that
-    the whole restore.
+    A chain to which a rule of another program jumps is flushed and stays: iptables refuses its removal, and with it the
+    whole restore.
     """
 
     def __init__(self, commands: Commands, at_once: int, restore: Callable[[str], None]) -> None:
-        self._used: frozenset[str] = frozenset()  # the chains that had to stay
+        self._used: frozenset[str] = frozenset()  # chains that stay because rules jump to them
         self._commands = commands
         self._at_once = at_once
         self._restore = restore
 
     def remove(self, chains: Sequence[str]) -> None:
-        """Empty chains and remove those to which no rule leads; log each other chain once. Raises ApplyError."""
+        """Flush chains and delete those to which no rule jumps; log each other chain once. Raises ApplyError."""
         if not chains:
             self._used = frozenset()
             return

@@ -95,7 +95,7 @@ class StartOptions(NamedTuple):
 
 
 class RuleSettings(NamedTuple):
-    """What the rules of a family depend on, apart from the Services.
+    """The inputs of a family's rules, apart from the Services.
 
     `nodeport_ips` is None for all local addresses; `if_local` is the match for traffic of pods, '' if there is none.
     """
@@ -108,7 +108,7 @@ class RuleSettings(NamedTuple):
 
     @classmethod
     def of(cls, family: Family, world: Globals, options: StartOptions) -> RuleSettings:
-        """Return the settings of a family. Raises ConfigError for an interface that no rule can name."""
+        """Return the settings of a family. Raises ConfigError for an interface name that is invalid in rules."""
         ours = world.of(family) or FamilyGlobals()
         return cls(family, options, world.masquerade_mark, ours.nodeport_ips, pods_in_iptables(ours.detector))
 
@@ -131,13 +131,13 @@ class RuleSettings(NamedTuple):
 
     @property
     def if_not_local(self) -> str:
-        """Return the match for traffic that is not of pods, '' if there is none."""
+        """Return the match for traffic that does not come from pods, '' if there is none."""
         return f"! {self.if_local}" if self.if_local else ""
 
     def is_like(self, other: RuleSettings) -> bool:
-        """Return whether the rules of all Services are the same.
+        """Return whether two settings give the same rules for all Services.
 
-        Addresses for NodePorts alone change one shared chain, which the next sync writes.
+        Other NodePort addresses change only one shared chain, which the next sync writes.
         """
         return self.localhost == other.localhost and self._replace(nodeport_ips=other.nodeport_ips) == other
 
@@ -145,7 +145,7 @@ class RuleSettings(NamedTuple):
 def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.options.counters else ""
-    # Packets that conntrack cannot place would reach a client as they are and end its connection (issue 74839).
+    # Packets that conntrack calls invalid would reach a client untranslated and end its connection (issue 74839).
     invalid = "" if settings.options.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
     mark = f"{settings.mark:#x}"
     return invalid + (

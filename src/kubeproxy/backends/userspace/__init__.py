@@ -1,4 +1,4 @@
-"""userspace mode: the proxy carries the bytes itself, and nftables brings connections to its listeners."""
+"""userspace mode: the proxy relays connections itself, and nftables rules redirect them to its listeners."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
-"""userspace mode, one family: keeps listeners and rules in step.
+"""The userspace backend of one family: keeps listeners and rules consistent.
 
-A new listener is open before anything is redirected to it, and an old one is closed when nothing is any more. Blocking
-calls, all short. The proxy's end ends the connections that it carries, so a start has nothing to adopt: the table is
-replaced, with the ports of the new listeners, in one transaction.
+A new listener is open before connections are redirected to it, and an old one is closed after the redirection has
+ended. Calls block briefly. Relayed connections end with the proxy, so a start has nothing to adopt: one transaction
+replaces the table, with the ports of the new listeners.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("kubeproxy.userspace")
 
 
 class TableSignature(NamedTuple):
-    """What changes when another program touches the table, its chains or rules: their handles, hooks and policies."""
+    """A signature that another program's change of the table, its chains or rules alters: handles, hooks, policies."""
 
     header: nfnetlink.TableHeader | None = None
     rules: tuple[int, ...] = ()
@@ -41,12 +41,12 @@ class TableSignature(NamedTuple):
 
 
 Addresses = Callable[[], Sequence[bytes]]
-"""Reads the node's addresses, packed, that other hosts reach; those of one family. Raises NetlinkError."""
+"""Returns the node's packed addresses of one family that other hosts can reach. Raises NetlinkError."""
 
 _UNKNOWN: Final = TableSignature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Services in a second that get listeners again after there were no descriptors: each is a transaction."""
+"""Maximum number of Services per second that get listeners again after a lack of descriptors: each is a transaction."""
 
 
 class UserspaceBackend:
@@ -72,17 +72,17 @@ class UserspaceBackend:
         self._ruleset = UserspaceRuleset(family, world, None)
         self._elements: dict[ServiceName, Elements] = {}
         self._needed: dict[ServiceName, dict[ListenerName, Assignment]] = {}
-        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
+        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services without a port for a listener
         self._signature = _UNKNOWN
         self._generation = 0
 
     @classmethod
     def open(cls, family: Family, world: Globals, path: DataPath, listeners: Listeners) -> Self:
-        """Return one for the network namespace of the caller. Raises NetlinkError."""
+        """Return a backend for the network namespace of the caller. Raises NetlinkError."""
         return cls(family, world, path, listeners, nfnetlink.Transactions.open(), partial(reachable_addresses, family))
 
     def close(self) -> None:
-        """End all connections and let go of the kernel; the rules stay."""
+        """End all connections and close the sockets; the rules stay."""
         self._path.stop()
         self._transactions.close()
 
@@ -91,7 +91,7 @@ class UserspaceBackend:
         return [port for port in self._listeners.ports(key).values() if port is not None]
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether the rules are others now, so that a resync is due."""
+        """Take changed globals; return whether they change the rules, so that a resync is needed."""
         self._world = world
         return self._update_rules()
 
@@ -110,7 +110,7 @@ class UserspaceBackend:
     def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services in one transaction; yield its size. Raises ApplyError.
 
-        What had got no port so far has its turn when there are free ones again.
+        Services without a port are tried again once a port is free.
         """
         freed, size = self._program(changes)
         yield size
@@ -119,7 +119,7 @@ class UserspaceBackend:
             yield size
 
     def _program(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> tuple[int, int]:
-        """Program Services in one transaction; return how many listeners were closed, and the transaction's size."""
+        """Program Services in one transaction; return the number of closed listeners, and the transaction's size."""
         needed = {name: _assignments(plans) for name, plans in changes}
         self._listeners.take(
             {listener: assignment for part in needed.values() for listener, assignment in part.items()}
@@ -174,12 +174,12 @@ class UserspaceBackend:
     # -- the whole table --------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
-        """Put the whole table in place of whatever is there; yield its size. Raises ApplyError."""
+        """Replace the whole table, if any; yield its size. Raises ApplyError."""
         self._update_rules()
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
         names = {listener: assignment for part in needed.values() for listener, assignment in part.items()}
-        # Nothing is redirected to what earlier attempts opened, which were refused.
+        # Listeners of earlier, refused attempts get no connections.
         used = {listener for part in self._needed.values() for listener in part}
         self._listeners.drop(set(self._listeners.names()).difference(names, used))
         self._listeners.take(names)
@@ -197,7 +197,7 @@ class UserspaceBackend:
         self._note_waiting(wanted.items(), needed)
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
-            self._signature = _UNKNOWN  # somebody committed meanwhile: to the next look it counts as a change of ours
+            self._signature = _UNKNOWN  # others committed as well: taken for our own
         yield _count(total)
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))
@@ -205,9 +205,9 @@ class UserspaceBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Open listeners that there were no descriptors for, when there are some again.
+        """Open listeners that failed for lack of descriptors, once descriptors are free.
 
-        The data path ends idle UDP sessions by itself.
+        The relay's thread ends idle UDP sessions by itself.
         """
         if not (self._waiting and self._listeners.recovered()):
             return
@@ -218,7 +218,7 @@ class UserspaceBackend:
             if self._listeners.exhausted:
                 return
         served = any(name not in self._waiting for name, _ in again)
-        self._listeners.exhausted = served and len(again) == AGAIN  # the next ones have their turn in a second
+        self._listeners.exhausted = served and len(again) == AGAIN  # the next ones follow a second later
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
@@ -236,7 +236,7 @@ class UserspaceBackend:
         return self._sign() != self._signature
 
     def _changed_elements(self) -> str:
-        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
+        """Return the set or map with elements that differ from the committed ones, '' for none; reads all elements."""
         total = merged(self._elements.values())
         for name in self._ruleset.shapes:
             found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))
@@ -252,14 +252,14 @@ class UserspaceBackend:
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
-    """Return the local address that connections from outside are sent to: the node's own if it has it."""
+    """Return the local address to which connections from outside are redirected: the Node's, if it is a local address."""
     ours = world.of(family) or FamilyGlobals()
     candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
     return candidates[0] if candidates else None
 
 
 def reachable_addresses(family: Family) -> list[bytes]:
-    """Return the addresses, packed, by which other hosts reach this network namespace. Raises NetlinkError."""
+    """Return the packed addresses by which other hosts can reach this network namespace. Raises NetlinkError."""
     return [address.ip for address in local_addresses(family) if address.scope == SCOPE_UNIVERSE]
 
 

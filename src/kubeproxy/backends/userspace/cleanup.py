@@ -1,4 +1,4 @@
-"""Removes what userspace mode left on a node."""
+"""Removes the tables that userspace mode left on a node."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": 
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
-    """Remove our tables; return what could not be removed."""
+    """Remove our tables; return the failures."""
     return remove_table(TABLE)
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
-    """Return the tables that are there."""
+    """Return our tables in the kernel."""
     return table_traces(sight, TABLE)
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return what a chain decides, None for one that is not ours."""
+    """Return the decision of a chain as a text, None for a chain that is not ours."""
     if table != TABLE:
         return None
     by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "kube-proxy's own")

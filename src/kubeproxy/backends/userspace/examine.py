@@ -131,7 +131,7 @@ class UserspaceExaminer(Examiner):
 
 
 class _Words(TableWords):
-    """The meaning of elements and listeners; `owners` are Services by the key of a frontend."""
+    """The texts about elements and listeners; `owners` are Services by the key of a frontend."""
 
     def __init__(self, ruleset: UserspaceRuleset, family: Family, owners: Mapping[bytes, ServiceName]) -> None:
         super().__init__(f"table {ruleset.name}")
@@ -160,7 +160,7 @@ class _Words(TableWords):
 
 
 def _port_of(plan: ServicePlan, listener: ListenerName, found: Mapping[str, Entries]) -> int | None:
-    """Return the port that most elements have for a listener."""
+    """Return the most frequent port of a listener in the elements."""
     votes: Counter[int] = Counter()
     for frontend in plan.frontends:
         for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
@@ -172,7 +172,7 @@ def _port_of(plan: ServicePlan, listener: ListenerName, found: Mapping[str, Entr
 
 
 def _possible(ours: Mapping[ServiceName, Iterable[ServicePlan]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the sets and keys of all elements that these plans' frontends may have, but for source ranges."""
+    """Yield the sets and keys of all elements that these plans' frontends may have, except source ranges."""
     for plan in (plan for plans in ours.values() for plan in plans):
         for frontend in plan.frontends:
             key = element_key(frontend)
@@ -189,7 +189,7 @@ def _front_of(key: bytes, family: Family) -> bytes:
 
 
 def _meaning(set_id: str) -> str:
-    """Return what an element of a set means."""
+    """Return a text about an element of a set."""
     if set_id in _MEANINGS:
         return _MEANINGS[set_id]
     origin, _, rest = set_id.partition("-")

@@ -1,7 +1,8 @@
-"""The sets and maps of our table, and what a plan puts into them. Pure.
+"""The sets and maps of our table, and the elements of a plan. Pure.
 
-Services and NodePorts have, for each origin of a connection, a map to the port of the listener that it may use, and
-sets of what is dropped or rejected. Keys and values are packed as in the kernel: each field fills whole registers.
+For each origin of a connection there is a map from frontends to the ports of their listeners, and sets of frontends
+that are dropped or rejected; NodePorts have their own ones. Keys and values are packed as in the kernel: each field
+fills whole registers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, ServicePlan
 
 TABLE: Final = userspace.TABLE
 ORIGINS: Final = ("pod", "node", "outside")
-"""Where a connection comes from, in the order of model.plan.Traffic."""
+"""The origins of connections, in the order of model.plan.Traffic."""
 
 LISTENERS: Final = "listeners"
 FIREWALL_IPS: Final = "firewall-ips"
@@ -47,9 +48,9 @@ Elements = dict[str, dict[bytes, bytes]]
 
 
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
-    """Return what a plan puts into the table, given the ports of its listeners.
+    """Return the elements of a plan, given the ports of its listeners.
 
-    What could get no listener (no port left, SCTP) is rejected.
+    Frontends without a listener (no free port, or SCTP) are rejected.
     """
     found: Elements = {}
     for frontend in plan.frontends:
@@ -76,7 +77,7 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
 
 
 def carrying_map(origin: str, frontend: Frontend) -> str:
-    """Return the map that leads a frontend's connections of an origin to a listener."""
+    """Return the map for a frontend's connections of an origin."""
     return f"{origin}-{'nodeports' if frontend.kind is FrontendKind.NODEPORT else 'services'}"
 
 
@@ -104,5 +105,5 @@ def packed(spec: SetSpec, key: bytes, value: bytes) -> bytes:
 
 
 def unpack_port(value: bytes) -> int:
-    """Return the port that a packed value begins with."""
+    """Return the port at the beginning of a packed value."""
     return int.from_bytes(value[:2], "big")

@@ -23,7 +23,7 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
     socket.IPPROTO_UDP: socket.SOCK_DGRAM,
 }
 _FORMER: Final = 1024
-"""UDP listeners that are closed and whose ports are remembered; beyond it those of the first ones are forgotten."""
+"""Maximum number of closed UDP listeners with a remembered port; beyond it the oldest are removed."""
 
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -31,7 +31,7 @@ _ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the in
 
 
 class PoolKind(StrEnum):
-    """Which of a plan's pools: listeners are apart, as the rules know which one a connection may use."""
+    """A pool of a plan. Each pool has its own listener, because the rules decide which pool a connection may use."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
@@ -45,7 +45,7 @@ class ListenerName(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a listener is to do: its endpoints, affinity in seconds, and the endpoints that may keep sessions."""
+    """The assignment of a listener: its endpoints, affinity in seconds, and the endpoints that may keep sessions."""
 
     pool: Pool
     affinity: int
@@ -68,7 +68,7 @@ def assignments(plan: ServicePlan) -> dict[ListenerName, Assignment]:
 
 
 class Listeners:
-    """The listeners of one family. Called on the engine's threads; what they do runs on the data path's."""
+    """The listeners of one family. Called on the engine's threads; the listeners' work runs on the relay's thread."""
 
     def __init__(self, path: DataPath, sessions: udp.Sessions, ports: range) -> None:
         self._path = path
@@ -76,35 +76,35 @@ class Listeners:
         self._ports = ports
         self._next = 0
         self.exhausted = False
-        """Whether one was not opened as there were no descriptors, or no memory, for it."""
-        self._full: set[int] = set()  # protocols for which no port was free just now
+        """Whether a listener was not opened for lack of descriptors or memory."""
+        self._full: set[int] = set()  # protocols without a free port at the last attempt
         self._open: dict[ListenerName, Listener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
-        self._silent: list[Listener] = []  # bound, but nobody listens yet
+        self._silent: list[Listener] = []  # bound, but not listening yet
         self._former: dict[ListenerName, int] = {}  # the ports of UDP listeners that are closed
 
     def port(self, name: ListenerName) -> int | None:
-        """Return the port of a listener, None when it could not be opened."""
+        """Return the port of a listener, None if it could not be opened."""
         listener = self._open.get(name)
         return listener.port if listener is not None else None
 
     def recovered(self) -> bool:
-        """Return whether there are descriptors again after there were none."""
+        """Return whether descriptors are free again after a lack of them."""
         if self.exhausted:
             with suppress(OSError), socket.socket():
                 return True
         return False
 
     def names(self) -> Iterable[ListenerName]:
-        """Return all that are open."""
+        """Return all open listeners."""
         return self._open.keys()
 
     def ports(self, key: ServicePortKey) -> dict[ListenerName, int | None]:
-        """Return the ports of a service port's listeners, None for those that are not open."""
+        """Return the ports of a service port's listeners, None for each that is not open."""
         return {name: self.port(name) for name in (ListenerName(key, kind) for kind in PoolKind)}
 
     def take(self, wanted: dict[ListenerName, Assignment]) -> None:
-        """Open the listeners that are missing and give all of them their assignments, before this returns."""
+        """Open missing listeners and set the assignments of all; both are done on return."""
         changed = {name: assignment for name, assignment in wanted.items() if self._assignments.get(name) != assignment}
         self._full.clear()
         for name in changed:
@@ -125,7 +125,7 @@ class Listeners:
         self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
-        """Close listeners that nothing is redirected to any more."""
+        """Close listeners to which no rule redirects any more."""
         gone = []
         for name in list(names):
             self._assignments.pop(name, None)
@@ -165,7 +165,7 @@ class Listeners:
     def _bound(self, name: ListenerName) -> socket.socket:
         """Return a listening socket. Raises OSError when no port is free.
 
-        A UDP listener gets the port that it had, if that is free: tracked flows of clients may still lead to it.
+        A UDP listener gets its former port, if it is free: tracked flows of clients may still lead to it.
         """
         key, former = name.key, self._former.pop(name, None)
         if former is not None:

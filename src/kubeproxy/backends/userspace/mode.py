@@ -1,4 +1,4 @@
-"""userspace mode when it runs: can this node run it, opening it."""
+"""userspace mode's operations: the check of the node, and opening the backends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry
 
-KERNEL: Final = (5, 9)  # the oldest that rejects in prerouting
+KERNEL: Final = (5, 9)  # the oldest kernel that can reject in prerouting
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
@@ -46,7 +46,7 @@ def _examine(
     world: Globals,
     families: Sequence[Family],
 ) -> list[UserspaceExaminer]:
-    # One for all: whenever a netfilter socket is closed, the proxy's next transaction waits (nft_rcv_nl_event).
+    # One socket for all: whenever a netfilter socket is closed, the proxy's next transaction waits (nft_rcv_nl_event).
     link = Netlink.open()
     return [_examiner(KernelView(family, link, listening), world) for family in families]
 

@@ -1,4 +1,4 @@
-"""Our table: sets, base chains and rules, none of which depends on a Service. Pure.
+"""Our table: sets, base chains and rules, independent of Services. Pure.
 
 nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
@@ -25,8 +25,8 @@ _CARRIED: Final = "meta l4proto { tcp, udp }"
 class UserspaceRuleset:
     """One family's table.
 
-    `landing` is the node's address that what comes from outside is sent to: the interface that it came in by may have
-    none, as those of pods often do. Without one it is that interface's own.
+    `landing` is the node's address to which connections from outside are redirected, because the interface of arrival
+    may have no address, as those of pods often do. Without it, the interface's own address is used.
     """
 
     def __init__(self, family: Family, world: Globals, landing: bytes | None) -> None:
@@ -43,7 +43,7 @@ class UserspaceRuleset:
         return f"{self._ip} {TABLE}"
 
     def creation(self) -> list[bytes]:
-        """Return the messages that make the table, without a Service, where there is none."""
+        """Return the messages that create the table, without elements of Services, if it does not exist."""
         place, made = (self._family, TABLE), self.definition()
         found = [messages.table_message(*place), *messages.objects(*place, made)]
         inside = [plain_element(address) for address in self._ours.nodeport_ips or ()]
@@ -51,7 +51,7 @@ class UserspaceRuleset:
         return [*found, *messages.rules(*place, made.chains)]
 
     def definition(self) -> Definition:
-        """Return the table, but for the elements of its sets."""
+        """Return the table without the elements of its sets."""
         sets = [*self.shapes.values()]
         if self._ours.nodeport_ips is not None:
             sets.append(SetSpec(NODEPORT_IPS, (f"{self._ip} daddr",)))
@@ -83,7 +83,7 @@ class UserspaceRuleset:
                 Hook("filter", 3, -110),
                 [
                     ours,
-                    # An answer that no connection is known of would leave with the listener's own address.
+                    # Without a conntrack entry, an answer would leave with the listener's own address.
                     f"ct state new meta l4proto . th sport {listeners} meta l4proto udp drop",
                     "ct state new jump firewall",
                     "ct state new goto refuse-node",
@@ -102,7 +102,7 @@ class UserspaceRuleset:
         return found
 
     def _by_origin(self, chain: str) -> list[str]:
-        """Return the rules that tell origins apart in prerouting, with the same detector as every other mode."""
+        """Return the rules that distinguish origins in prerouting, with the same detector as every other mode."""
         detector = self._ours.detector
         pods = [f"{pods_in_nft(detector, self._ip)} goto {chain}-pod"] if detector.implemented else []
         return [*pods, f"fib saddr type local goto {chain}-node", f"goto {chain}-outside"]

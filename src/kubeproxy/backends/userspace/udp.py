@@ -1,8 +1,8 @@
-"""UDP: a listener of a service port, and a session for each client of it: a socket that is connected to an endpoint.
+"""UDP relay: the listener of a service port, and a session for each client, a socket connected to an endpoint.
 
-A session ends when nothing came either way for udpIdleTimeout; one that was asked more than it has answered waits as
-long as the kernel would. One whose endpoint is gone is left by its client. Datagrams that the system has no room for
-are lost, as on any network.
+A session ends after udpIdleTimeout without a datagram in either direction; a session with more requests than answers
+waits as long as connection tracking would. When an endpoint is removed, its clients get new sessions. Datagrams without
+room in the system's buffers are lost, as on any network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ _DATAGRAMS: Final = 64  # carried in one round, before others have their turn
 _IP_PKTINFO: Final = 8  # linux/in.h
 _IPV6_PKTINFO: Final = 50  # linux/in6.h
 _CONTROL: Final = 64
-_KIND: Final = "sessions"  # what descriptors are for
+_KIND: Final = "sessions"  # kind of descriptors
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h
 
 ROOM: Final = 1 << 20
-"""Bytes that the kernel keeps for a listener, twice as many with what it keeps of each datagram besides: some 2,700
-small ones. All clients of a Service share them; its usual 208 KB are full after 280, in milliseconds of a busy DNS."""
+"""Receive buffer of a listener in bytes, which the kernel doubles for its overhead: some 2,700 small datagrams.
+
+All clients of a Service share it. The default of 208 KB is full after 280 datagrams, in milliseconds of a busy DNS.
+"""
 
 UNANSWERED: Final = 30.0
-"""Seconds that a session waits for an answer: nf_conntrack_udp_timeout, after which none would find the client."""
+"""Seconds that a session waits for an answer: nf_conntrack_udp_timeout; later answers do not reach the client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Sessions that may wait for longer than udpIdleTimeout; beyond it the first ones end: each has a port of the node."""
+"""Maximum number of sessions that wait longer than udpIdleTimeout; beyond it the oldest end, as each uses a port."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
@@ -45,9 +47,9 @@ Control = list[tuple[int, int, bytes]]
 
 
 def prepare(sock: socket.socket, family: Family) -> None:
-    """Set the options of a listener: it must know the address that a datagram came to, and answer from it."""
+    """Set the options of a listener: it gets the destination of each datagram, and answers from that address."""
     sock.setblocking(False)
-    with suppress(OSError):  # in a user namespace of its own the kernel's limit stays
+    with suppress(OSError):  # without CAP_NET_ADMIN in the initial user namespace the kernel's limit stays
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM)
     if family is Family.IPV4:
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
@@ -56,7 +58,7 @@ def prepare(sock: socket.socket, family: Family) -> None:
 
 
 def answering(control: Control) -> Control:
-    """Return the control message that sends an answer from the address that the datagram with this one came to."""
+    """Return the control message that sends an answer from the destination address in a datagram's control message."""
     for level, kind, info in control:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             return [(level, kind, bytes(4) + info[8:12] + bytes(4))]  # struct in_pktinfo: index, spec_dst, addr
@@ -67,7 +69,7 @@ def answering(control: Control) -> Control:
 
 
 class UdpListener:
-    """Takes the datagrams of one service port that go to one pool."""
+    """Receives the datagrams of one service port for one pool."""
 
     def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey, sessions: Sessions) -> None:
         self.path = path
@@ -85,7 +87,7 @@ class UdpListener:
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
-        """Take other endpoints; clients leave sessions with those that serve no more."""
+        """Replace the endpoints; sessions with endpoints that stopped serving end."""
         self.balancer.retarget(pool, affinity)
         for session in [s for s in self.mine.values() if s.endpoint not in serving]:
             session.leave()
@@ -98,7 +100,7 @@ class UdpListener:
         self.path.release(self.sock)
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
-        """Carry what came from clients."""
+        """Relay the datagrams of clients; see Watched."""
         buffer = self.path.buffer
         for _ in range(_DATAGRAMS):
             try:
@@ -114,12 +116,12 @@ class UdpListener:
         session = self.mine.get(name)
         if session is not None and session.send(datagram):
             return
-        # It is new, or its endpoint has refused (an ICMP error): each endpoint gets one chance with this datagram.
+        # The session is new, or its endpoint refused (an ICMP error): try each endpoint once with this datagram.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
             if sock is None:
-                return  # nor is there one for any other endpoint
+                return  # other endpoints would fail for the same reason
             fresh = self._begin(name, endpoint, sock, answering(control))
             if fresh is not None and fresh.send(datagram):
                 return
@@ -151,7 +153,7 @@ class UdpListener:
 
 
 class Session:
-    """One client's socket to its endpoint. `waits` for answers: it was asked more often than it has answered."""
+    """One client's socket to its endpoint. `waits`: it had more requests than answers."""
 
     __slots__ = ("_control", "_ended", "_listener", "_name", "_owed", "_sessions", "_sock", "endpoint")
 
@@ -177,11 +179,11 @@ class Session:
 
     @property
     def waits(self) -> bool:
-        """Return whether answers may be on their way."""
+        """Return whether answers may be outstanding."""
         return self._owed > 0
 
     def send(self, datagram: memoryview) -> bool:
-        """Send to the endpoint; return False, with the session closed, when the endpoint is known to refuse."""
+        """Send to the endpoint; if the endpoint has refused, close the session and return False."""
         try:
             self._sock.send(datagram)
         except BlockingIOError:
@@ -194,7 +196,7 @@ class Session:
         return True
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
-        """Carry what came from the endpoint."""
+        """Relay the datagrams of the endpoint; see Watched."""
         buffer = self._listener.path.buffer
         for _ in range(_DATAGRAMS):
             try:
@@ -209,11 +211,11 @@ class Session:
         self._sessions.active(self)
 
     def _answer(self, datagram: memoryview) -> None:
-        with suppress(OSError):  # no room, or no way to the client any more: lost
+        with suppress(OSError):  # no buffer space, or no route to the client: lost
             self._listener.sock.sendmsg([datagram], self._control, 0, self._name[0])
 
     def leave(self) -> None:
-        """Take nothing more from the client; what the endpoint was asked before, it may answer for udpIdleTimeout."""
+        """Accept no further datagram of the client; the endpoint may answer earlier ones for udpIdleTimeout."""
         if not self._owed:
             self.close()
             return
@@ -236,7 +238,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions by when they were last used, to end those that are idle: who waits for answers may for longer."""
+    """All sessions, ordered by their last use, to end idle ones; sessions that wait for answers may be idle for longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
@@ -245,7 +247,7 @@ class Sessions:
         self._looking = False
 
     def active(self, session: Session) -> None:
-        """Note that something came, or went."""
+        """Record a use of a session."""
         now, before = (self._waiting, self._answered) if session.waits else (self._answered, self._waiting)
         before.pop(session, None)
         now[session] = time.monotonic()
@@ -260,7 +262,7 @@ class Sessions:
         self._answered.pop(session, None)
 
     def make_room(self) -> bool:
-        """End one that was idle for longer than udpIdleTimeout; return whether there was any."""
+        """End a session that was idle for longer than udpIdleTimeout; return False if there is none."""
         idle = time.monotonic() - self._path.udp_idle
         return bool(_end(self._answered, idle, 1) or _end(self._waiting, idle, 1))
 
@@ -276,7 +278,7 @@ class Sessions:
 
 
 def _end(sessions: OrderedDict[Session, float], before: float, most: int) -> int:
-    """End the first ones, so many at most, that were last used before a time; return how many those were."""
+    """End at most `most` of the oldest sessions that were last used before a time; return their number."""
     ended = 0
     while ended < most and sessions:
         session, used = next(iter(sessions.items()))
