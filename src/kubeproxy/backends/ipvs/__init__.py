@@ -5,7 +5,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
-"""The dummy interface that carries the addresses of Services, so that their packets come in at all."""
+"""The dummy interface with the addresses of Services: so the kernel delivers packets to them locally, to IPVS."""
 
 MODE = Mode(
     MODES["ipvs"],
@@ -20,7 +20,7 @@ MODE = Mode(
         outlives_mode=False,
     ),
     interface=INTERFACE,
-    tracked_as=0,  # IPVS changes where the answers come from, and says so nowhere (ip_vs_update_conntrack)
+    tracked_as=0,  # IPVS changes the source of answers without a status bit in conntrack (ip_vs_update_conntrack)
     # Kubernetes' own words (pull request 134539), which people look for.
     deprecation=Deprecation(
         "IPVSDeprecation",

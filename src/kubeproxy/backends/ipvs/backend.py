@@ -1,8 +1,8 @@
-"""ipvs mode, one family: keeps what the kernel holds, and turns changed plans into changes of it.
+"""The ipvs backend of one family: turns changed plans into changes of virtual servers, sets and addresses.
 
 The desired state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS,
-ip sets and the interface have no transactions, so the order keeps connections right in between: a Service's set
-entries, its virtual servers, its addresses; and the other way round when it goes.
+ipsets and the interface have no transactions, so the order of writes keeps connections correct in between: a Service's
+set entries, then its virtual servers, then its addresses; in reverse order when it is deleted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.ipvs")
 
 BATCH: Final = 2000
-"""Changes between two looks at the event loop: some 50 ms."""
+"""Number of changes per batch: some 50 ms."""
 
 EXAMINED: Final = 500
-"""Virtual servers whose real servers are compared in one thorough look; the next look goes on with the next ones."""
+"""Number of virtual servers whose real servers a thorough inspection compares; the next one continues after them."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -39,7 +39,7 @@ TABLES_IN_TURN: Final = (("filter",), ("nat",))
 
 
 class IpvsBackend:
-    """Programs one family. `sync` is incremental, `resync` compares everything with what the kernel really has."""
+    """Programs one family. `sync` is incremental, `resync` compares everything with the kernel's state."""
 
     abilities = Abilities()
 
@@ -63,7 +63,7 @@ class IpvsBackend:
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
-        self._misbound = False  # whether kube-ipvs0 had other addresses than ours when they were last read
+        self._misbound = False  # whether kube-ipvs0 had foreign addresses at the last reading
         self._written: Sequence[str] = ()
         self._examined = 0
 
@@ -72,7 +72,7 @@ class IpvsBackend:
         self._kernel.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether rules or addresses are others now, so that a resync is due."""
+        """Take changed globals; return whether they change rules or addresses, so that a resync is needed."""
         rules = Rules(self.family, world)
         before, after = self._ours(self._world), self._ours(world)
         moved = (before.nodeport_ips, before.node_ips) != (after.nodeport_ips, after.node_ips)
@@ -95,7 +95,7 @@ class IpvsBackend:
         yield self._apply()
 
     def _apply(self) -> int:
-        """Bring the changes of the desired state into the kernel; return their number."""
+        """Write the changes of the desired state to the kernel; return their number."""
         now = self._clock()
         servers, added, removed = self._desired.take()
         operations = [
@@ -120,9 +120,9 @@ class IpvsBackend:
     # -- everything -------------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
-        """Make the kernel hold exactly this, whatever is there; yield the number of changes after each batch.
+        """Make the kernel's state equal to these plans; yield the number of changes after each batch.
 
-        What is right stays untouched, and what is wrong goes last. Raises ApplyError.
+        Correct objects are not written; surplus ones are removed last. Raises ApplyError.
         """
         kernel = self._kernel
         kernel.prepare()
@@ -137,8 +137,8 @@ class IpvsBackend:
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # The rules that refuse come before what could be reached without them; but where something leads to nat chains
-        # of our names, those may be iptables mode's, which refuse and serve until ours come last.
+        # Rules that reject come before the addresses that they protect. But if rules jump to nat chains with our names,
+        # these may be iptables mode's chains, which serve Services until ours replace them at the end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
@@ -187,7 +187,7 @@ class IpvsBackend:
     # -- upkeep, and what other programs do -------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Remove the real servers that are drained; have NodePorts follow the node's addresses."""
+        """Remove drained real servers; update NodePorts after a change of the node's addresses."""
         self._read_addresses()
         self._follow(self._node_of(self._there))
         now = self._clock()
@@ -196,9 +196,11 @@ class IpvsBackend:
             self._kernel.operate(list(self._draining.finished(counts, now)))
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. Nothing tells of changes to virtual servers and sets: counts are read each time.
+        """See backends.mode.Backend.
 
-        A thorough look reads all but real servers, and some of those.
+        The kernel does not announce changes of virtual servers and sets: their counts are read each time.
+
+        A thorough inspection reads everything, but the real servers of some virtual servers only.
         """
         self._read_addresses()
         if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
@@ -216,7 +218,7 @@ class IpvsBackend:
         return "addresses of kube-ipvs0 were changed" if self._misbound else ""
 
     def _follow(self, node: NodeAddresses) -> None:
-        """Render everything anew for other addresses of the node."""
+        """Render all Services again for changed addresses of the node."""
         if node == self._node:
             return
         log.info("The addresses of the node changed family=%s count=%d", self.family.label, len(node.own))
@@ -238,7 +240,7 @@ class IpvsBackend:
         return ""
 
     def _missing_sample(self) -> str:
-        """Look for a single virtual server: when that is missing, most probably all are."""
+        """Return whether a single virtual server is missing: then most probably all are."""
         sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"
@@ -261,7 +263,7 @@ class IpvsBackend:
 
 
 def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
-    """Return what of a node's addresses Services depend on."""
+    """Return the part of the node's addresses on which Services depend."""
     if ours.nodeport_ips is None:
         nodeports = tuple(sorted(there.own))
     else:

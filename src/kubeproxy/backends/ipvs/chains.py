@@ -1,10 +1,9 @@
-"""The fixed iptables rules of ipvs mode, as iptables-restore text. Pure; none of them is about a single Service.
+"""The fixed iptables rules of ipvs mode, as inputs of iptables-restore, independent of Services. Pure.
 
-Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Where it differs: this node's own connections under policy
-Local are masqueraded, and those that are to be dropped are dropped in nat, for ipvs takes them before they get to
-filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains are kube-proxy's: those that it
-writes anew when it takes over, and removes when it cleans up. The rules are there whether the sets hold anything or
-not.
+Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Differences: this node's own connections under policy Local
+are masqueraded, and connections of this node to be dropped are dropped in nat, because IPVS handles them before filter
+OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains have the Go kube-proxy's names, so it
+replaces them when it takes over, and removes them when it cleans up. The rules exist even if the sets are empty.
 """
 
 from __future__ import annotations
@@ -35,8 +34,11 @@ OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL: Final = "-m addrtype --src-type LOCAL"
 DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
-"""iptables refuses DROP in nat. A packet for a queue that no program reads is dropped as well (nf_queue): the sender is
-not told, and connection tracking forgets it."""
+"""iptables refuses DROP in nat.
+
+A packet for a queue that no program reads is dropped as well (nf_queue): the sender gets no error, and conntrack keeps
+no entry.
+"""
 
 
 _RULES: Final = f"""
@@ -119,7 +121,7 @@ class Rules:
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
         values = {
             "<not pods>": f" ! {pods}" if pods else "",
-            # The node's own connections get a Service's address as their source, for it is on kube-ipvs0.
+            # The node's own connections have a Service's address as their source, because it is on kube-ipvs0.
             "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
             "<mark>": f"{world.masquerade_mark:#x}",
             "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
@@ -136,7 +138,7 @@ class Rules:
         return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
-        """Return the restore text of tables: their chains filled anew, and the jumps that are missing put first."""
+        """Return the inputs of iptables-restore that fill our chains again, and insert missing jumps at the head."""
         lines = []
         for table in tables:
             chains = self.tables[table]
@@ -148,6 +150,6 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def references(self, set_id: IpsetId) -> int:
-        """Return how many rules match a set: the kernel counts them, so that a loss shows without listing rules."""
+        """Return the number of rules that match a set: the kernel counts them, so a loss shows without a listing."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

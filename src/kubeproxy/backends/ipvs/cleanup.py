@@ -1,6 +1,6 @@
-"""Removes what ipvs mode, ours or the Go kube-proxy's, left on a node: after a change of mode, and for --cleanup.
+"""Removes the objects of ipvs mode, ours or the Go kube-proxy's: after a change of mode, and for --cleanup.
 
-Takes only what is ipvs mode's own. leftovers.py removes the chains that iptables mode has too (KUBE-SERVICES, ...).
+It removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has, too (KUBE-SERVICES, ...).
 Virtual servers of other programs stay; ours are those on the addresses of kube-ipvs0 and on the ports in our NodePort
 sets.
 """
@@ -37,7 +37,7 @@ _NODE_PORTS: Final = {
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no other mode has these chains
-    """Remove everything; return what could not be removed."""
+    """Remove everything; return the failures."""
     failures: list[str] = []
     for step in (_remove_servers, _remove_interface, _remove_rules, _remove_sets):
         try:
@@ -48,7 +48,7 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no oth
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
-    """Return the interface and the chains that are there; the virtual servers go with the interface."""
+    """Return the interface and the chains in the kernel; virtual servers are removed with the interface."""
     interface = [Trace(f"interface {INTERFACE}", None, _catches)] if links.link_index(INTERFACE) is not None else []
     chains = (c for c in sight.xtables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
     return [*interface, *chain_traces(chains)]
@@ -117,6 +117,6 @@ def _names(sets: Ipsets) -> set[str]:
     try:
         return set(sets.names())
     except NetlinkError as error:
-        if error.code == errno.EINVAL:  # nfnetlink_rcv_msg: a kernel without ip_set, so without sets
+        if error.code == errno.EINVAL:  # nfnetlink_rcv_msg: a kernel without ip_set has no sets
             return set()
         raise

@@ -1,7 +1,7 @@
 """The desired state of ipvs mode: the wishes of all Services together, and the effect of a change. Pure.
 
-Set entries are counted: each stays until no Service wants it. A virtual server belongs to one Service; a NodePort gives
-way to a Service that names the same address and port, whichever came first.
+Set entries have a reference count: an entry stays until no Service wants it. A virtual server belongs to one Service; a
+Service with the same address and port takes precedence over a NodePort, regardless of the order.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class DesiredChange(NamedTuple):
 
 
 class Desired:
-    """The wishes of all Services, put together."""
+    """The union of the wishes of all Services."""
 
     def __init__(self) -> None:
         self.servers: dict[bytes, Virtual] = {}
         self.touched = 0
-        """How many virtual servers, real servers and entries may have changed since the last call of `take`."""
+        """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
         self._wishes: dict[ServiceName, ServiceWish] = {}
         self._owner: dict[bytes, ServiceName] = {}
-        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of the keys that several ask for
+        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of keys that several Services want
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}
         self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
@@ -58,7 +58,7 @@ class Desired:
 
     @property
     def addresses(self) -> Iterable[bytes]:
-        """Return the addresses that kube-ipvs0 should carry."""
+        """Return the desired addresses of kube-ipvs0."""
         return (entry.ip for entry in self._entries[IpsetId.IPVS_IPS])
 
     def entries(self, set_id: IpsetId) -> Mapping[SetEntry, bool]:
@@ -66,7 +66,7 @@ class Desired:
         return dict.fromkeys(self._entries[set_id], True)
 
     def count(self, set_id: IpsetId) -> int:
-        """Return how many entries a set should hold."""
+        """Return the desired number of entries of a set."""
         return len(self._entries[set_id])
 
     def owner(self, key: bytes) -> ServiceName | None:

@@ -1,6 +1,6 @@
-"""ipvs mode beside the proxy: how virtual servers, sets, addresses and rules differ from plans.
+"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a process of its own.
 
-That a NodePort gives way to another Service's address is taken into account when everything is compared.
+The precedence of a Service's address over a NodePort is applied only when everything is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kubeproxy.model.addresses import Family, Range, destination_text, unpack, w
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 
 Printer = Callable[[Rules], Sequence[str]]
-"""Returns how our rules and the jumps to them are listed. Raises Unsupported, or ApplyError."""
+"""Returns our rules, and the jumps to them, as iptables prints them. Raises Unsupported, or ApplyError."""
 
 _SERVERS: Final = "virtual servers"
 _JUMPS: Final = "jumps"
@@ -107,7 +107,7 @@ class IpvsExaminer(Examiner):
         owners: Mapping[bytes, ServiceName],
         servers: Mapping[bytes, ActualServer],
     ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
-        """Return the found virtual and real servers, and all that each Service desires.
+        """Return the found virtual and real servers, and those that each Service desires.
 
         Real servers that drain are left out, and so are those of a virtual server that is missing.
         """
@@ -141,7 +141,7 @@ class IpvsExaminer(Examiner):
 
 
 class _Words:
-    """The meaning of what is in the kernel; `owners` are Services by virtual server."""
+    """The texts about objects in the kernel; `owners` are Services by virtual server."""
 
     def __init__(self, family: Family, scheduler: Scheduler, owners: Mapping[bytes, ServiceName]) -> None:
         self._family = family
@@ -190,7 +190,7 @@ def _owners(wishes: Mapping[ServiceName, ServiceWish]) -> dict[bytes, ServiceNam
 
 
 def _rules(lines: Iterable[str], rules: Rules) -> dict[str, dict[tuple[str, str, str], tuple[str, ...]]]:
-    """Return the state of the rules: those of our chains, and the jumps that we put into others."""
+    """Return the state of the rules: those of our chains, and our jumps in other chains."""
     ours = {(jump.table, jump.chain, jump.target) for jump in JUMPS}
     found: dict[str, dict[tuple[str, str, str], tuple[str, ...]]] = {_JUMPS: {}, _RULES: {}}
     for line in lines:

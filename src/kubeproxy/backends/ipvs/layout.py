@@ -1,7 +1,7 @@
-"""What ipvs mode keeps in the kernel, by name: the interface, the ipsets and their types, the schedulers.
+"""Names and types of ipvs mode's objects in the kernel: the interface, the ipsets, the schedulers.
 
-Pure data. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either finds its way in what the
-other left. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a local policy without local
+Pure data. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either proxy can take over the
+other's objects. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a local policy without local
 endpoints to endpoints of other nodes.
 """
 
@@ -26,7 +26,7 @@ from kubeproxy.model.addresses import Family
 
 MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32 with the final zero
 MAX_ELEMENTS: Final = 1 << 20
-"""Entries that a hash set may hold; the kernel's default of 65,536 ends at some 20,000 Services."""
+"""Maximum number of entries of a hash set; the kernel's default of 65,536 is enough for some 20,000 Services only."""
 
 
 class IpsetId(StrEnum):
@@ -53,7 +53,7 @@ class IpsetId(StrEnum):
     DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # of those that serve pods and this node only
 
     def named(self, family: Family) -> str:
-        """Return the set's name in a family, cut to what the kernel takes, as kube-proxy does."""
+        """Return the set's name in a family, cut to the kernel's limit, as kube-proxy does."""
         if family is Family.IPV4:
             return str(self)
         return self.replace("KUBE-", "KUBE-6-", 1)[:MAX_SET_NAME]
@@ -73,7 +73,7 @@ TYPES: Final[dict[IpsetId, str]] = {
 
 
 def kind_of(set_id: IpsetId, family: Family) -> SetKind:
-    """Return a set's type; most hold an address, a protocol and a port."""
+    """Return a set's type; most sets have entries of address, protocol and port."""
     kind = TYPES.get(set_id, HASH_IP_PORT)
     return SetKind(kind, socket.AF_UNSPEC if kind == BITMAP_PORT else family)
 
@@ -82,7 +82,7 @@ Entries = Mapping[IpsetId, Iterable[SetEntry]]
 
 
 class SetCount(NamedTuple):
-    """How many entries a set has, and how many rules match it."""
+    """The number of entries of a set, and of rules that match it."""
 
     entries: int
     references: int
@@ -96,7 +96,7 @@ class Addresses(NamedTuple):
 
 
 class Scheduler(NamedTuple):
-    """How a virtual server picks: the flags it gets, and whether it passes servers of weight 0 by."""
+    """Properties of a scheduler: the flags of its virtual servers, and whether it skips real servers of weight 0."""
 
     name: str
     flags: int = 0
@@ -105,16 +105,20 @@ class Scheduler(NamedTuple):
 
 DEFAULT_SCHEDULER: Final = "rr"
 _ODD: Final = (
-    # A hash knows no weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback a draining server
-    # refuses its share of the clients. kube-proxy gives mh the port flag, and neither of them the fallback.
+    # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback flag a
+    # draining server's share of the clients would be refused. kube-proxy gives mh the port flag, and neither of them
+    # the fallback flag.
     Scheduler("sh", FALLBACK),
     Scheduler("mh", FALLBACK | PORT),
-    # dh has no fallback at all (ip_vs_dh.c): its servers go at once.
+    # dh has no fallback flag (ip_vs_dh.c): its real servers are deleted at once.
     Scheduler("dh", skips_draining=False),
 )
 _BY_NAME: Final = {scheduler.name: scheduler for scheduler in _ODD}
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """Return how a scheduler of this name is used, '' for the default one. Which ones there are the kernel knows."""
+    """Return the properties of a scheduler by its name, '' for the default one.
+
+    Unknown names are accepted: the kernel checks them.
+    """
     return _BY_NAME.get(name) or Scheduler(name or DEFAULT_SCHEDULER)

@@ -55,7 +55,7 @@ STRICT_ARP: Final = (("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/ar
 
 CONN_REUSE: Final = ("net/ipv4/vs/conn_reuse_mode", 0)
 CONN_REUSE_FIXED: Final = (5, 9)
-"""From here on a reused client port costs no second of waiting (kubernetes issue 93297, Linux f0a5e4d7a594)."""
+"""First version in which a reused client port causes no delay of 1 s (kubernetes issue 93297, Linux f0a5e4d7a594)."""
 
 
 def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
@@ -69,12 +69,12 @@ def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
 
 
 def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
-    """Return the networks whose virtual servers are other programs'."""
+    """Return the networks whose virtual servers belong to other programs (excludeCIDRs)."""
     return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 
 TEST_SERVER: Final = ServerKey(socket.AF_INET, socket.IPPROTO_TCP, bytes((198, 51, 100, 0)), 20000)
-"""An address for documentation (RFC 5737), which nobody serves; kube-proxy tries with the same."""
+"""An address for documentation (RFC 5737) for a trial virtual server; kube-proxy uses the same."""
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
@@ -95,7 +95,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported unless all that the mode needs is there already; loads and creates nothing."""
+    """Raise Unsupported unless all requirements of the mode are met already; loads and creates nothing."""
     scheduler = scheduler_named(config.ipvs.scheduler)
     wanted = [*modules.ipvs_modules(modules.release()), f"ip_vs_{scheduler.name}", "ip_set"]
     missing = sorted(set(wanted) - modules.present(wanted))
@@ -110,7 +110,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
-    """Make a virtual server with a scheduler, and remove it: nothing less tells whether the kernel has it."""
+    """Create a virtual server with a scheduler, and remove it: there is no other check for the scheduler."""
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
@@ -119,7 +119,7 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
         kernel.apply([ServerChange(ADD_SERVICE, server)])
     except RefusedError as error:
         code = error.refused[0][1].code
-        if code == errno.EEXIST:  # left by one that was killed right here
+        if code == errno.EEXIST:  # left by a proxy that was killed at this point
             kernel.apply([ServerChange(SET_SERVICE, server)])
         elif code == errno.ENOENT:
             raise Unsupported(
@@ -142,7 +142,7 @@ TRIAL: Final = "\n".join(
         "",
     )
 )
-"""With the one target of ours that a kernel with iptables may lack."""
+"""The trial uses the only target of our rules that a kernel with iptables may lack."""
 
 
 @cache
@@ -156,7 +156,8 @@ def used_commands(family: Family) -> Commands:
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
         try:
             commands = xtables.commands(name)
-            # Only a write shows whether it works: without nf_tables iptables-nft-save prints nothing, and succeeds.
+            # Only a write shows whether a variant works: without nf_tables, iptables-nft-save prints nothing and
+            # succeeds.
             commands.restore([TRIAL])
         except LockHeldError:  # nothing is missing
             raise

@@ -1,7 +1,7 @@
 """Plans to wishes: the virtual servers, addresses and set entries that a Service wants. Pure.
 
-A virtual server has one pool, whoever asks. Where externalTrafficPolicy is Local and this node has endpoints, pods and
-the node get those as well, not the cluster's: ipvs cannot tell by source (kube-proxy does the same).
+A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
+the node itself get the local pool, too: IPVS cannot distinguish sources (kube-proxy does the same).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, S
 
 
 class NodeAddresses(NamedTuple):
-    """This node's own addresses, without those on kube-ipvs0; which NodePorts answer on; which it is known by."""
+    """This node's addresses: own ones without those on kube-ipvs0, those for NodePorts, those of the Node object."""
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
@@ -26,7 +26,7 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A virtual server: whether it is a NodePort's, the affinity in seconds (0 for none), its real servers."""
+    """A desired virtual server: whether it is for a NodePort, the affinity in seconds (0: none), its real servers."""
 
     nodeport: bool
     affinity: int
@@ -34,7 +34,10 @@ class Virtual(NamedTuple):
 
 
 class ServiceWish(NamedTuple):
-    """What a Service wants. Servers are keyed by address, protocol (1 byte) and port (2 bytes, network order)."""
+    """The desired objects of a Service.
+
+    Virtual servers are by address, protocol (1 byte) and port (2 bytes, network order).
+    """
 
     servers: dict[bytes, Virtual]
     entries: dict[IpsetId, set[SetEntry]]
@@ -49,7 +52,7 @@ NO_WISH: Final = ServiceWish({}, {})
 
 
 def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> ServiceWish:
-    """Return what a Service's plans of one family want on a node."""
+    """Return the desired objects of a Service's plans of one family on a node."""
     wish = ServiceWish({}, {})
     for plan in plans:
         for frontend in plan.frontends:
@@ -63,7 +66,7 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> ServiceWish:
 
 
 def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
-    """Return the real servers of a frontend: none refuses, as the kernel answers for a virtual server without any."""
+    """Return the real servers of a frontend; the kernel refuses connections to a virtual server without any."""
     if traffic.outside.picks_local or traffic.node.picks_local:
         return plan.local
     return plan.cluster if any(action.forwards for action in traffic) else ()
@@ -89,7 +92,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
     virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
     keys = [address + frontend.key for address in node.nodeports] if nodeport else [frontend.key]
     for key in keys:
-        # A NodePort on an address that the Service names itself, with that port: the address came first.
+        # The Service itself has this address and port: that frontend takes precedence over the NodePort.
         wish.servers.setdefault(key, virtual)
         dropping = _dropping(traffic)
         if dropping is not None:
@@ -98,7 +101,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: 
         _enter(wish, IpsetId.IPVS_IPS, SetEntry(frontend.address))
     for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
         _enter(wish, set_id, entry)
-    # Without endpoints all are refused alike, as in iptables mode.
+    # Without endpoints, connections from all clients are refused, as in iptables mode.
     if any(action.forwards for action in traffic):
         for set_id, entry in _sources(frontend, plan.sources(frontend), node):
             _enter(wish, set_id, entry)
@@ -123,11 +126,11 @@ _NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
 
 
 def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the sets that a frontend is in, and its entries there."""
+    """Yield the sets of a frontend, with its entries."""
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = _NODE_PORTS[frontend.protocol]
         entries = [SetEntry(port=frontend.port)]
-        if frontend.protocol == socket.IPPROTO_SCTP:  # these sets are of addresses and ports
+        if frontend.protocol == socket.IPPROTO_SCTP:  # these sets have entries of address and port
             entries = [service_entry(key) for key in keys]
         for entry in entries:
             yield everybody, entry
@@ -148,10 +151,10 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
 ) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield who may use a frontend, `allowed` being its source ranges, or None.
+    """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None.
 
-    The node's own connections come from the frontend's address itself, for that is on kube-ipvs0. They may when one of
-    the node's addresses may: then the address is among those that are named one by one, whatever range holds it.
+    The source of the node's own connections is the frontend's address, because it is on kube-ipvs0. They are allowed if
+    one of the node's addresses is: then the frontend's address gets an entry of its own, regardless of the ranges.
     """
     if allowed is None:
         return
@@ -171,7 +174,7 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range; all addresses are two halves, for hash:net has no prefix of 0 (ipset(8))."""
+    """Yield the networks of a range; all addresses give two, as hash:net has no prefix of 0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()

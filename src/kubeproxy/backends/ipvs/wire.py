@@ -1,6 +1,6 @@
-"""One family of the real kernel in this mode's words: IPVS, ip sets and addresses over netlink, rules by iptables.
+"""Access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules by iptables.
 
-Translates and nothing else; what there should be is decided in backend.py.
+It only translates; backend.py decides about the writes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-_SPARE: Final = "KUBE-SPARE"  # a set that is filled before it takes another's name
+_SPARE: Final = "KUBE-SPARE"  # a set that is filled before it replaces another one by swap
 
 
 class NodeView:
-    """The kernel of one network namespace, to be read; `commands` are the iptables commands that are used there."""
+    """Read access to the kernel of one network namespace; `commands` are the iptables commands in use."""
 
     def __init__(self, commands: Commands, scheduler: Scheduler, servers: ipvs.Ipvs, sets: Ipsets) -> None:
         self.family = commands.family
@@ -47,7 +47,7 @@ class NodeView:
 
     @classmethod
     def look(cls, commands: Commands, scheduler: Scheduler) -> NodeView:
-        """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        """Open the kernel of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             view = NodeView(commands, scheduler, servers, opened.enter_context(Ipsets.open()))
@@ -74,7 +74,7 @@ class NodeView:
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
+        """Return all virtual servers; only these ones have their real servers."""
         listed = {_packed(server.key): server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
@@ -83,13 +83,13 @@ class NodeView:
         return self._sets.entries(set_id.named(self.family))
 
     def counts(self) -> Mapping[IpsetId, SetCount]:
-        """Return the counts of the sets that are there."""
+        """Return the counts of the existing sets."""
         found = self._sets.counts()
         named = {set_id: found.get(set_id.named(self.family)) for set_id in IpsetId}
         return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
 
     def rules(self, rules: Rules) -> Sequence[str]:
-        """Return the rules that are in our chains, and those that lead to them."""
+        """Return the rules in our chains, and the jumps to them."""
         return _rules_of(self._commands, rules)
 
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
@@ -99,7 +99,7 @@ class NodeView:
         for server in servers:
             key = _packed(server.key)
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
-            # Not compared: the timeout of a virtual server without persistence, which means nothing.
+            # The timeout of a virtual server without persistence is not compared: it has no effect.
             same = server._replace(timeout=affinity) == self._virtual(key, affinity)
             reals = self._ipvs.destinations(server.key).values()
             yield key, ActualServer(affinity, same, {_destination(real.key): real.weight for real in reals})
@@ -110,9 +110,9 @@ class NodeView:
 
 
 class NodeKernel(NodeView):
-    """The kernel of one network namespace, to be read and written.
+    """Read and write access to the kernel of one network namespace.
 
-    `restore_failures` counts what iptables refused, as in the Go kube-proxy; refused sets and servers it does not.
+    `restore_failures` counts refusals by iptables, as in the Go kube-proxy, not those of sets and virtual servers.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class NodeKernel(NodeView):
 
     @classmethod
     def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: CounterMetric) -> Self:
-        """Open it in the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
+        """Open the kernel of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
@@ -147,14 +147,14 @@ class NodeKernel(NodeView):
     # -- interface and addresses ------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the interface and the sets where they are missing."""
+        """Create the interface and the sets if they are missing."""
         self._interface = links.ensure_dummy(INTERFACE)
         counts = self._sets.counts()
         for set_id in IpsetId:
             self._prepare_set(set_id.named(self.family), set_id, counts.get(set_id.named(self.family)))
 
     def addresses_changed(self) -> bool:
-        """Return whether any address came or went since the last call."""
+        """Return whether any address was added or removed since the last call."""
         return self._monitor.drain()
 
     def bind(self, addresses: Iterable[bytes]) -> None:
@@ -183,7 +183,7 @@ class NodeKernel(NodeView):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message; those about real servers, which are many, without an object for each."""
+        """Yield each operation as a message; for real servers, which are many, without an object for each."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -206,12 +206,12 @@ class NodeKernel(NodeView):
     # -- sets -------------------------------------------------------------------------------------------------------
 
     def add_entries(self, entries: Entries) -> None:
-        """Add entries to sets; those that are there already are fine."""
+        """Add entries to sets; existing entries are no error."""
         for set_id, items in entries.items():
             self._sets.add(set_id.named(self.family), list(items))
 
     def remove_entries(self, entries: Entries) -> None:
-        """Remove entries from sets; those that are gone already are fine."""
+        """Remove entries from sets; missing entries are no error."""
         for set_id, items in entries.items():
             self._sets.remove(set_id.named(self.family), list(items))
 
@@ -220,12 +220,12 @@ class NodeKernel(NodeView):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif self._sets.kind(name) != kind:
-            # In use by a rule it stays, and the error says so: nobody else has sets of these names.
+            # A set in use by a rule stays, with an error: no other program has sets of these names.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:
             log.info("Making room in an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
-            self._sets.destroy(_SPARE)  # of a time that did not come to its end
+            self._sets.destroy(_SPARE)  # left by an attempt that was interrupted
             self._sets.create(_SPARE, kind, maxelem=MAX_ELEMENTS)
             self._sets.add(_SPARE, self._sets.entries(name))
             self._sets.swap(_SPARE, name)
@@ -234,7 +234,7 @@ class NodeKernel(NodeView):
     # -- rules ------------------------------------------------------------------------------------------------------
 
     def rules(self, rules: Rules) -> Sequence[str]:
-        """See NodeView, in a form of its own that changes with them: by nf_tables without running a command."""
+        """See NodeView; with iptables-nft a signature of the rules, read over netlink without a command."""
         if not self._commands.uses_nft:
             return super().rules(rules)
         found = []
@@ -248,7 +248,7 @@ class NodeKernel(NodeView):
         return found
 
     def missing_jumps(self) -> Sequence[Jump]:
-        """Return the jumps to our chains that are not there."""
+        """Return the missing jumps to our chains."""
         if self._commands.uses_nft:
             return [j for j in JUMPS if not nft_compat.has_jump(self.family, j.table, j.chain, j.target)]
         present = {
@@ -270,9 +270,9 @@ class NodeKernel(NodeView):
 
 
 def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
-    """Return what lists rules as iptables prints them, by writing them where nobody else is.
+    """Return a function that lists our rules as iptables prints them: it writes them in an empty network namespace.
 
-    That raises Unsupported where no network namespace can be made, and ApplyError.
+    The function raises Unsupported if no network namespace can be created, and ApplyError.
     """
 
     def printed(rules: Rules) -> Sequence[str]:
@@ -290,7 +290,7 @@ def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
 
 
 def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
-    """Return the rules that are in our chains, and those that lead to them."""
+    """Return the rules in our chains, and the jumps to them."""
     found = []
     for table in xtables.tables(commands.name):
         ours = rules.tables.get(table.name, {})

@@ -252,7 +252,7 @@ class UserspaceBackend:
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
-    """Return the local address to which connections from outside are redirected: the Node's, if it is a local address."""
+    """Return the local address to which connections from outside are redirected: the Node's, if it is local."""
     ours = world.of(family) or FamilyGlobals()
     candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
     return candidates[0] if candidates else None

@@ -238,7 +238,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions, ordered by their last use, to end idle ones; sessions that wait for answers may be idle for longer."""
+    """All sessions by their last use, to end idle ones; sessions that wait for answers may be idle for longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
