@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from bench import change, kernel, memory, objects, path, proxy
@@ -16,8 +17,8 @@ from bench.figures import spreads
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.counting import KernelCounters
-from kubeproxy.backends.nftables.counting import connections as connections_of
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS
+from kubeproxy.backends.nftables.render import Numbers, place_all, render
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import Family
@@ -57,11 +58,13 @@ def measure(size: str, connections: str, pairs: int) -> dict[str, float]:
     after = memory.machine()
     decoders = change.Decoders()
     changes = change.timed(change.steps(wanted, pairs), lambda lines: change.one(decoders, planner, backend, lines))
-    counters = KernelCounters.open(Family.IPV4)
-    began = time.process_time()
-    connections_of(counters, [plan for each in plans.values() for plan in each])
-    read = time.process_time() - began
-    counters.close()
+    with closing(KernelTable.open(Family.IPV4)) as table:
+        began = time.process_time()
+        for each in plans.values():
+            elements = render(place_all(each, (), Numbers()))
+            for name in ENDPOINT_MAPS:
+                table.counters(name, list(elements.get(name, ())))
+        read = time.process_time() - began
     backend.close()
     return {
         "full": full * 1e3,

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.features import BALANCING, CONNECTION_COUNTERS
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
@@ -20,6 +20,7 @@ from kubeproxy.model.plan import Policy
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, THERE, address, endpoint, endpoint_slice, parsed, service, world
 from support.compiled import compile_service
+from support.nftables_counters import connections
 from support.nftables_ground import KernelGround, ground_with_ways_out, ip, resync, sync
 
 WEB = ("default", "web")
@@ -61,9 +62,9 @@ def connect(family, count=CONNECTIONS, first=1024, source=""):
 def counted(found):
     """Connections by endpoint, as the kernel counted them since its elements were written."""
     (plan,) = found[WEB]
-    with closing(KernelCounters.open(plan.key.family)) as counters:
+    with closing(KernelTable.open(plan.key.family)) as table:
         return Counter(
-            {destination: total.connections for (_, destination), total in connections(counters, [plan]).items()}
+            {destination: total.connections for (_, destination), total in connections(table.counters, [plan]).items()}
         )
 
 

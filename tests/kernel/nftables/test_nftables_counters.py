@@ -7,11 +7,12 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from kubeproxy.backends.nftables.counting import KernelCounters, connections
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
+from support.nftables_counters import connections
 from support.nftables_ground import KernelGround, resync
 from support.nftables_plans import plans_of, sticky
 
@@ -64,8 +65,8 @@ def test_each_connection_is_counted_once_where_it_went(family, protocol, make):
         for address, server in servers.items():
             got[address] = taken(stack, server, kind)
         assert sum(got.values()) == 20
-        with closing(KernelCounters.open(family)) as counters:
-            found = connections(counters, [plan for each in plans.values() for plan in each])
+        with closing(KernelTable.open(family)) as table:
+            found = connections(table.counters, [plan for each in plans.values() for plan in each])
         assert {(key.name, destination): total.connections for (key, destination), total in found.items()} == {
             ("a", pack(address) + (8080).to_bytes(2, "big")): count for address, count in got.items() if count
         }
@@ -98,7 +99,7 @@ def test_a_table_that_does_not_count_is_replaced_by_one_that_does_and_back():
             resync(backend, plans)
             ground.is_clean(backend, plans)
             headers.append(ground.header())
-            with closing(KernelCounters.open(family)) as counters:
-                assert connections(counters, plans["default", "a"]) == {}
+            with closing(KernelTable.open(family)) as table:
+                assert connections(table.counters, plans["default", "a"]) == {}
         assert headers[1] == headers[2]
         assert len(set(headers)) == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, ChainName, SetId
+from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
 from kubeproxy.backends.nftables.render import (
     Numbers,
@@ -41,7 +42,7 @@ from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
 from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, ServicePlan
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -67,6 +68,7 @@ class NftablesBackend:
         counting: Counting | None = None,
         devices: Devices | None = None,
         clients: affinity.ClientGauges | None = None,
+        relay: LocalhostRelay | None = None,
     ) -> None:
         self.family = family = table.family
         self.abilities = Abilities(
@@ -79,6 +81,7 @@ class NftablesBackend:
         self._counting = counting
         self._devices = devices
         self._clients = clients
+        self._relay = relay
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
@@ -97,12 +100,12 @@ class NftablesBackend:
         self._signature = audit.Signature()
 
     def close(self) -> None:
-        """Close the sockets; the rules stay."""
+        """Close the sockets; the rules stay, relayed connections end."""
         self._table.close()
-        if self._counting is not None:
-            self._counting.close()
         if self._devices is not None:
             self._devices.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def set_world(self, world: Globals) -> bool:
         """Set the globals; return whether they change sets or rules, so that a resync is due."""
@@ -119,11 +122,16 @@ class NftablesBackend:
 
     # -- incremental ------------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def sync(self, changes: Collection[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
         Raises ApplyError; then the transactions already yielded are in the kernel, and the others are not.
         """
+        yield from self._synced(changes)
+        if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
+            self._relay.update(changes)
+
+    def _synced(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         self._spare_taken()
         batch = self._batch()
         with Ahead(self._commit) as ahead:
@@ -269,6 +277,8 @@ class NftablesBackend:
         self._table.afresh()
         with self._table.not_listening():
             yield from self._compared(wanted)
+        if self._relay is not None:
+            self._relay.replace(wanted if self._ours.loopback is Loopback.RELAYED else {})
 
     def _compared(self, wanted: Wanted) -> Iterator[int]:
         header = self._table.header()
@@ -279,7 +289,7 @@ class NftablesBackend:
         if header is None:
             self._lost()
             self._load()
-            yield from self.sync(wanted.items())
+            yield from self._synced(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
             self._chains = audit.affinity_chains(self._table)
             self._transact(audit.catch_all_removals(self._table))
@@ -410,13 +420,15 @@ class NftablesBackend:
     # -- what other programs do -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Continue to read connection counters, add new interfaces to the flowtable, and update the client metrics."""
+        """Read on in the counters, add new interfaces to the flowtable, update client metrics, and retry busy ports."""
         if self._counting is not None and self._is_whole:
             self._counting.step(self._placed)
         if self._devices is not None and self._is_whole:
             self._devices.upkeep(self._transact)
         if self._clients is not None:
             self._clients.look(self._table)
+        if self._relay is not None:
+            self._relay.upkeep()
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. One short request, unless another program touched the table.
@@ -448,9 +460,10 @@ class NftablesBackend:
             return min(missing)
         if strays := audit.catch_alls(self._table):
             return strays[0]
-        ours: Elements = {SetId.NODEPORT_IPS: dict.fromkeys(self._nodeport_ips, b"")}
-        desired = chain((ours,), map(render, self._placed.values()))
-        if which := found.differing(self._table, self._ruleset.layout.shapes, desired):
+        elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
+        if elements.left.pop(SetId.NODEPORT_IPS).keys() != self._nodeport_ips:
+            return SetId.NODEPORT_IPS
+        if which := elements.first_difference(self._placed, self._users):
             return which
         if not audit.transports(self._table):
             return TRANSPORTS

@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter as Counts
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, TABLE, slot_bytes
-from kubeproxy.backends.nftables.render import Numbers, Parts, Placed
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, slot_bytes
+from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount, element_counts
+from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import ServiceName, ServicePortKey
 from kubeproxy.registry import CounterMetric, MetricFamily, MetricRegistry
 
 log = logging.getLogger("kubeproxy.nftables")
@@ -34,38 +32,16 @@ TOP: Final = 100
 """Number of service ports of a family with a series of their own; the others are summed up."""
 
 
+Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
+"""Returns key, data and counter of those of these elements that a map has. Raises ApplyError."""
+
+
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
     """Return map and key of each element of a service port in the endpoint maps."""
     pools = Parts([item]).pools
     return [
         (set_id, key + slot) for (set_id, key), pool in pools.items() for slot in slot_bytes(len(pool))[: len(pool)]
     ]
-
-
-class Total(NamedTuple):
-    """Number of new connections, and bytes of their first packets."""
-
-    connections: int
-    bytes: int
-
-
-def connections(counters: KernelCounters, plans: Iterable[ServicePlan]) -> Mapping[tuple[ServicePortKey, bytes], Total]:
-    """Return the new connections of each endpoint (packed address and port) of service ports, over all frontends.
-
-    Looks up the elements of these service ports, 7 us each. Endpoints without a connection are left out; the result is
-    empty if the table has no counters. Raises ApplyError.
-    """
-    found: dict[tuple[ServicePortKey, bytes], Total] = {}
-    for plan in plans:
-        # The keys depend on the number of endpoints only, not on the slot of each.
-        asked: defaultdict[str, list[bytes]] = defaultdict(list)
-        for endpoint_map, key in _elements(Placed.fresh(plan, Numbers())):
-            asked[endpoint_map].append(key)
-        for count in (count for name, keys in asked.items() for count in counters.read(name, keys) if count.packets):
-            place = plan.key, count.data[:-2]
-            before = found.get(place, Total(0, 0))
-            found[place] = Total(before.connections + count.packets, before.bytes + count.bytes)
-    return found
 
 
 class Totals:
@@ -144,20 +120,15 @@ class _Pass:
 class Counting:
     """Passes over the counters of one family, in short turns. A pass looks up each element, 7 us each."""
 
-    def __init__(self, family: Family, counters: KernelCounters, metrics: ConnectionMetrics) -> None:
+    def __init__(self, family: Family, read: Read, metrics: ConnectionMetrics) -> None:
         self._family = family
-        self._counters = counters
+        self._read = read
         self._metrics = metrics
         self._totals = Totals()
         self._placed: Mapping[ServiceName, Sequence[Placed]] = {}
         self._seen: dict[tuple[str, bytes], ElementCount] = {}
         self._pass: Iterator[None] = iter(())
         self._next = 0.0
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._pass = iter(())
-        self._counters.close()
 
     def step(self, placed: Mapping[ServiceName, Sequence[Placed]]) -> None:
         """Continue a pass, or begin one when it is due; `placed` is the content of the whole table."""
@@ -189,42 +160,21 @@ class Counting:
                     asked[name].append((key, item.plan.key))
             for name, elements in asked.items():
                 while len(elements) >= COUNTED_AT_ONCE:
-                    self._read(name, elements[:COUNTED_AT_ONCE], made)
+                    self._count(name, elements[:COUNTED_AT_ONCE], made)
                     del elements[:COUNTED_AT_ONCE]
                     yield
         for name, elements in asked.items():
-            self._read(name, elements, made)
+            self._count(name, elements, made)
             yield
         self._seen = made.seen
         self._totals.add(made.new, {key for key in self._totals.busiest if self._is_there(key)})
         self._metrics.publish(self._family, self._totals)
 
-    def _read(self, name: str, elements: Sequence[tuple[bytes, ServicePortKey]], made: _Pass) -> None:
+    def _count(self, name: str, elements: Sequence[tuple[bytes, ServicePortKey]], made: _Pass) -> None:
         owners = dict(elements)
-        for count in self._counters.read(name, list(owners)) if owners else ():
+        for count in self._read(name, list(owners)) if owners else ():
             if count.packets:
                 made.take(name, count, owners[count.key])
 
     def _is_there(self, key: ServicePortKey) -> bool:
         return any(item.plan.key == key for item in self._placed.get((key.namespace, key.name), ()))
-
-
-class KernelCounters:
-    """Reads the counters of a family's table."""
-
-    def __init__(self, family: Family, link: Netlink) -> None:
-        self._family = family
-        self._link = link
-
-    @classmethod
-    def open(cls, family: Family) -> Self:
-        """Open the socket. Raises NetlinkError."""
-        return cls(family, Netlink.open())
-
-    def read(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
-        """Return key, data and counter of those of these elements that a map has. Raises NetlinkError."""
-        return element_counts(self._family, TABLE, name, keys, self._link)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._link.close()

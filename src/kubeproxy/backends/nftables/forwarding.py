@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from socket import IPPROTO_TCP, IPPROTO_UDP
-from typing import Final, Protocol
+from typing import Final
 
 from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.errors import ApplyError
 from kubeproxy.features import FAST_FORWARDING, Forwarding
+from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
 from kubeproxy.kernel.nftables.messages import MOST_DEVICES, flowtable_message
 from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook
@@ -78,20 +79,10 @@ def _probe() -> None:
         transactions.commit([messages.table_removal(*place)])
 
 
-class Monitor(Protocol):
-    """Notices changes of the node's interfaces."""
-
-    def changed(self) -> bool:
-        """Return whether interfaces may have changed since the last call."""
-
-    def close(self) -> None:
-        """Close the socket."""
-
-
 class Devices:
     """The interfaces of one family's flowtable."""
 
-    def __init__(self, family: Family, monitor: Monitor, listed: Callable[[], Mapping[int, str]]) -> None:
+    def __init__(self, family: Family, monitor: Announcements, listed: Callable[[], Mapping[int, str]]) -> None:
         self._family = family
         self._monitor = monitor
         self._listed = listed

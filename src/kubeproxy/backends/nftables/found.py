@@ -27,6 +27,7 @@ from kubeproxy.backends.nftables.layout import (
     service_port_number,
     slot_bytes,
 )
+from kubeproxy.backends.nftables.packing import Users
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, list_key
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Difference, Elements, diff
@@ -35,9 +36,6 @@ from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, Servic
 
 READS: Final = 50
 PAUSE: Final = 0.01  # seconds; the kernel resizes a hash table of 100,000 elements in about 0.05 s
-
-AT_ONCE: Final = 4096
-"""Number of elements compared in one batch, about 0.5 MB."""
 
 SERVICES: Final = 256
 """Number of Services read together."""
@@ -181,6 +179,20 @@ class FoundElements:
             if self._unread[name]:
                 self.left[name] = self._strays(name, taken().get(name, {}))
 
+    def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
+        """Return the first set whose elements are not exactly those of these Services, '' for none.
+
+        `users` counts the Services of each shared element. Raises ApplyError.
+        """
+        for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
+            delta = self.take(Parts(services[name]))
+            if any(delta):
+                return next(iter(delta.removed or delta.added))
+        shared = {name: entries.keys() for name, entries in users.items()}
+        return next(
+            (n for n, found in self.left.items() if self._unread.get(n) or found.keys() - shared.get(n, ())), ""
+        )
+
     def _strays(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
         """Return the elements of an endpoint map that are in no used slot. Raises ApplyError."""
         for _ in range(READS):
@@ -215,33 +227,6 @@ class FoundElements:
         found = self._table.lookup(name, keys) if keys else {}
         self._unread[name] -= len(found)
         return found
-
-
-def differing(table: KernelTable, names: Iterable[str], desired: Iterable[Elements]) -> str:
-    """Return the first set whose elements differ from the desired ones (one item a Service), '' for none."""
-    total: Elements = {}
-    counts = dict.fromkeys(_FRONTENDS, 0)
-    waiting: Elements = {name: {} for name in _FRONTENDS}
-    for elements in desired:
-        for name, entries in elements.items():
-            if name not in counts:
-                total.setdefault(name, {}).update(entries)
-                continue
-            waiting[name].update(entries)
-            if len(waiting[name]) >= AT_ONCE:
-                counts[name] += len(waiting[name])
-                if _differs(table, name, waiting.pop(name)):
-                    return name
-                waiting[name] = {}
-    for name, entries in waiting.items():
-        if _differs(table, name, entries) or counts[name] + len(entries) != _count(table, name):
-            return name
-    others = (name for name in names if name not in counts)
-    return next((str(name) for name in others if _dumped(table, name) != total.get(name, {})), "")
-
-
-def _differs(table: KernelTable, name: str, entries: dict[bytes, bytes]) -> bool:
-    return table.lookup(name, list(entries)) != entries
 
 
 def _count(table: KernelTable, name: str) -> int:

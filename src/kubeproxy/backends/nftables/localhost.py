@@ -11,11 +11,10 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.mode import Backend, Depth, ForeignChange
 from kubeproxy.backends.nftables.layout import COUNTERS, STICKY_SLOTS, TABLE, slot_counts
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
@@ -25,8 +24,6 @@ from kubeproxy.kernel.nftables.tables import counter_packets
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import (
     FrontendKind,
-    Globals,
-    Loopback,
     Policy,
     Pool,
     ServiceName,
@@ -90,9 +87,10 @@ class LocalhostRelay:
                 self._serve(port, target)
         self._metrics.listeners.set(len(self._open))
 
-    def retain(self, names: Collection[ServiceName]) -> None:
-        """Close the listeners of all other Services."""
-        self.update([(name, ()) for name in self._wanted if name not in names])
+    def replace(self, services: Mapping[ServiceName, Iterable[ServicePlan]]) -> None:
+        """Open, change and close listeners so that exactly these Services have theirs."""
+        self.update([(name, ()) for name in self._wanted if name not in services])
+        self.update(services.items())
 
     def upkeep(self) -> None:
         """Retry ports that could not be bound, every AGAIN seconds."""
@@ -168,8 +166,8 @@ def _repeated(pool: Pool, weights: Weights) -> Pool:
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
-def relaying(backends: Iterable[Backend], registry: MetricRegistry, world: Globals) -> list[Backend]:
-    """Return backends with a relay beside each. All relays share one thread for the data path."""
+def relays(registry: MetricRegistry, families: Iterable[Family]) -> dict[Family, LocalhostRelay]:
+    """Return the relay of each family. All relays share one thread for the data path."""
     listeners = registry.gauge(
         "kubeproxy_nftables_localhost_nodeport_listeners",
         "[ALPHA] Number of NodePorts that are relayed from loopback",
@@ -182,12 +180,8 @@ def relaying(backends: Iterable[Backend], registry: MetricRegistry, world: Globa
     )
     sys.setswitchinterval(SWITCH_INTERVAL)
     path = DataPath.open(0.0)
-    found: list[Backend] = []
-    for backend in backends:
-        label = backend.family.label
-        relay = LocalhostRelay(backend.family, path, RelayMetrics(listeners.labels(label), failures.labels(label)))
-        found.append(RelayingBackend(backend, relay, world))
-    return found
+    metrics = {each: RelayMetrics(listeners.labels(each.label), failures.labels(each.label)) for each in families}
+    return {family: LocalhostRelay(family, path, its) for family, its in metrics.items()}
 
 
 def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None:
@@ -234,51 +228,3 @@ class TableCounters:
                 self._link.close()
                 self._link = None
             return {}
-
-
-class RelayingBackend:
-    """A backend that programs the kernel, with a relay for NodePorts on loopback. See backends.mode.Backend."""
-
-    def __init__(self, backend: Backend, relay: LocalhostRelay, world: Globals) -> None:
-        self.family = backend.family
-        self.abilities = backend.abilities
-        self._backend = backend
-        self._relay = relay
-        self._relays = _relays(world, self.family)
-
-    def set_world(self, world: Globals) -> bool:
-        """Set the globals; return whether a resync is due."""
-        before, self._relays = self._relays, _relays(world, self.family)
-        return self._backend.set_world(world) or before != self._relays
-
-    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
-        """Program changed Services."""
-        yield from self._backend.sync(changes)
-        if self._relays:
-            self._relay.update(changes)
-
-    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
-        """Make the kernel hold exactly this."""
-        yield from self._backend.resync(wanted)
-        served = wanted if self._relays else {}
-        self._relay.retain(served)
-        self._relay.update(served.items())
-
-    def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend."""
-        return self._backend.inspect(depth)
-
-    def upkeep(self) -> None:
-        """See backends.mode.Backend."""
-        self._backend.upkeep()
-        self._relay.upkeep()
-
-    def close(self) -> None:
-        """Close sockets; the rules stay, relayed connections end."""
-        self._backend.close()
-        self._relay.close()
-
-
-def _relays(world: Globals, family: Family) -> bool:
-    ours = world.of(family)
-    return ours is not None and ours.loopback is Loopback.RELAYED

@@ -10,7 +10,7 @@ from kubeproxy.backends.mode import Backend, Operations, Weight
 from kubeproxy.backends.nftables import forwarding, localhost
 from kubeproxy.backends.nftables.affinity import ClientGauges, rooms
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, KernelCounters
+from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
 from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.table import KernelTable
@@ -50,25 +50,22 @@ def check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> Sequence[Backend]:
-    backends = _backends(world, registry)
-    if config.of_mode.loopback_nodeports(config) != "relayed":
-        return backends
-    localhost.count_refusals(registry, world.families)
-    return localhost.relaying(backends, registry, world)
-
-
-def _backends(world: Globals, registry: MetricRegistry) -> Sequence[NftablesBackend]:
     metrics = ConnectionMetrics(registry) if CONNECTION_COUNTERS.value(world) else None
-    clients = ClientGauges(registry)
+    clients, relays = ClientGauges(registry), dict[Family, localhost.LocalhostRelay]()
+    if config.of_mode.loopback_nodeports(config) == "relayed":
+        localhost.count_refusals(registry, world.families)
+        relays = localhost.relays(registry, world.families)
+    tables = [KernelTable.open(family) for family in world.families]
     return [
         NftablesBackend(
-            KernelTable.open(family),
+            table,
             world,
-            Counting(family, KernelCounters.open(family), metrics) if metrics is not None else None,
-            _devices(family) if FAST_FORWARDING.value(world).protocols else None,
+            Counting(table.family, table.counters, metrics) if metrics is not None else None,
+            _devices(table.family) if FAST_FORWARDING.value(world).protocols else None,
             clients,
+            relays.get(table.family),
         )
-        for family in world.families
+        for table in tables
     ]
 
 

@@ -12,7 +12,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables import fetch, nfnetlink, tables
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
-from kubeproxy.kernel.nftables.elements import Element, Pairs, all_elements, pairs
+from kubeproxy.kernel.nftables.elements import Element, ElementCount, Pairs, all_elements, element_counts, pairs
 from kubeproxy.kernel.nftables.tables import ListedChain, TableContents, chains_by_name
 from kubeproxy.model.addresses import Family
 
@@ -138,6 +138,10 @@ class KernelTable:
     def count(self, name: str) -> int | None:
         """Return the number of elements of a set; None if the kernel does not count them (before Linux 6.16)."""
         return self._fetcher.count(self.family, TABLE, name)
+
+    def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
+        """Return key, data and counter of those of these elements that a map has, 7 us each. Raises NetlinkError."""
+        return element_counts(self.family, TABLE, name, keys, self._reads)
 
     def has_catch_all(self, name: str) -> bool:
         """Return whether a set has a catch-all element, which matches every key that no other element has."""

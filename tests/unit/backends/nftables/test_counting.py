@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import counting
-from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals, connections
+from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals
 from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, service_key, slot_bytes
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import ElementCount
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.registry import MetricRegistry
+from support.nftables_counters import connections
 from support.nftables_plans import placed, plans_of
 
 V4 = Family.IPV4
@@ -37,9 +38,6 @@ class Kernel:
         there = [(key, *self.elements[name, key]) for key in keys if (name, key) in self.elements]
         return [ElementCount(key, data, packets, 60 * packets) for key, data, packets in there]
 
-    def close(self):
-        pass
-
 
 class Proxy:
     """What is placed, and passes over it on a clock of the test's own."""
@@ -48,7 +46,7 @@ class Proxy:
         self.now = 1000.0
         monkeypatch.setattr(counting.time, "monotonic", lambda: self.now)
         self.kernel, self.registry = Kernel(), MetricRegistry()
-        self.counting = Counting(V4, self.kernel, ConnectionMetrics(self.registry))
+        self.counting = Counting(V4, self.kernel.read, ConnectionMetrics(self.registry))
         self.placed = {("default", name): tuple(placed(found)) for name, found in plans.items()}
 
     def pass_over(self):
@@ -194,8 +192,8 @@ def test_connections_of_each_endpoint():
     kernel.take(item, "cluster", 0, 5)
     kernel.take(item, "cluster", 2, 1)
     kernel.take(item, "nodeport", 0, 2, ENDPOINT_MAPS[2])
-    assert connections(kernel, plans) == {
+    assert connections(kernel.read, plans) == {
         (item.plan.key, item.cluster[0]): (7, 420),
         (item.plan.key, item.cluster[2]): (1, 60),
     }
-    assert connections(kernel, plans_of("other", 2)) == {}
+    assert connections(kernel.read, plans_of("other", 2)) == {}

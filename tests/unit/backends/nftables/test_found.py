@@ -168,20 +168,19 @@ def test_an_adoption_holds_the_endpoints_of_some_services_at_a_time(monkeypatch)
         assert max(held) <= 4 * 20
 
 
-def test_an_inspection_asks_for_a_part_of_the_endpoints_at_a_time(monkeypatch):
+def test_an_inspection_holds_the_endpoints_of_some_services_at_a_time(monkeypatch):
     many = {("default", f"s{n}"): plans_of(f"s{n}", n, 20) for n in range(1, 41)}
-    monkeypatch.setattr(found_module, "AT_ONCE", 50)
+    monkeypatch.setattr(found_module, "SERVICES", 4)
     with FakeGround.fresh() as ground:
         backend = ground.start()
         resync(backend, many)
-        table, asked = ground.table(V4), []
-        desired = (render(placed) for placed in backend._placed.values())
-        monkeypatch.setattr(
-            table, "lookup", lambda name, keys, ask=table.lookup: asked.append(len(keys)) or ask(name, keys)
-        )
-        assert found_module.differing(table, [SetId.CLUSTER_SERVICES, SetId.ENDPOINTS], desired) == ""
-        assert sum(asked) == 40 * 20
-        assert max(asked) < 50 + 20
+        table = Watched(ground.table(V4))
+        elements = found_module.FoundElements(table, NAMES)
+        elements.left.pop(SetId.NODEPORT_IPS)
+        held = []
+        table.asked = lambda: held.append(len(elements.left[SetId.ENDPOINTS]))
+        assert elements.first_difference(backend._placed, backend._users) == ""
+        assert max(held) <= 4 * 20
 
 
 @given(histories(max_size=2))
