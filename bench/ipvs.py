@@ -176,7 +176,7 @@ def _changes(planner: Planner, backend: IpvsBackend, size: objects.Size, pairs: 
 def _least(count: int) -> list[float]:
     """Return what one message about a real server takes, encoded beforehand."""
     with ipvs.Ipvs.open() as kernel:
-        server = next(one for one in kernel.servers() if one.key.family == socket.AF_INET)
+        server = next(one for one in kernel.servers() if len(one.key) == 7)
         real = next(iter(kernel.destinations(server.key).values()))
         with recorded() as (sends, _):
             kernel.apply([ipvs.ServerChange(ipvs.SET_DESTINATION, server, real)])

@@ -13,7 +13,7 @@ from bench import memory
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, text_attribute
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rule_handles
-from kubeproxy.kernel.xtables.lock_watch import TableInfo
+from kubeproxy.kernel.xtables.xtables_lock import TableInfo
 from kubeproxy.model.addresses import Family
 
 Sample = dict[str, float]

@@ -23,8 +23,8 @@ from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
 from kubeproxy.backends.userspace.examine import KernelView
-from kubeproxy.backends.userspace.layout import TABLE
 from kubeproxy.backends.userspace.listeners import Listeners
+from kubeproxy.backends.userspace.ruleset import TABLE
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
@@ -332,14 +332,14 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
                 changed = [name for name in sorted(names) if earlier.get(name) != later.get(name)]
                 list(backend.sync([(name, later.get(name, ())) for name in changed]))
                 assert difference(backend) is None
-            synced, listening = backend._elements, set(backend._listeners.names())
+            synced, listening = backend._served, set(backend._listeners.names())
             list(backend.resync(states[-1]))
-            assert (backend._elements, set(backend._listeners.names())) == (synced, listening)
+            assert (backend._served, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
             with closing(KernelView(family, Netlink.open(), lambda *_: frozenset())) as view:
                 assert view.rules() == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
-            assert (backend._elements, list(backend._listeners.names())) == ({}, [])
+            assert (backend._served, list(backend._listeners.names())) == ({}, [])
             assert difference(backend) is None
 
 

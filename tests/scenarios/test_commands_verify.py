@@ -17,14 +17,13 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipvs import (
     ADD_SERVICE,
     DELETE_DESTINATION,
-    DestinationKey,
     Ipvs,
     RealServer,
     ServerChange,
-    ServerKey,
     VirtualServer,
+    server_key,
 )
-from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.addresses import pack
 from lab.netns import run_in_async
 from support.live import PATIENCE, Front, Live
 from support.modes import modes
@@ -79,7 +78,7 @@ async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
         where = ["ip", "kube-proxy-userspace", "outside-services", f"{{ {front.address} . tcp . {front.port} }}"]
         await live.cluster.exec("node", ["nft", "delete", "element", *where])
     elif live.mode.name == "ipvs":
-        real = RealServer(DestinationKey(pack(ip), 3000))
+        real = RealServer(pack(ip) + (3000).to_bytes(2, "big"))
         await operate(live, ServerChange(DELETE_DESTINATION, VirtualServer(_key(front)), real))
     else:
         command = f"iptables-{live.mode.variant}"
@@ -90,8 +89,8 @@ async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
             await live.cluster.exec("node", [command, "-w", "-t", "nat", "-D", *words[1:]])
 
 
-def _key(front: Front) -> ServerKey:
-    return ServerKey(Family.IPV4, 6, pack(front.address), front.port)
+def _key(front: Front) -> bytes:
+    return server_key(pack(front.address), 6, front.port)
 
 
 async def operate(live: Live, operation: ServerChange) -> None:

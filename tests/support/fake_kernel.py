@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kubeproxy.backends.ipvs.graceful import ActualServer, Verb
-from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, SetCount
+from kubeproxy.backends.ipvs.layout import Addresses, IpsetId
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.ipset import SetCounts
 from kubeproxy.model.addresses import Family
 
 NODE = bytes((192, 0, 2, 1))
@@ -76,7 +77,7 @@ class FakeKernel:
     def counts(self):
         rules = [rule for chains in self.tables.values() for rules in chains.values() for rule in rules]
         return {
-            set_id: SetCount(len(entries), sum(any(name in r for name in names(set_id)) for r in rules))
+            set_id: SetCounts(len(entries), 0, sum(any(name in r for name in names(set_id)) for r in rules))
             for set_id, entries in self.sets.items()
         }
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from kubeproxy.kernel.ipvs import (
-    DestinationKey,
-    RealServer,
-    ServerKey,
-    VirtualServer,
-)
+from kubeproxy.kernel.ipvs import RealServer, VirtualServer, server_key
 
 TCP, UDP, SCTP = socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_SCTP
 
@@ -19,9 +14,8 @@ def packed(text: str) -> bytes:
 
 
 def server(ip: str, port: int = 80, protocol: int = TCP, **traits) -> VirtualServer:
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    return VirtualServer(ServerKey(family, protocol, packed(ip), port), **traits)
+    return VirtualServer(server_key(packed(ip), protocol, port), **traits)
 
 
 def real(ip: str, port: int = 8080, **traits) -> RealServer:
-    return RealServer(DestinationKey(packed(ip), port), **traits)
+    return RealServer(packed(ip) + port.to_bytes(2, "big"), **traits)

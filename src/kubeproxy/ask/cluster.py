@@ -13,7 +13,7 @@ from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import Versions, pod_names, versions
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import Ask
-from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import KubeProxyError, NoAnswerError
 from kubeproxy.model.plan import ServiceName
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from kubeproxy.backends.examination import Examiner
+from kubeproxy.backends.state import Examiner
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.chains import Chain, RuleChain

@@ -39,7 +39,6 @@ _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
 
 _CREATE: Final = _SUBSYSTEM << 8 | 2
 _DESTROY: Final = _SUBSYSTEM << 8 | 3
-_FLUSH: Final = _SUBSYSTEM << 8 | 4
 _SWAP: Final = _SUBSYSTEM << 8 | 6
 _LIST: Final = _SUBSYSTEM << 8 | 7
 _ADD: Final = _SUBSYSTEM << 8 | 9
@@ -200,10 +199,6 @@ class Ipsets(Closing):
         except IpsetError as error:
             if error.code != errno.ENOENT:
                 raise
-
-    def flush(self, name: str) -> None:
-        """Remove all entries."""
-        self._do(_FLUSH, _named(name), f"flush ip set {name}")
 
     def swap(self, first: str, second: str) -> None:
         """Exchange the contents of two sets of one kind, at once for the rules that use them."""

@@ -29,7 +29,7 @@ from kubeproxy.kernel.netlink.protocol import (
     text_of,
     understood,
 )
-from kubeproxy.model.addresses import PROTOCOL_NAMES, place_text
+from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, place_text
 
 GENERIC: Final = struct.Struct("=BBH")
 """The header of generic netlink's families, struct genlmsghdr: command, version."""
@@ -104,39 +104,27 @@ _REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
 _REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)
 
 
-class ServerKey(NamedTuple):
-    """The identity of a virtual server: AF_INET or AF_INET6, IPPROTO_ number, packed address, port."""
-
-    family: int
-    protocol: int
-    address: bytes
-    port: int
-
-
 class VirtualServer(NamedTuple):
     """A virtual server. `flags` are constants of this module; `timeout` is that of persistence, in seconds.
 
+    `key` is its identity: see server_key.
     PERSISTENT needs a timeout above 0. Persistence groups clients by their first `prefixlen` bits, 0 for all bits.
     """
 
-    key: ServerKey
+    key: bytes
     scheduler: str = "rr"
     flags: int = 0
     timeout: int = 0
     prefixlen: int = 0
 
 
-class DestinationKey(NamedTuple):
-    """The identity of a real server in its virtual server: packed address and port, of the same family."""
-
-    address: bytes
-    port: int
-
-
 class RealServer(NamedTuple):
-    """A real server. The counts of connections are read only; weight 0 gets no new connections."""
+    """A real server. The counts of connections are read only; weight 0 gets no new connections.
 
-    key: DestinationKey
+    `key` is its identity in its virtual server: packed address, and port in two bytes, network order.
+    """
+
+    key: bytes
     weight: int = 1
     active: int = 0
     inactive: int = 0
@@ -155,12 +143,12 @@ class ServerChange(NamedTuple):
     real: RealServer | None = None
 
     def __str__(self) -> str:
-        _, protocol, address, port = self.server.key
-        kind = PROTOCOL_NAMES.get(protocol, str(protocol))
-        name = f"virtual server {kind} {place_text(address, port)}"
+        key = self.server.key
+        kind = PROTOCOL_NAMES.get(key[-3], str(key[-3]))
+        name = f"virtual server {kind} {place_text(key[:-3], int.from_bytes(key[-2:], 'big'))}"
         if self.real is None:
             return f"{_SERVICE_COMMANDS[self.command]} {name} ({self.server.scheduler})"
-        return f"{_DESTINATION_COMMANDS[self.command]} real server {place_text(*self.real.key)} of {name}"
+        return f"{_DESTINATION_COMMANDS[self.command]} real server {destination_text(self.real.key)} of {name}"
 
 
 class RefusedError(ApplyError):
@@ -183,7 +171,7 @@ class Timeouts(NamedTuple):
     udp: int
 
 
-Servers = dict[ServerKey, tuple[VirtualServer, dict[DestinationKey, RealServer]]]
+Servers = dict[bytes, tuple[VirtualServer, dict[bytes, RealServer]]]
 
 
 class Ipvs(Closing):
@@ -237,11 +225,11 @@ class Ipvs(Closing):
         ]
 
     @understood("IPVS")
-    def destinations(self, key: ServerKey) -> dict[DestinationKey, RealServer]:
+    def destinations(self, key: bytes) -> dict[bytes, RealServer]:
         """Return the real servers of a virtual server, none if it is missing."""
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
         entries = self._dump(request, _DESTINATION, "the real servers")
-        return {real.key: real for real in self._reader.read(entries, _address_size(key.family))}
+        return {real.key: real for real in self._reader.read(entries, len(key) - 3)}
 
     def dump(self) -> Servers:
         """Return all servers. The kernel lists real servers by virtual server: 30 us for each."""
@@ -282,15 +270,23 @@ def family_id(netlink: Netlink, name: str) -> int:
     raise Unsupported(f"the kernel has no generic netlink family {name}: its module is not loaded")
 
 
-def packed_key(key: ServerKey) -> bytes:
-    """Pack the identity of a virtual server."""
+def server_key(address: bytes, protocol: int, port: int) -> bytes:
+    """Return the identity of a virtual server: packed address, protocol, and port in two bytes, network order."""
+    return address + bytes((protocol,)) + port.to_bytes(2, "big")
+
+
+def packed_key(key: bytes) -> bytes:
+    """Return the attribute that names a virtual server."""
     return _NESTING.pack(4 + _KEY.size, _SERVICE | NLA_F_NESTED) + _key_attributes(key)
 
 
-def _key_attributes(key: ServerKey) -> bytes:
-    family, protocol, address, port = key
-    number = port.to_bytes(2, "big")
-    return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, protocol, 20, _ADDRESS, address, 6, _PORT, number)
+def _key_attributes(key: bytes) -> bytes:
+    family = _family(key[:-3])
+    return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, key[-3], 20, _ADDRESS, key[:-3], 6, _PORT, key[-2:])
+
+
+def _family(address: bytes) -> int:
+    return socket.AF_INET if len(address) == 4 else socket.AF_INET6
 
 
 def packed(change: ServerChange) -> bytes:
@@ -303,12 +299,12 @@ def packed(change: ServerChange) -> bytes:
     head += packed_key(server.key)
     if real is None:
         return head
-    whole = _about_real_server(command, server.key.family, *real.key, real.weight, real.forwarding)
-    return head + whole
+    return head + _about_real_server(command, real.key, real.weight, real.forwarding)
 
 
-def _about_real_server(command: int, family: int, address: bytes, port: int, weight: int, forwarding: int) -> bytes:
-    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port.to_bytes(2, "big"), 6, _REAL_FAMILY, family)
+def _about_real_server(command: int, destination: bytes, weight: int, forwarding: int) -> bytes:
+    address, port = destination[:-2], destination[-2:]
+    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, _family(address))
     if command == DELETE_DESTINATION:
         return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
@@ -332,7 +328,7 @@ class Pieces(NamedTuple):
 def pieces(command: int, family: int, weight: int) -> Pieces:
     """Return the constant bytes for ADD_DESTINATION, SET_DESTINATION or DELETE_DESTINATION."""
     size = _address_size(family)
-    whole = _about_real_server(command, family, bytes(size), 0, weight, MASQUERADE)
+    whole = _about_real_server(command, bytes(size + 2), weight, MASQUERADE)
     return Pieces(
         GENERIC.pack(command, _VERSION, 0),
         whole[:_AT_ADDRESS],
@@ -342,8 +338,9 @@ def pieces(command: int, family: int, weight: int) -> Pieces:
 
 
 def _traits(server: VirtualServer) -> bytes:
-    prefixlen = server.prefixlen or 8 * _address_size(server.key.family)
-    if server.key.family == socket.AF_INET:
+    size = len(server.key) - 3
+    prefixlen = server.prefixlen or 8 * size
+    if size == 4:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
         netmask = prefixlen.to_bytes(
@@ -360,7 +357,7 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
         return None
     family = _number(found[_FAMILY])
     size = _address_size(family)
-    key = ServerKey(family, _number(found[_PROTOCOL]), found[_ADDRESS][:size], int.from_bytes(found[_PORT], "big"))
+    key = server_key(found[_ADDRESS][:size], _number(found[_PROTOCOL]), int.from_bytes(found[_PORT], "big"))
     netmask = _number(found[_NETMASK])
     prefixlen = netmask if family == socket.AF_INET6 else netmask.bit_count()
     scheduler = text_of(found.get(_SCHEDULER, b""))
@@ -389,8 +386,7 @@ class RealServerReader:
             if values is None:
                 raise ApplyError("the kernel describes a real server in an unknown layout")
             address, port, forwarding, weight, active, inactive, persistent = self._wanted(values)
-            key = DestinationKey(address[:size], int.from_bytes(port, "big"))
-            yield RealServer(key, weight, active, inactive, persistent, forwarding)
+            yield RealServer(address[:size] + port, weight, active, inactive, persistent, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
         """Return headers and values in turn, None if the layout is another one."""

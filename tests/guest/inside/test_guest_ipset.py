@@ -67,8 +67,6 @@ def test_entries_are_read_back_as_written_and_as_ipset_prints_them(kind: SetKind
         sets.remove("KUBE-TEST", entries[:1])
         sets.remove("KUBE-TEST", entries[:1])
         assert sets.entries("KUBE-TEST") == set(entries[1:])
-        sets.flush("KUBE-TEST")
-        assert sets.entries("KUBE-TEST") == set()
         sets.destroy("KUBE-TEST")
         sets.destroy("KUBE-TEST")
         assert (sets.kind("KUBE-TEST"), sets.names()) == (None, [])
@@ -113,7 +111,6 @@ def test_refusals_have_codes_and_reasons() -> None:
         for call, code, text in (
             (lambda: sets.create("A", kind), errno.EEXIST, "cannot create ip set A"),
             (lambda: sets.entries("B"), errno.ENOENT, "cannot read ip set B"),
-            (lambda: sets.flush("B"), errno.ENOENT, "cannot flush ip set B"),
             (lambda: sets.create("B", SetKind("hash:nonsense", IPV4)), 4098, "no such type of set"),
         ):
             with pytest.raises(IpsetError, match=text) as caught:

@@ -17,7 +17,6 @@ from kubeproxy.backends.ipvs.cleanup import cleanup
 from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, ServerStep, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import OPERATIONS, used_commands
-from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Depth
@@ -26,7 +25,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
-from kubeproxy.kernel.ipvs import Ipvs, ServerKey, VirtualServer
+from kubeproxy.kernel.ipvs import Ipvs, VirtualServer, server_key
 from kubeproxy.kernel.proc.sysctl import read_sysctl
 from kubeproxy.kernel.route.links import link_addresses, link_index
 from kubeproxy.kernel.xtables import xtables
@@ -90,8 +89,8 @@ def sync(backend, plans) -> None:
 
 def weights(family=V4, protocol=socket.IPPROTO_TCP):
     with Ipvs.open() as kernel:
-        found = kernel.destinations(ServerKey(family, protocol, pack(VIPS[family]), 80))
-    return {socket.inet_ntop(family, key.address): real.weight for key, real in found.items()}
+        found = kernel.destinations(server_key(pack(VIPS[family]), protocol, 80))
+    return {socket.inet_ntop(family, key[:-2]): real.weight for key, real in found.items()}
 
 
 @pytest.mark.parametrize("family", [V4, V6])
@@ -168,7 +167,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
 
 @pytest.mark.slow("each table of an emulated kernel")
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
-    foreign = VirtualServer(ServerKey(V4, socket.IPPROTO_TCP, pack("198.51.100.1"), 443))
+    foreign = VirtualServer(server_key(pack("198.51.100.1"), socket.IPPROTO_TCP, 443))
     with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
         kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, foreign)])
         do(backend.resync(wanted(V4, PODS[V4])))
@@ -344,9 +343,9 @@ def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_
         assert not is_answered(front)
         go_writes()
         with Ipvs.open() as kernel:
-            server = next(one for one in kernel.servers() if one.key.address == pack(front))
+            server = next(one for one in kernel.servers() if one.key[:-3] == pack(front))
             if not kernel.destinations(server.key):
-                real = ipvs.RealServer(ipvs.DestinationKey(pack(PODS[V4][0]), 8080))
+                real = ipvs.RealServer(pack(PODS[V4][0]) + (8080).to_bytes(2, "big"))
                 kernel.apply([ipvs.ServerChange(ipvs.ADD_DESTINATION, server, real)])
         assert is_answered(front)
 

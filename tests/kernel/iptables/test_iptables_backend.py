@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -192,7 +193,7 @@ def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, loc
         yield "*nat\n:KUBE-SEP-STRAY - [0:0]\nCOMMIT\n"
         free.append(is_free(lock_file))
 
-    made._restore(lambda: made._commands.restore(pieces()), 1, partial=True)
+    made._run(SimpleNamespace(restore=lambda: made._commands.restore(pieces()), commits=1, rules=0))
     assert free == [False, False]
     assert is_free(lock_file)
     assert ("nat", "KUBE-SEP-STRAY") in rules("legacy")
@@ -216,7 +217,7 @@ def test_who_waits_for_the_lock_while_we_write_is_noticed(netns, lock_file):
             time.sleep(0.001)
         yield "*nat\n:KUBE-SEP-STRAY - [0:0]\nCOMMIT\n"
 
-    made._restore(lambda: made._commands.restore(pieces()), 1, partial=True)
+    made._run(SimpleNamespace(restore=lambda: made._commands.restore(pieces()), commits=1, rules=0))
     assert others[0].wait() == 0
     assert made.touched()
     assert xtables_lock.lock()._wanted

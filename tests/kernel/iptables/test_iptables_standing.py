@@ -16,13 +16,13 @@ from support.namespaces import run
 def restores(monkeypatch) -> list[int]:
     """How many commits each restore had."""
     found: list[int] = []
-    restore = IptablesBackend._restore
+    run = IptablesBackend._run
 
-    def noted(self, work, commits, *, partial):
-        found.append(commits)
-        restore(self, work, commits, partial=partial)
+    def noted(self, piece, **how):
+        found.append(piece.commits)
+        return run(self, piece, **how)
 
-    monkeypatch.setattr(IptablesBackend, "_restore", noted)
+    monkeypatch.setattr(IptablesBackend, "_run", noted)
     return found
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.xtables import iptables_variant, nfacct, xt_rules
+from kubeproxy.kernel.xtables import iptables_variant, nfacct, nft_compat
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -29,13 +29,12 @@ SKELETON = ("-m conntrack", "-m mark", "-I ")
 class Refusing:
     """Commands that do nothing themselves."""
 
+    uses_nft = True
+
     def __init__(self, family: Family) -> None:
         self.family = family
         self.name = "iptables-refusing"
         self.asked: list[str] = []
-
-    def prepared(self, text: str):
-        return lambda: self.restore([text])
 
     def restore(self, pieces) -> None:
         self.asked += pieces
@@ -115,8 +114,8 @@ def test_what_is_written_is_what_the_command_writes(history):
     ],
 )
 def test_rules_of_others_are_not_guessed(line):
-    with pytest.raises(xt_rules.Unknown):
-        xt_rules.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
+    with pytest.raises(nft_compat.Unknown):
+        nft_compat.encode(f"*nat\n{line}\nCOMMIT\n", Family.IPV4)
 
 
 def check_written_alike(text: str) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.layout import TABLE, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
-from kubeproxy.backends.userspace.layout import TABLE as USERSPACE
+from kubeproxy.backends.userspace.ruleset import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink import protocol

@@ -18,7 +18,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack import counts as tracking_counts
 from kubeproxy.kernel.conntrack import events, tracked, udp_flows
 from kubeproxy.kernel.ipset import Ipsets, SetKind
-from kubeproxy.kernel.ipvs import Ipvs, ServerKey, family_id
+from kubeproxy.kernel.ipvs import Ipvs, family_id, server_key
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
 from kubeproxy.kernel.nftables import fetch, nfnetlink, tables, trace
@@ -202,7 +202,7 @@ def ipvs(data: bytes) -> None:
     answer = _answer(data, (IPVS,))
     _each(
         lambda: Ipvs(_link(answer), IPVS).servers(),
-        lambda: Ipvs(_link(answer), IPVS).destinations(ServerKey(V4, 6, bytes(4), 80)),
+        lambda: Ipvs(_link(answer), IPVS).destinations(server_key(bytes(4), 6, 80)),
         lambda: Ipvs(_link(answer), IPVS).timeouts(),
         lambda: family_id(_link(_answer(data, (16,))), "IPVS"),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.kernel import looks
-from kubeproxy.backends.examination import Finding, Kind
+from kubeproxy.backends.state import Finding, Kind
 
 A, B = ("default", "a"), ("default", "b")
 LOST = Finding(A, Kind.MISSING, "endpoint 10.0.0.1:80 of 10.96.0.1:80/tcp", "map endpoints")

@@ -8,7 +8,7 @@ from kubeproxy.api.lists import Versions
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import cluster
 from kubeproxy.ask.facts import ProgrammedService
-from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.state import Kind
 
 A = ("default", "a")
 

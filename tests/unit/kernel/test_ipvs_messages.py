@@ -13,14 +13,13 @@ from kubeproxy.kernel.ipvs import (
     ADD_DESTINATION,
     DELETE_DESTINATION,
     SET_DESTINATION,
-    DestinationKey,
     RealServer,
     RealServerReader,
     ServerChange,
-    ServerKey,
     VirtualServer,
     packed_key,
     pieces,
+    server_key,
 )
 from kubeproxy.kernel.ipvs import packed as packed_operation
 from kubeproxy.kernel.netlink.protocol import attribute, nested
@@ -34,14 +33,15 @@ numbers = st.integers(0, 2**32 - 1)
 
 @st.composite
 def real_servers(draw: st.DrawFn) -> RealServer:
-    key = DestinationKey(draw(st.binary(min_size=4, max_size=4)), draw(st.integers(0, 65535)))
-    return RealServer(key, *(draw(numbers) for _ in range(4)), forwarding=draw(st.integers(0, 7)))
+    return RealServer(
+        draw(st.binary(min_size=6, max_size=6)), *(draw(numbers) for _ in range(4)), forwarding=draw(st.integers(0, 7))
+    )
 
 
 def packed(real: RealServer, order: list[int]) -> bytes:
     values = {
-        1: real.key.address.ljust(16, b"\0"),
-        2: real.key.port.to_bytes(2, "big"),
+        1: real.key[:-2].ljust(16, b"\0"),
+        2: real.key[-2:],
         **{kind: struct.pack("=I", getattr(real, KINDS[kind])) for kind in (3, 4, 7, 8, 9)},
     }
     return b"".join(attribute(kind, (values | OTHERS)[kind]) for kind in order)
@@ -58,7 +58,7 @@ def test_any_order_is_read(entries: list[tuple[RealServer, list[int]]], times: i
 
 @pytest.mark.parametrize("missing", KINDS)
 def test_an_entry_that_lacks_something_is_an_error(missing: int) -> None:
-    real = RealServer(DestinationKey(b"\1\2\3\4", 80))
+    real = RealServer(b"\1\2\3\4\0\x50")
     data = packed(real, [kind for kind in KINDS if kind != missing])
     with pytest.raises(ApplyError, match="without all of its attributes"):
         list(RealServerReader().read([(data, 0, len(data))], 4))
@@ -73,7 +73,8 @@ def test_an_entry_that_lacks_something_is_an_error(missing: int) -> None:
 def test_messages_of_pieces_are_those_that_are_packed_whole(
     command: int, address: bytes, port: int, weight: int
 ) -> None:
-    server = VirtualServer(ServerKey(2 if len(address) == 4 else 10, 6, bytes(len(address)), 80))
-    whole = packed_operation(ServerChange(command, server, RealServer(DestinationKey(address, port), weight)))
-    head, front, middle, end = pieces(command, server.key.family, weight)
-    assert head + packed_key(server.key) + front + address + middle + port.to_bytes(2, "big") + end == whole
+    server = VirtualServer(server_key(bytes(len(address)), 6, 80))
+    number = port.to_bytes(2, "big")
+    whole = packed_operation(ServerChange(command, server, RealServer(address + number, weight)))
+    head, front, middle, end = pieces(command, 2 if len(address) == 4 else 10, weight)
+    assert head + packed_key(server.key) + front + address + middle + number + end == whole

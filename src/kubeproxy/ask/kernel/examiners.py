@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.backends.examination import Examiner
+from kubeproxy.backends.state import Examiner
 from kubeproxy.model.addresses import Family
 from kubeproxy.setup import modes
 

@@ -13,7 +13,7 @@ from itertools import chain
 from msgspec import Struct
 
 from kubeproxy.ask.facts import ProgrammedService
-from kubeproxy.backends.examination import Examiner, Finding
+from kubeproxy.backends.state import Examiner, Finding
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]

@@ -11,8 +11,8 @@ from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.probe import place
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why
-from kubeproxy.backends.examination import Finding, Kind
 from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.route.addresses import source_for
 from kubeproxy.model.addresses import destination_text, pack

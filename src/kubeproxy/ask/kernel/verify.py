@@ -11,7 +11,7 @@ from kubeproxy.ask.kernel.examiners import examiners
 from kubeproxy.ask.kernel.looks import Seen, look
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
-from kubeproxy.backends.examination import Finding
+from kubeproxy.backends.state import Finding
 from kubeproxy.errors import KubeProxyError, NoAnswerError
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
-from kubeproxy.backends.iptables.audit import Audit
 from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans, rule_count
 from kubeproxy.backends.iptables.found import FoundTable, read
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
@@ -41,7 +40,7 @@ from kubeproxy.backends.iptables.skeleton import (
     fixed_chains,
     nodeport_rules,
 )
-from kubeproxy.backends.iptables.watch import Watch, watch
+from kubeproxy.backends.iptables.watch import Audit, Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
@@ -81,8 +80,8 @@ class IptablesBackend:
         self._contents = Contents(self._settings)
         self._nodeport_rules = ""  # as written last
         self._watch = watching
-        self._audit = Audit(commands, self._restore_text)
-        self._stale = StaleChains(commands, self._writer.chains_at_once, self._restore_text)
+        self._audit = Audit(commands, self._change)
+        self._stale = StaleChains(commands, self._writer.chains_at_once, self._change)
         self._full_due = 0.0
         self._counts: dict[Place, int] = {}  # rules in each shared chain
         self._loopback_tried = False
@@ -121,8 +120,7 @@ class IptablesBackend:
         guards, after = _guarded(lines, delta)
         try:
             for piece in self._pieces(Work(delta.written, {}, guards, after, {}, delta.deleted)):
-                self._restore(piece.restore, piece.commits, partial=True)
-                yield piece.rules
+                yield self._run(piece, partial=True)
         except RestoreError:
             if not delta.deleted:
                 raise
@@ -204,7 +202,7 @@ class IptablesBackend:
         pieces = one_restore(work)
         if (first := next(pieces, None)) is not None:
             text = chain([first], pieces)
-            self._restore(lambda: self._commands.restore(text), len(work.before), partial=False)
+            self._run(_Piece(lambda: self._commands.restore(text)))
             yield self._contents.nat_rules
 
     def _everything(self, own: Iterator[OwnChains], found: Mapping[str, FoundTable]) -> Work:
@@ -237,19 +235,16 @@ class IptablesBackend:
         else:
             texts = filter(None, ["".join(one_restore(work))])
         for text in texts:
-            yield _Piece(self._writer.prepared(text), text.count("COMMIT\n"), text.count("\n-A "))
+            yield self._piece(text)
 
-    def _run(self, piece: _Piece) -> int:
-        self._restore(piece.restore, piece.commits, partial=False)
-        return piece.rules
+    def _piece(self, text: str) -> _Piece:
+        return _Piece(self._writer.prepared(text), text.count("COMMIT\n"), text.count("\n-A "))
 
-    def _restore_text(self, text: str) -> None:
-        self._restore(self._writer.prepared(text), text.count("COMMIT\n"), partial=True)
-
-    def _restore(self, restore: Callable[[], Waited], commits: int, *, partial: bool) -> None:
+    def _run(self, piece: _Piece, *, partial: bool = False) -> int:
+        """Run a restore; return the number of rules that it appends. Raises ApplyError."""
         try:
-            with self._watch.own_change(commits):
-                waited = restore()
+            with self._watch.own_change(piece.commits):
+                waited = piece.restore()
         except ApplyError as error:
             self._metrics.restore_failed(self.family, partial=partial)
             if isinstance(error, NotReleasedError):
@@ -258,6 +253,10 @@ class IptablesBackend:
         if waited.seconds:
             log.info("Waited for the iptables lock seconds=%.1f holder=%r", waited.seconds, waited.holder)
             self._metrics.waited(self.family, waited.seconds)
+        return piece.rules
+
+    def _change(self, text: str) -> None:
+        self._run(self._piece(text), partial=True)
 
     def _written(self, last: Mapping[str, int]) -> None:
         """Update metrics and watch after a sync; `last` maps each table to the number of rules that the sync wrote."""
@@ -321,5 +320,5 @@ class _Piece(NamedTuple):
     """A restore that is ready to run, with its number of transactions and of appended rules."""
 
     restore: Callable[[], Waited]
-    commits: int
-    rules: int
+    commits: int = 0
+    rules: int = 0

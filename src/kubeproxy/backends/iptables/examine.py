@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans, of_family
 from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Printer, Suspect, as_printed, as_saved
@@ -27,7 +26,7 @@ from kubeproxy.backends.iptables.skeleton import (
     Place,
     RuleSettings,
 )
-from kubeproxy.backends.state import Wording, findings
+from kubeproxy.backends.state import Examiner, Finding, Kind, Plans, Wording, findings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc.empty_network import in_empty_network
 from kubeproxy.kernel.xtables import nfacct
@@ -52,7 +51,7 @@ _ROLES: Final = {
 
 
 class IptablesExaminer(Examiner):
-    """See backends.examination.Examiner."""
+    """See backends.state.Examiner."""
 
     def __init__(self, commands: Commands, settings: RuleSettings, printed: Printer) -> None:
         super().__init__(commands.family)

@@ -9,7 +9,6 @@ from contextlib import closing
 from functools import cache
 
 from kubeproxy.backends import leftovers
-from kubeproxy.backends.examination import of_family
 from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend
 from kubeproxy.backends.iptables.contents import Contents, rule_count
 from kubeproxy.backends.iptables.examine import IptablesExaminer, printer
@@ -17,14 +16,14 @@ from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.skeleton import CANARY, SHARED, RuleSettings, StartOptions
 from kubeproxy.backends.mode import Operations, Weight
+from kubeproxy.backends.state import of_family
 from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
 from kubeproxy.kernel.xtables import iptables_variant, xtables
-from kubeproxy.kernel.xtables.lock_watch import TableInfo
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
-from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
+from kubeproxy.kernel.xtables.xtables_lock import LockHeldError, TableInfo
 from kubeproxy.model.addresses import Family, parse_networks, within
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry

@@ -64,7 +64,7 @@ filter KUBE-IPVS-FILTER [HEALTH_CHECK_NODE_PORT dst] -j RETURN
 filter KUBE-IPVS-FILTER [IPVS_IPS dst] -j REJECT
 
 # This node's own connections to frontends that drop everybody, and to load balancers that it may not use. Their source
-# is the frontend's own address, which the kernel picks, whichever address of the node is allowed (render.py, _sources).
+# is the frontend's own address, which the kernel picks, whichever node address is allowed (desired.py, _sources).
 nat KUBE-SERVICES [DROP] {_LOCAL} {DROP_IN_NAT}
 nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] \
 [! LOAD_BALANCER_SOURCE_CIDR dst,dst,src] {_LOCAL} {DROP_IN_NAT}

@@ -65,29 +65,26 @@ def _remove_servers() -> list[str]:
         kernel = ipvs.Ipvs.open()
     except Unsupported:
         return []
-    bound = {family: links.link_addresses(INTERFACE, family) for family in Family}
+    bound = {address for family in Family for address in links.link_addresses(INTERFACE, family)}
     ports = _node_ports()
     with kernel:
-        ours = [
-            server
-            for server in kernel.servers()
-            if server.key.address in bound[Family(server.key.family)] or (server.key.protocol, server.key.port) in ports
-        ]
+        ours = [server for server in kernel.servers() if server.key[:-3] in bound or server.key[-3:] in ports]
         kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server) for server in ours])
     if ours:
         log.info("Removed virtual servers count=%d", len(ours))
     return []
 
 
-def _node_ports() -> set[tuple[int, int]]:
-    found: set[tuple[int, int]] = set()
+def _node_ports() -> set[bytes]:
+    """Return the NodePorts in our sets as the ends of keys of virtual servers: protocol and port."""
+    found: set[bytes] = set()
     with Ipsets.open() as sets:
         there = _names(sets)
         for family in Family:
             for protocol, set_id in _NODE_PORTS.items():
                 name = set_id.named(family)
                 if name in there:
-                    found |= {(protocol, entry.port) for entry in sets.entries(name)}
+                    found |= {ipvs.server_key(b"", protocol, entry.port) for entry in sets.entries(name)}
     return found
 
 

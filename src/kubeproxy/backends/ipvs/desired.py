@@ -1,4 +1,7 @@
-"""The desired state of ipvs mode: the wishes of all Services together, and the effect of a change. Pure.
+"""The desired state of ipvs mode: the wish of each Service, from its plans, and the wishes of all together. Pure.
+
+A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
+the node itself get the local pool, too: IPVS cannot distinguish sources (kube-proxy does the same).
 
 Set entries have a reference count: an entry stays until no Service wants it. A virtual server belongs to one Service; a
 Service with the same address and port takes precedence over a NodePort, regardless of the order.
@@ -6,14 +9,182 @@ Service with the same address and port takes precedence over a NodePort, regardl
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId
-from kubeproxy.backends.ipvs.render import NO_WISH, ServiceWish, Virtual
 from kubeproxy.kernel.ipset import SetEntry
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.addresses import Range, unpack, within
+from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServiceName, ServicePlan, Traffic
+
+
+class NodeAddresses(NamedTuple):
+    """This node's addresses: own ones without those on kube-ipvs0, those for NodePorts, those of the Node object."""
+
+    own: frozenset[bytes] = frozenset()
+    nodeports: tuple[bytes, ...] = ()
+    primary: tuple[bytes, ...] = ()
+
+
+class Virtual(NamedTuple):
+    """A desired virtual server: whether it is for a NodePort, the affinity in seconds (0: none), its real servers."""
+
+    nodeport: bool
+    affinity: int
+    pool: Pool
+
+
+class ServiceWish(NamedTuple):
+    """The desired objects of a Service.
+
+    Virtual servers are by address, protocol (1 byte) and port (2 bytes, network order).
+    """
+
+    servers: dict[bytes, Virtual]
+    entries: dict[IpsetId, set[SetEntry]]
+
+    @property
+    def addresses(self) -> set[bytes]:
+        """Return the addresses for kube-ipvs0."""
+        return {entry.ip for entry in self.entries.get(IpsetId.IPVS_IPS, ())}
+
+
+NO_WISH: Final = ServiceWish({}, {})
+
+
+def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> ServiceWish:
+    """Return the desired objects of a Service's plans of one family on a node."""
+    wish = ServiceWish({}, {})
+    for plan in plans:
+        for frontend in plan.frontends:
+            _frontend(plan, frontend, node, wish)
+        if plan.health_port:
+            _enter(wish, IpsetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
+        for destination in _hairpin(plan):
+            address, port = destination[:-2], int.from_bytes(destination[-2:], "big")
+            _enter(wish, IpsetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
+    return wish
+
+
+def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
+    """Return the real servers of a frontend; the kernel refuses connections to a virtual server without any."""
+    if traffic.outside.picks_local or traffic.node.picks_local:
+        return plan.local
+    return plan.cluster if any(action.forwards for action in traffic) else ()
+
+
+def service_entry(key: bytes) -> SetEntry:
+    """Return a virtual server's key as an entry of address, protocol and port."""
+    return SetEntry(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
+
+
+def _enter(wish: ServiceWish, set_id: IpsetId, entry: SetEntry) -> None:
+    wish.entries.setdefault(set_id, set()).add(entry)
+
+
+def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: ServiceWish) -> None:
+    traffic = plan.traffic(frontend)
+    nodeport = frontend.kind is FrontendKind.NODEPORT
+    virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
+    keys = [address + frontend.key for address in node.nodeports] if nodeport else [frontend.key]
+    for key in keys:
+        # The Service itself has this address and port: that frontend takes precedence over the NodePort.
+        wish.servers.setdefault(key, virtual)
+        dropping = _dropping(traffic)
+        if dropping is not None:
+            _enter(wish, dropping, service_entry(key))
+    if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
+        _enter(wish, IpsetId.IPVS_IPS, SetEntry(frontend.address))
+    for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
+        _enter(wish, set_id, entry)
+    # Without endpoints, connections from all clients are refused, as in iptables mode.
+    if any(action.forwards for action in traffic):
+        for set_id, entry in _sources(frontend, plan.sources(frontend), node):
+            _enter(wish, set_id, entry)
+
+
+def _dropping(traffic: Traffic) -> IpsetId | None:
+    if traffic.outside is not Action.DROP:
+        return None
+    return IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
+
+
+def _keeps_source(plan: ServicePlan) -> bool:
+    """Return whether external frontends keep the client's source: only this node's own connections are masqueraded."""
+    return plan.policies.external is Policy.LOCAL and plan.usable
+
+
+_NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
+    socket.IPPROTO_TCP: (IpsetId.NODE_PORT_TCP, IpsetId.NODE_PORT_LOCAL_TCP),
+    socket.IPPROTO_UDP: (IpsetId.NODE_PORT_UDP, IpsetId.NODE_PORT_LOCAL_UDP),
+    socket.IPPROTO_SCTP: (IpsetId.NODE_PORT_SCTP, IpsetId.NODE_PORT_LOCAL_SCTP),
+}
+
+
+def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
+    """Yield the sets of a frontend, with its entries."""
+    if frontend.kind is FrontendKind.NODEPORT:
+        everybody, kept = _NODE_PORTS[frontend.protocol]
+        entries = [SetEntry(port=frontend.port)]
+        if frontend.protocol == socket.IPPROTO_SCTP:  # these sets have entries of address and port
+            entries = [service_entry(key) for key in keys]
+        for entry in entries:
+            yield everybody, entry
+            if local:
+                yield kept, entry
+        return
+    entry = service_entry(frontend.key)
+    if frontend.kind is FrontendKind.CLUSTER:
+        yield IpsetId.CLUSTER_IP, entry
+    elif frontend.kind is FrontendKind.EXTERNAL:
+        yield IpsetId.EXTERNAL_IP_LOCAL if local else IpsetId.EXTERNAL_IP, entry
+    else:
+        yield IpsetId.LOAD_BALANCER, entry
+        if local:
+            yield IpsetId.LOAD_BALANCER_LOCAL, entry
+
+
+def _sources(
+    frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
+) -> Iterator[tuple[IpsetId, SetEntry]]:
+    """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None.
+
+    The source of the node's own connections is the frontend's address, because it is on kube-ipvs0. They are allowed if
+    one of the node's addresses is: then the frontend's address gets an entry of its own, regardless of the ranges.
+    """
+    if allowed is None:
+        return
+    entry = service_entry(frontend.key)
+    yield IpsetId.LOAD_BALANCER_FW, entry
+    if any(within(address, allowed) for address in node.primary):
+        yield IpsetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=frontend.address)
+    for first, last in allowed:
+        if first == last:
+            yield IpsetId.LOAD_BALANCER_SOURCE_IP, entry._replace(ip2=first)
+            continue
+        for network in _networks(first, last):
+            yield (
+                IpsetId.LOAD_BALANCER_SOURCE_CIDR,
+                entry._replace(ip2=network.network_address.packed, prefixlen=network.prefixlen),
+            )
+
+
+def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Yield the networks of a range; all addresses give two, as hash:net has no prefix of 0 (ipset(8))."""
+    ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
+    for network in ipaddress.summarize_address_range(*ends):
+        yield from [network] if network.prefixlen else network.subnets()
+
+
+def _hairpin(plan: ServicePlan) -> set[bytes]:
+    """Return the destinations on this node, whose connections to themselves need masquerade."""
+    if not plan.hairpin:
+        return set()
+    own = set(plan.hairpin)
+    return {destination for pool in (plan.cluster, plan.local) for destination in pool if destination[:-2] in own}
 
 
 class DesiredChange(NamedTuple):

@@ -9,18 +9,17 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Examiner, Finding, Plans, front_text, of_family
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
-from kubeproxy.backends.ipvs.desired import Desired
+from kubeproxy.backends.ipvs.desired import Desired, NodeAddresses, ServiceWish, render
 from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer
 from kubeproxy.backends.ipvs.layout import TYPES, Addresses, IpsetId, Scheduler
-from kubeproxy.backends.ipvs.render import NodeAddresses, ServiceWish, render, server_key
 from kubeproxy.backends.ipvs.wire import NodeView
-from kubeproxy.backends.state import Wording, findings, meanings
+from kubeproxy.backends.state import Examiner, Finding, Plans, Wording, findings, front_text, meanings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
+from kubeproxy.kernel.ipvs import server_key
 from kubeproxy.kernel.xtables.xtables import chain_of, target_of
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
@@ -46,7 +45,7 @@ _MEANINGS: Final = {
 
 
 class IpvsExaminer(Examiner):
-    """See backends.examination.Examiner."""
+    """See backends.state.Examiner."""
 
     def __init__(
         self,

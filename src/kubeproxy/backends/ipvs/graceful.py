@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from kubeproxy.backends.ipvs.desired import Virtual
 from kubeproxy.backends.ipvs.layout import Scheduler
-from kubeproxy.backends.ipvs.render import Virtual
 from kubeproxy.kernel import ipvs
 
 DEADLINE: Final = 900.0

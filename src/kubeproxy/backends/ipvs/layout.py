@@ -81,13 +81,6 @@ def kind_of(set_id: IpsetId, family: Family) -> SetKind:
 Entries = Mapping[IpsetId, Iterable[SetEntry]]
 
 
-class SetCount(NamedTuple):
-    """The number of entries of a set, and of rules that match it."""
-
-    entries: int
-    references: int
-
-
 class Addresses(NamedTuple):
     """The node's addresses without loopback: of kube-ipvs0, and of all other interfaces."""
 

@@ -11,14 +11,14 @@ from functools import cache
 from itertools import chain
 from typing import Final
 
-from kubeproxy.backends.examination import of_family
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.chains import CHAINS, DROP_IN_NAT, OWN_CHAIN
+from kubeproxy.backends.ipvs.desired import NodeAddresses, render
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
-from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
+from kubeproxy.backends.state import of_family
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
@@ -30,9 +30,9 @@ from kubeproxy.kernel.ipvs import (
     Ipvs,
     RefusedError,
     ServerChange,
-    ServerKey,
     Timeouts,
     VirtualServer,
+    server_key,
 )
 from kubeproxy.kernel.proc import modules
 from kubeproxy.kernel.proc.sysctl import apply_settings
@@ -73,8 +73,8 @@ def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
     return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 
-TEST_SERVER: Final = ServerKey(socket.AF_INET, socket.IPPROTO_TCP, bytes((198, 51, 100, 0)), 20000)
-"""An address for documentation (RFC 5737) for a trial virtual server; kube-proxy uses the same."""
+TEST_SERVER: Final = server_key(bytes((198, 51, 100, 0)), socket.IPPROTO_TCP, 20000)
+"""An address for documentation (RFC 5737), which nobody serves; kube-proxy tries with the same."""
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:

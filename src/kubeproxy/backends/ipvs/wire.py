@@ -9,14 +9,12 @@ import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, SetCount, kind_of
-from kubeproxy.backends.ipvs.render import server_key
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs
@@ -27,7 +25,7 @@ from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
-from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.model.addresses import is_loopback
 from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -74,39 +72,38 @@ class NodeView:
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers; only these ones have their real servers."""
-        listed = {_packed(server.key): server for server in self._listed()}
+        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
+        listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
     def entries(self, set_id: IpsetId) -> set[SetEntry]:
         """Return a set's entries."""
         return self._sets.entries(set_id.named(self.family))
 
-    def counts(self) -> Mapping[IpsetId, SetCount]:
-        """Return the counts of the existing sets."""
+    def counts(self) -> Mapping[IpsetId, SetCounts]:
+        """Return the counts of the sets that are there."""
         found = self._sets.counts()
         named = {set_id: found.get(set_id.named(self.family)) for set_id in IpsetId}
-        return {set_id: SetCount(c.entries, c.references) for set_id, c in named.items() if c is not None}
+        return {set_id: counts for set_id, counts in named.items() if counts is not None}
 
     def rules(self, rules: Rules) -> Sequence[str]:
         """Return the rules in our chains, and the jumps to them."""
         return _rules_of(self._commands, rules)
 
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
-        return (server for server in self._ipvs.servers() if server.key.family == self.family)
+        return (server for server in self._ipvs.servers() if len(server.key) == self.family.address_size + 3)
 
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
-            key = _packed(server.key)
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
-            # The timeout of a virtual server without persistence is not compared: it has no effect.
-            same = server._replace(timeout=affinity) == self._virtual(key, affinity)
+            # Not compared: the timeout of a virtual server without persistence, which means nothing.
+            same = server._replace(timeout=affinity) == self._virtual(server.key, affinity)
             reals = self._ipvs.destinations(server.key).values()
-            yield key, ActualServer(affinity, same, {_destination(real.key): real.weight for real in reals})
+            yield server.key, ActualServer(affinity, same, {real.key: real.weight for real in reals})
 
     def _virtual(self, key: bytes, affinity: int) -> ipvs.VirtualServer:
         flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)
-        return ipvs.VirtualServer(_server_key(self.family, key), self._scheduler.name, flags, affinity)
+        return ipvs.VirtualServer(key, self._scheduler.name, flags, affinity)
 
 
 class NodeKernel(NodeView):
@@ -170,10 +167,7 @@ class NodeKernel(NodeView):
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
         """Return the number of connections of the real servers of virtual servers."""
         return {
-            key: {
-                _destination(real.key): real.active + real.inactive
-                for real in self._ipvs.destinations(_server_key(self.family, key)).values()
-            }
+            key: {real.key: real.active + real.inactive for real in self._ipvs.destinations(key).values()}
             for key in keys
         }
 
@@ -191,17 +185,14 @@ class NodeKernel(NodeView):
                 yield ipvs.packed(self._operation(operation))
                 continue
             if key != last:
-                last, name = key, ipvs.packed_key(_server_key(self.family, key))
+                last, name = key, ipvs.packed_key(key)
             head, front, middle, end = ipvs.pieces(verb, self.family, weight)
             yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
 
     def _operation(self, operation: ServerStep) -> ipvs.ServerChange:
         server = self._virtual(operation.key, operation.affinity)
-        destination = operation.destination
-        if not destination:
-            return ipvs.ServerChange(operation.verb, server)
-        real = ipvs.DestinationKey(destination[:-2], int.from_bytes(destination[-2:], "big"))
-        return ipvs.ServerChange(operation.verb, server, ipvs.RealServer(real, operation.weight))
+        real = ipvs.RealServer(operation.destination, operation.weight) if operation.destination else None
+        return ipvs.ServerChange(operation.verb, server, real)
 
     # -- sets -------------------------------------------------------------------------------------------------------
 
@@ -300,19 +291,6 @@ def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
             if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
         ]
     return found
-
-
-@lru_cache(maxsize=1 << 16)
-def _server_key(family: Family, key: bytes) -> ipvs.ServerKey:
-    return ipvs.ServerKey(family, key[-3], key[:-3], int.from_bytes(key[-2:], "big"))
-
-
-def _packed(key: ipvs.ServerKey) -> bytes:
-    return server_key(key.address, key.protocol, key.port)
-
-
-def _destination(key: ipvs.DestinationKey) -> bytes:
-    return key.address + key.port.to_bytes(2, "big")
 
 
 def _is_private_to_host(ip: bytes) -> bool:

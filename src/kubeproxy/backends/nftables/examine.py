@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans, of_family
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.found import numbers, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
@@ -35,7 +34,7 @@ from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.nftables.words import SOCKETS, ElementWords
-from kubeproxy.backends.state import Elements, findings
+from kubeproxy.backends.state import Elements, Examiner, Finding, Kind, Plans, findings, of_family
 from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
@@ -60,7 +59,7 @@ class NftablesView(TableView):
 
 
 class NftablesExaminer(Examiner):
-    """See backends.examination.Examiner."""
+    """See backends.state.Examiner."""
 
     def __init__(self, view: NftablesView, world: Globals) -> None:
         super().__init__(view.family)

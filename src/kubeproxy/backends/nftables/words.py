@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kubeproxy.backends.examination import front_text
 from kubeproxy.backends.nftables.gone import GONE
 from kubeproxy.backends.nftables.layout import (
     CLASS_MAPS,
@@ -18,7 +17,7 @@ from kubeproxy.backends.nftables.layout import (
     SetId,
 )
 from kubeproxy.backends.nftables.render import MaglevTable
-from kubeproxy.backends.state import Wording, meanings
+from kubeproxy.backends.state import Wording, front_text, meanings
 from kubeproxy.backends.table_view import CHAINS, TableWords
 from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import ServiceName

@@ -15,11 +15,10 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
-from kubeproxy.backends.state import diff
+from kubeproxy.backends.state import Elements, diff
 from kubeproxy.backends.table_view import inspected
-from kubeproxy.backends.userspace.layout import TABLE, Elements, elements, merged, packed
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
-from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
+from kubeproxy.backends.userspace.ruleset import TABLE, UserspaceRuleset, elements, merged, packed
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.elements import element_messages, pairs
@@ -40,6 +39,14 @@ class TableSignature(NamedTuple):
     chains: frozenset[tuple[str, ListedChain]] = frozenset()
 
 
+class _Served(NamedTuple):
+    """A Service in the table: its elements, and the listeners that they lead to."""
+
+    elements: Elements
+    listeners: Collection[ListenerName]
+
+
+_Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 Addresses = Callable[[], Sequence[bytes]]
 """Returns the node's packed addresses of one family that other hosts can reach. Raises NetlinkError."""
 
@@ -70,9 +77,8 @@ class UserspaceBackend:
         self._addresses = addresses
         self._landing: bytes | None = None
         self._ruleset = UserspaceRuleset(family, world, None)
-        self._elements: dict[ServiceName, Elements] = {}
-        self._needed: dict[ServiceName, dict[ListenerName, Assignment]] = {}
-        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services without a port for a listener
+        self._served: dict[ServiceName, _Served] = {}
+        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
         self._signature = _UNKNOWN
         self._generation = 0
 
@@ -107,7 +113,7 @@ class UserspaceBackend:
 
     # -- incremental ------------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def sync(self, changes: Sequence[_Named]) -> Iterator[int]:
         """Program changed Services in one transaction; yield its size. Raises ApplyError.
 
         Services without a port are tried again once a port is free.
@@ -118,15 +124,11 @@ class UserspaceBackend:
             freed, size = self._program(list(islice(self._waiting.items(), freed)))
             yield size
 
-    def _program(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> tuple[int, int]:
-        """Program Services in one transaction; return the number of closed listeners, and the transaction's size."""
-        needed = {name: _assignments(plans) for name, plans in changes}
-        self._listeners.take(
-            {listener: assignment for part in needed.values() for listener, assignment in part.items()}
-        )
-        after = {name: self._elements_of(plans) for name, plans in changes}
-        before = merged(self._elements.get(name, {}) for name in after)
-        removed, added = diff(before, merged(after.values()))
+    def _program(self, changes: Sequence[_Named]) -> tuple[int, int]:
+        """Program Services in one transaction; return how many listeners were closed, and the transaction's size."""
+        after = self._opened(changes, {name: _assignments(plans) for name, plans in changes})
+        before = [served for name in after if (served := self._served.get(name)) is not None]
+        removed, added = diff(*(merged(served.elements for served in each) for each in (before, after.values())))
         gone_elements = {name: [(key, b"") for key in keys] for name, keys in removed.items()}
         messages = [
             *self._messages(nfnetlink.DELETE_ELEMENT, gone_elements),
@@ -135,41 +137,40 @@ class UserspaceBackend:
         if messages:
             self._transactions.commit(messages)
             self._generation += 1
-        gone = {listener for name in after for listener in self._needed.get(name, {})}
-        self._note(after, needed)
-        gone = gone.difference(*(part.keys() for part in needed.values()))
+        self._note(after, changes)
+        gone = {name for served in before for name in served.listeners}
+        gone.difference_update(*(served.listeners for served in after.values()))
         freed = sum(self._listeners.port(name) is not None for name in gone)
         self._listeners.drop(gone)
-        self._note_waiting(changes, needed)
         return freed, _count(removed) + _count(added)
 
-    def _elements_of(self, plans: Iterable[ServicePlan]) -> Elements:
-        return merged(elements(plan, self._listeners.ports(plan.key)) for plan in plans)
-
-    def _note_waiting(
-        self,
-        wanted: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]],
-        needed: Mapping[ServiceName, dict[ListenerName, Assignment]],
-    ) -> None:
-        for name, plans in wanted:
-            self._waiting.pop(name, None)
-            if any(self._listeners.port(listener) is None for listener in needed[name]):
-                self._waiting[name] = plans  # the last in the queue
+    def _opened(
+        self, wanted: Iterable[_Named], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
+    ) -> dict[ServiceName, _Served]:
+        """Open the listeners that Services need; return what each is to have in the table."""
+        self._listeners.take({name: assignment for part in needed.values() for name, assignment in part.items()})
+        return {
+            name: _Served(
+                merged(elements(plan, self._listeners.ports(plan.key)) for plan in plans), needed[name].keys()
+            )
+            for name, plans in wanted
+        }
 
     def _messages(self, kind: int, part: Mapping[str, Sequence[tuple[bytes, bytes]]]) -> Iterator[bytes]:
         for name, entries in part.items():
             data = [packed(self._ruleset.shapes[name], key, value) for key, value in entries]
             yield from element_messages(kind, self.family, TABLE, name, data)
 
-    def _note(
-        self, after: Mapping[ServiceName, Elements], needed: Mapping[ServiceName, dict[ListenerName, Assignment]]
-    ) -> None:
-        for name, found in after.items():
-            if found:
-                self._elements[name], self._needed[name] = found, needed[name]
-            else:
-                self._elements.pop(name, None)
-                self._needed.pop(name, None)
+    def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[_Named]) -> None:
+        """Take what is committed; Services without all of their listeners wait, behind those that wait already."""
+        for name, plans in wanted:
+            served = after[name]
+            self._served.pop(name, None)
+            self._waiting.pop(name, None)
+            if served.elements:
+                self._served[name] = served
+            if any(self._listeners.port(listener) is None for listener in served.listeners):
+                self._waiting[name] = plans
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
@@ -178,23 +179,20 @@ class UserspaceBackend:
         self._update_rules()
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
-        names = {listener: assignment for part in needed.values() for listener, assignment in part.items()}
-        # Listeners of earlier, refused attempts get no connections.
-        used = {listener for part in self._needed.values() for listener in part}
-        self._listeners.drop(set(self._listeners.names()).difference(names, used))
-        self._listeners.take(names)
-        after = {name: self._elements_of(plans) for name, plans in wanted.items()}
-        total = merged(after.values())
+        names = {listener for part in needed.values() for listener in part}
+        # Nothing is redirected to the listeners that refused attempts opened.
+        used = {listener for served in self._served.values() for listener in served.listeners}
+        self._listeners.drop(set(self._listeners.names()) - names - used)
+        after = self._opened(wanted.items(), needed)
+        total = merged(served.elements for served in after.values())
         expected = self._transactions.generation() + 1
         filled = {name: list(entries.items()) for name, entries in total.items()}
         removal = table_message(self.family, TABLE), table_removal(self.family, TABLE)
         self._transactions.commit([*removal, *self._ruleset.creation(), *self._messages(nfnetlink.NEW_ELEMENT, filled)])
-        self._elements, self._needed = {}, {}
-        self._note(after, needed)
+        self._served, self._waiting = {}, {}
+        self._note(after, wanted.items())
         gone = set(self._listeners.names()).difference(names)
         self._listeners.drop(gone)
-        self._waiting = {}
-        self._note_waiting(wanted.items(), needed)
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
             self._signature = _UNKNOWN  # others committed as well: taken for our own
@@ -236,8 +234,8 @@ class UserspaceBackend:
         return self._sign() != self._signature
 
     def _changed_elements(self) -> str:
-        """Return the set or map with elements that differ from the committed ones, '' for none; reads all elements."""
-        total = merged(self._elements.values())
+        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
+        total = merged(served.elements for served in self._served.values())
         for name in self._ruleset.shapes:
             found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))
             if found != total.get(name, {}):

@@ -10,23 +10,34 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from kubeproxy.backends.examination import Examiner, Finding, Kind, Plans, front_text, of_family
-from kubeproxy.backends.state import State, Wording, findings, meanings
+from kubeproxy.backends.state import (
+    Examiner,
+    Finding,
+    Kind,
+    Plans,
+    State,
+    Wording,
+    findings,
+    front_text,
+    meanings,
+    of_family,
+)
 from kubeproxy.backends.table_view import CHAINS, TableView, TableWords, complete
-from kubeproxy.backends.userspace.layout import (
+from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
+from kubeproxy.backends.userspace.ruleset import (
     FIREWALL_ALLOW,
     FIREWALL_IPS,
     LISTENERS,
+    NODEPORT_IPS,
     ORIGINS,
     TABLE,
+    UserspaceRuleset,
     carrying_map,
     element_key,
     elements,
     merged,
     unpack_port,
 )
-from kubeproxy.backends.userspace.listeners import KINDS, ListenerName, PoolKind, assignments
-from kubeproxy.backends.userspace.ruleset import NODEPORT_IPS, UserspaceRuleset
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import Entries
 from kubeproxy.kernel.proc.listening import Listening
@@ -61,7 +72,7 @@ class KernelView(TableView):
 
 
 class UserspaceExaminer(Examiner):
-    """See backends.examination.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
+    """See backends.state.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
 
     def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family)

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from typing import Final
 
-from kubeproxy.backends.examination import of_family
 from kubeproxy.backends.mode import Operations, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
+from kubeproxy.backends.state import of_family
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
 from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
-from kubeproxy.backends.userspace.layout import elements, merged
 from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
-from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
+from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration

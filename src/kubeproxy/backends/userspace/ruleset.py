@@ -1,4 +1,8 @@
-"""Our table: sets, base chains and rules, independent of Services. Pure.
+"""Our table: sets and maps, base chains and rules, and the elements of a plan. Pure.
+
+For each origin of a connection there is a map from frontends to the ports of their listeners, and sets of frontends
+that are dropped or rejected; NodePorts have their own ones. Keys and values are packed as in the kernel: each field
+fills whole registers.
 
 nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
@@ -7,16 +11,108 @@ filter-*         source ranges, drops and rejects before the redirect; blocks di
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kubeproxy.backends import userspace
 from kubeproxy.backends.rules import pods_in_nft
-from kubeproxy.backends.userspace.layout import FIREWALL_ALLOW, FIREWALL_IPS, LISTENERS, ORIGINS, TABLE, shapes
+from kubeproxy.backends.state import Elements
+from kubeproxy.backends.userspace.listeners import ListenerName, PoolKind
 from kubeproxy.kernel.nftables import compiling, messages
-from kubeproxy.kernel.nftables.elements import element_messages, plain_element
+from kubeproxy.kernel.nftables.elements import element_messages, interval_element, plain_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
-from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook, SetSpec
-from kubeproxy.model.addresses import Family, unpack
-from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.kernel.nftables.tables import INTERVAL, ChainContents, Definition, Hook, SetSpec
+from kubeproxy.model.addresses import PORT_BYTES, Family, unpack
+from kubeproxy.model.plan import Action, FamilyGlobals, Frontend, FrontendKind, Globals, ServicePlan
+
+TABLE: Final = userspace.TABLE
+ORIGINS: Final = ("pod", "node", "outside")
+"""The origins of connections, in the order of model.plan.Traffic."""
+
+LISTENERS: Final = "listeners"
+FIREWALL_IPS: Final = "firewall-ips"
+FIREWALL_ALLOW: Final = "firewall-allow"
+
+
+def shapes(family: Family) -> dict[str, SetSpec]:
+    """Return all sets and maps of a family's table, by name."""
+    ip = "ip" if family is Family.IPV4 else "ip6"
+    nodeport = "meta l4proto", "th dport"
+    service = f"{ip} daddr", *nodeport
+    found = []
+    for origin in ORIGINS:
+        for what, key in (("services", service), ("nodeports", nodeport)):
+            found.append(SetSpec(f"{origin}-{what}", key, ("th dport",)))
+            found.append(SetSpec(f"{origin}-{what}-dropped", key))
+            found.append(SetSpec(f"{origin}-{what}-rejected", key))
+    found.append(SetSpec(LISTENERS, nodeport))
+    found.append(SetSpec(FIREWALL_IPS, service))
+    found.append(SetSpec(FIREWALL_ALLOW, (*service, f"{ip} saddr"), flags=INTERVAL))
+    return {spec.name: spec for spec in found}
+
+
+def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
+    """Return a plan's elements of the table, given the ports of its listeners.
+
+    The data of a map is a listener's port (2 bytes), b'' in plain sets; the key of an interval is its first and last.
+    A frontend without a listener (no port left, SCTP) is rejected.
+    """
+    found: Elements = {}
+    for frontend in plan.frontends:
+        key = element_key(frontend)
+        for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
+            name, value = carrying_map(origin, frontend), b""
+            if action.forwards:
+                kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
+                port = ports.get(ListenerName(plan.key, kind))
+                if port is None:
+                    name = f"{name}-rejected"
+                else:
+                    value = PORT_BYTES[port]
+                    found.setdefault(LISTENERS, {})[_registers(frontend.protocol, port)] = b""
+            else:
+                name = f"{name}-rejected" if action is Action.REJECT else f"{name}-dropped"
+            found.setdefault(name, {})[key] = value
+        sources = plan.sources(frontend)
+        if sources is not None:
+            found.setdefault(FIREWALL_IPS, {})[key] = b""
+            for first, last in sources:
+                found.setdefault(FIREWALL_ALLOW, {})[key + first + key + last] = b""
+    return found
+
+
+def carrying_map(origin: str, frontend: Frontend) -> str:
+    """Return the map for a frontend's connections of an origin."""
+    return f"{origin}-{'nodeports' if frontend.kind is FrontendKind.NODEPORT else 'services'}"
+
+
+def element_key(frontend: Frontend) -> bytes:
+    """Return the key of a frontend."""
+    return frontend.address + _registers(frontend.protocol, frontend.port)
+
+
+def _registers(protocol: int, port: int) -> bytes:
+    return bytes((protocol, 0, 0, 0)) + PORT_BYTES[port] + b"\0\0"
+
+
+def merged(parts: Iterable[Elements]) -> Elements:
+    """Return the elements of several plans together."""
+    found: Elements = {}
+    for part in parts:
+        for name, entries in part.items():
+            found.setdefault(name, {}).update(entries)
+    return found
+
+
+def packed(spec: SetSpec, key: bytes, value: bytes) -> bytes:
+    """Return an element for a netlink message."""
+    return interval_element(key) if spec.flags & INTERVAL else plain_element(key, value)
+
+
+def unpack_port(value: bytes) -> int:
+    """Return the port at the beginning of a packed value."""
+    return int.from_bytes(value[:2], "big")
+
 
 NODEPORT_IPS: Final = "nodeport-ips"
 _CARRIED: Final = "meta l4proto { tcp, udp }"

@@ -1,23 +1,51 @@
 """Rules of iptables-nft, read and written over netlink without its commands.
 
-An iptables-nft-restore reads all chains of the table before it changes one, and starts as a process. xt_rules encodes
-the rules that it would write; input with any other rule, or that the kernel refuses, is left to the command: it also
-creates missing tables, and has the better error messages.
+An iptables-nft-restore reads all chains of the table before it changes one, and starts as a process. Input with rules
+other than those of Services, or that the kernel refuses, is left to the command: it also creates missing tables, and
+has the better error messages.
+
+Rules have the form in which iptables-nft keeps them. Matches are those of xtables (nft_compat), also if newer releases
+write native expressions for them: every iptables-nft since 1.8.0 reads these back. Sources: iptables/nft*.c and
+extensions/ of iptables 1.8.9; include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from functools import partial
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink.protocol import NetlinkError, understood
+from kubeproxy.kernel.netlink.protocol import (
+    ATTRIBUTE,
+    HEADER,
+    NLA_F_NESTED,
+    NLM_F_CREATE,
+    NLM_F_REQUEST,
+    NetlinkError,
+    attribute,
+    nested,
+    netfilter_header,
+    number_attribute,
+    text_attribute,
+    understood,
+)
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
-from kubeproxy.kernel.nftables.nfnetlink import Transactions, rules
-from kubeproxy.kernel.xtables import xt_rules
+from kubeproxy.kernel.nftables.nfnetlink import (
+    DELETE_CHAIN,
+    DELETE_RULE,
+    NEW_CHAIN,
+    NEW_RULE,
+    NLM_F_APPEND,
+    Transactions,
+    rules,
+)
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
+from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 
 _CHAIN: Final = 4096
 """Bytes of the messages of a chain and its rules: 1,200 for an endpoint; only chains with many rules have more."""
@@ -60,9 +88,9 @@ class RuleWriter:
         """
         if self._transactions is not None:
             try:
-                tables = xt_rules.encode(text, self._commands.family)
+                tables = encode(text, self._commands.family)
                 return partial(self._commit, self._transactions, tables, text)
-            except xt_rules.Unknown as unknown:
+            except Unknown as unknown:
                 log.debug("Left to %s: %s", self._commands.name, unknown)
         return partial(self._commands.restore, [text])
 
@@ -98,3 +126,296 @@ def has_jump(family: int, table: str, chain: str, target: str) -> bool:
 def uncounted(rule: bytes) -> Rule:
     """Return a rule without the expressions that count packets."""
     return tuple(expression for expression in parse(rule) if not isinstance(expression, PacketCount))
+
+
+class Unknown(Exception):  # noqa: N818 - not an error: iptables-nft writes the input
+    """The input has something other than rules of Services; the message quotes it."""
+
+
+def encode(text: str, family: Family) -> list[list[bytes]]:
+    """Return the messages of each table of the input, in order. Raises Unknown."""
+    found: list[list[bytes]] = []
+    table = _Table(family, "")
+    line = ""
+    try:
+        for line in text.splitlines():
+            if line.startswith("-A "):
+                table.append(line)
+            elif line.startswith(":"):
+                table.make(line)
+            elif line.startswith("-X "):
+                table.messages.append(table.message(DELETE_CHAIN, 0, line[3:]))
+            elif line.startswith("*"):
+                table = _Table(family, line[1:])
+            elif line == "COMMIT":
+                found.append(table.messages)
+            else:
+                raise Unknown(line)
+    except (ValueError, LookupError, OverflowError, struct.error) as error:
+        raise Unknown(line) from error
+    return found
+
+
+class _Table:
+    """The messages of one table, without sequence numbers."""
+
+    def __init__(self, family: Family, name: str) -> None:
+        self.messages: list[bytes] = []
+        self._family = family
+        self._start = netfilter_header(family) + text_attribute(nfta.RULE_TABLE, name)
+
+    def message(self, kind: int, flags: int, chain: str) -> bytes:
+        """Return a message about a chain, or about all rules of it."""
+        name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
+        payload = self._start + text_attribute(name, chain)
+        return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
+
+    def make(self, line: str) -> None:
+        """Create a chain, or empty an existing one."""
+        chain, _, rest = line[1:].partition(" ")
+        if not rest.startswith("- "):
+            raise Unknown(line)
+        self.messages += (self.message(NEW_CHAIN, NLM_F_CREATE, chain), self.message(DELETE_RULE, 0, chain))
+
+    def append(self, line: str) -> None:
+        """Append a rule to its chain."""
+        body, _, target = line.rpartition(" -j ")
+        if not body:
+            body, target = target, ""
+        head, *matches = body.split(" -m ")
+        chain, _, options = head[3:].partition(" ")
+        before, compat = _head(options, self._family)
+        parts = [before, *[_match(match, self._family) for match in matches], _COUNTER]
+        if target:
+            parts.append(_jump(target) if target.startswith("KUBE-") else _target(target, self._family))
+        expressions = b"".join(parts)
+        name = chain.encode() + b"\0"
+        payload = (
+            self._start
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
+            + name
+            + bytes(-len(name) & 3)
+            + ATTRIBUTE.pack(ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | NLA_F_NESTED)
+            + expressions
+            + compat
+        )
+        self.messages.append(HEADER.pack(HEADER.size + len(payload), NEW_RULE, _APPENDED, 0, 0) + payload)
+
+
+_APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
+
+
+# -- expressions of nf_tables ---------------------------------------------------------------------------------------
+
+
+_IIFNAME, _L4PROTO = 6, 16  # enum nft_meta_keys
+_REGISTER = 1  # NFT_REG_1
+_NETWORK_HEADER = 1  # NFT_PAYLOAD_NETWORK_HEADER
+_COUNTER: Final = x.pack(x.PacketCount())
+
+
+def _compared(value: bytes, unequal: bool) -> bytes:
+    return x.pack(x.Compare(_REGISTER, x.OPERATORS.index("!=" if unequal else "=="), value))
+
+
+def _meta(key: int) -> bytes:
+    return x.pack(x.Meta(key, _REGISTER))
+
+
+def _verdict(code: int, chain: str = "") -> bytes:
+    return x.pack(x.Immediate(x.VERDICT, x.RuleVerdict(code, chain)))
+
+
+@lru_cache(maxsize=1024)
+def _frame(length: int) -> tuple[bytes, bytes]:
+    """Return the bytes before and after a name of `length` bytes in a jump."""
+    before, _, after = _verdict(x.JUMP, "x" * length).partition(b"x" * length)
+    return before, after
+
+
+def _jump(chain: str) -> bytes:
+    name = chain.encode()
+    before, after = _frame(len(name))
+    return before + name + after
+
+
+@lru_cache(maxsize=4096)
+def _head(text: str, family: Family) -> tuple[bytes, bytes]:
+    """Return the expressions of the options outside matches, and the attribute with the protocol."""
+    found: dict[str, bytes] = {}
+    compat = b""
+    unequal = False
+    words = text.split(" ") if text else []
+    options = iter(words)
+    for option in options:
+        if option == "!":
+            unequal = True
+            continue
+        value = next(options, "")
+        if option == "-p" and not unequal:
+            found[option], compat = _protocol(value)
+        elif option in ("-s", "-d"):
+            found[option] = _address(option, value, unequal, family)
+        elif option == "-i":
+            name = value.encode()
+            # Without its final zero it matches all names that start so.
+            found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
+        else:
+            raise Unknown(text)
+        unequal = False
+    return b"".join([found[option] for option in ("-i", "-p", "-s", "-d") if option in found]), compat
+
+
+@lru_cache(maxsize=8)
+def _protocol(word: str) -> tuple[bytes, bytes]:
+    number = PROTOCOLS.get(word.upper())
+    if number is None:
+        raise Unknown(f"-p {word}")
+    return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(
+        nfta.RULE_COMPAT, number_attribute(nfta.RULE_COMPAT_PROTO, number), number_attribute(nfta.RULE_COMPAT_FLAGS, 0)
+    )
+
+
+_OFFSETS: Final = {(Family.IPV4, "-s"): 12, (Family.IPV4, "-d"): 16, (Family.IPV6, "-s"): 8, (Family.IPV6, "-d"): 24}
+
+
+@lru_cache(maxsize=1024)
+def _load(family: Family, option: str, prefix: int) -> bytes:
+    size = family.address_size
+    load = x.pack(x.Payload(_NETWORK_HEADER, _OFFSETS[family, option], size, _REGISTER))
+    if prefix == 8 * size:
+        return load
+    mask = (((1 << prefix) - 1) << (8 * size - prefix)).to_bytes(size, "big")
+    return load + x.pack(x.Bitwise(_REGISTER, _REGISTER, size, mask, bytes(size)))
+
+
+_EQUAL: Final = {
+    (size, unequal): _compared(bytes(size), unequal)[:-size] for size in (4, 16) for unequal in (False, True)
+}
+
+
+def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
+    address, _, prefix = text.partition("/")
+    value = pack(address)
+    size = family.address_size
+    if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
+        raise Unknown(f"{option} {text}")
+    length = int(prefix)
+    if length < 8 * size:  # with the host's bits cleared, as in the comparison
+        shift = 8 * size - length
+        value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
+    return _load(family, option, length) + _EQUAL[size, unequal] + value
+
+
+# -- matches and targets of xtables ----------------------------------------------------------------------------------
+
+
+def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
+    """Return a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
+    info += bytes(-len(info) & 7)
+    parts = text_attribute(nfta.MATCH_NAME, name), number_attribute(nfta.MATCH_REV, revision)
+    return x.pack(x.Opaque(kind, b"".join(parts) + attribute(nfta.MATCH_INFO, info)))
+
+
+@lru_cache(maxsize=4096)
+def _match(text: str, family: Family) -> bytes:
+    name, _, options = text.partition(" ")
+    known = _MATCHES.get(name)
+    if known is None:
+        raise Unknown(f"-m {text}")
+    return known(options.split(" ") if options else [], family)
+
+
+def _comment(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    text = " ".join(words[1:]).strip('"').encode()
+    if words[0] != "--comment" or len(text) > 255:
+        raise Unknown(f"-m comment {words}")
+    return _xt("match", "comment", 0, text.ljust(256, b"\0"))
+
+
+def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if words and words[0] != "--dport":
+        raise Unknown(f"-m {protocol} {words}")
+    first, last = (int(words[1]), int(words[1])) if words else (0, 65535)
+    if protocol == "sctp":
+        flags = 2 if words else 0  # XT_SCTP_DEST_PORTS
+        chunks = b"\xff\0\0" * 4
+        return _xt("match", protocol, 0, struct.pack("=4H256xI12sIII", first, last, 0, 0, 0, chunks, 0, flags, 0))
+    return _xt("match", protocol, 0, struct.pack("=4HI", 0, 65535, first, last, 0))
+
+
+def _addrtype(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if len(words) != 2 or words[0] not in ("--src-type", "--dst-type") or words[1] != "LOCAL":
+        raise Unknown(f"-m addrtype {words}")
+    kinds = (1 << 2, 0) if words[0] == "--src-type" else (0, 1 << 2)  # XT_ADDRTYPE_LOCAL
+    return _xt("match", "addrtype", 1, struct.pack("=HHI", *kinds, 0))
+
+
+def _statistic(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    if words[:3] != ["--mode", "random", "--probability"] or len(words) != 4:
+        raise Unknown(f"-m statistic {words}")
+    return _xt("match", "statistic", 0, struct.pack("=HHI16x", 0, 0, round(float(words[3]) * 0x80000000)))
+
+
+def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    options = iter(words)
+    seconds, checks, name = 0, 0, ""
+    for option in options:
+        if option == "--seconds":
+            seconds = int(next(options, ""))
+        elif option == "--name":
+            name = next(options, "")
+        elif option in _RECENT:
+            checks |= _RECENT[option]
+        else:
+            raise Unknown(f"-m recent {words}")
+    return _xt(
+        "match", "recent", 1, struct.pack("=IIBB200sBx16s", seconds, 0, checks, 0, name.encode(), 0, b"\xff" * 16)
+    )
+
+
+def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+    option, name = words
+    if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
+        raise Unknown(f"-m nfacct {words}")
+    return _xt("match", "nfacct", 0, struct.pack("=32s8x", name.encode()))
+
+
+_RECENT: Final = {"--set": 2, "--rcheck": 1, "--reap": 32}  # XT_RECENT_SET, _CHECK, _REAP
+
+_Match = Callable[[Sequence[str], Family], bytes]
+_MATCHES: Final[Mapping[str, _Match]] = {
+    "comment": _comment,
+    "addrtype": _addrtype,
+    "statistic": _statistic,
+    "recent": _recent,
+    "nfacct": _nfacct,
+} | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
+
+_VERDICTS: Final = {"ACCEPT": _verdict(x.ACCEPT), "DROP": _verdict(x.DROP), "RETURN": _verdict(x.RETURN)}
+
+
+def _target(text: str, family: Family) -> bytes:
+    if (verdict := _VERDICTS.get(text)) is not None:
+        return verdict
+    name, _, options = text.partition(" ")
+    if name == "DNAT" and options.startswith("--to-destination "):
+        return _dnat(options.removeprefix("--to-destination "), family)
+    if text == "REJECT":
+        code = 3 if family is Family.IPV4 else 4  # IPT_ICMP_PORT_UNREACHABLE, IP6T_ICMP6_PORT_UNREACH
+        return _xt("target", "REJECT", 0, struct.pack("=I", code))
+    raise Unknown(f"-j {text}")
+
+
+def _dnat(destination: str, family: Family) -> bytes:
+    address, _, port = destination.rpartition(":")
+    value = pack(address.strip("[]"))
+    if value is None or len(value) != family.address_size:
+        raise Unknown(f"-j DNAT --to-destination {destination}")
+    ends = int(port).to_bytes(2, "big") * 2
+    return _DNAT + (value.ljust(16, b"\0") * 2) + ends + bytes(8)
+
+
+_DNAT: Final = _xt("target", "DNAT", 2, bytes(48))[:-48] + struct.pack(
+    "=I", 3
+)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED

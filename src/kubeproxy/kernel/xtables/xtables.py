@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.nfnetlink import has_chain
-from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Start, Waited, lock
+from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Waited, lock
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
@@ -31,7 +31,6 @@ VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6table
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
 _LOCK_HELD: Final = "holding the xtables lock"
-_AS_WE_ARE: Final = Start()
 _ODD_BYTES: Final = (
     "surrogateescape"  # comments of other programs may be any bytes, which must be preserved to remove their rules
 )
@@ -87,7 +86,7 @@ class Commands(NamedTuple):
             return NOT_WAITED
         with lock().held(LOCK_PATIENCE) as waited:
             if self.obeys_lock:
-                _stream(command, pieces, lock().start())
+                _stream(command, pieces, **lock().start())
                 return waited
         _stream(command, pieces)
         return waited
@@ -179,11 +178,10 @@ def _printed(command: list[str]) -> Iterator[str]:
             raise CommandError(command[0], text, status)
 
 
-def _stream(command: list[str], pieces: Iterable[str], start: Start = _AS_WE_ARE) -> None:
+def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
     """Run a command with the pieces as its input. Raises RestoreError, or ApplyError if it cannot be run."""
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
-    environment = {"env": start.environment, "pass_fds": start.descriptors}
-    with _running(command, _RESTORE_TIMEOUT, **ends, **environment) as (process, said):
+    with _running(command, _RESTORE_TIMEOUT, **ends, **start) as (process, said):
         _feed(process, pieces)
         if status := process.wait():
             text = os.pread(said, 1 << 16, 0).decode(errors="replace")

@@ -1,22 +1,30 @@
-"""The lock that programs hold while they change legacy iptables, taken so that its holder can be named.
+"""The lock of legacy iptables, and changes of legacy tables by other programs.
 
-The commands wait for it themselves (-w), but do not report for how long or for which program, and release it between
-our reading of a table and their change. Source: iptables' xshared.c.
+The commands wait for the lock themselves (-w), but do not report for how long or for which program, and release it
+between our reading of a table and their change. The kernel counts no changes of legacy tables. One that keeps the size
+of a table shows only by the lock, which programs also take to list rules. If the file cannot be watched, the lock never
+seems taken. Sources: iptables' xshared.c; struct ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, the same
+for ip6_tables.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.proc.inotify import IN_DELETE_SELF, IN_IGNORED, IN_OPEN, Inotify
+from kubeproxy.model.addresses import Family
 
 _POLL: Final = 0.02  # seconds
 _LOOK: Final = 0.5
@@ -48,13 +56,6 @@ class NotReleasedError(LockHeldError):
     def __init__(self, path: Path, waited: Waited) -> None:
         self.waited = waited
         super().__init__(f"{waited.holder} has held the iptables lock ({path}) for more than {waited.seconds:.0f} s")
-
-
-class Start(NamedTuple):
-    """How to start a command: its environment, None for that of this process, and the descriptors to inherit."""
-
-    environment: Mapping[str, str] | None = None
-    descriptors: tuple[int, ...] = ()
 
 
 def path() -> Path:
@@ -137,7 +138,7 @@ class Place:
 class Lock:
     """A lock file for the whole process: one thread at a time, which may take it again.
 
-    The file stays open, so that lock_watch sees only other programs open it.
+    The file stays open, so that LockWatch counts only other programs.
     """
 
     def __init__(self, path: Path, nobodys: int) -> None:
@@ -192,17 +193,15 @@ class Lock:
         if free >= _GLANCE:
             self._busy_since, self._wanted = time.monotonic(), False
 
-    def start(self) -> Start:
-        """Return how to start a command that changes rules while the lock is held.
+    def start(self) -> dict[str, Any]:
+        """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held.
 
         It takes another lock, and has this one too: should this process be killed, it is held until the command ends.
         """
         if self._file < 0:
-            return Start()
-        return Start(
-            {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"},
-            (self._file, self._nobodys),
-        )
+            return {}
+        environment = {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"}
+        return {"env": environment, "pass_fds": (self._file, self._nobodys)}
 
     def _take(self, patience: float) -> Waited:
         began = time.monotonic()
@@ -268,13 +267,13 @@ class Lock:
 
 
 @cache
-def _of(path: Path) -> Lock:
+def _lock_of(path: Path) -> Lock:
     return Lock.open(path)
 
 
 def lock() -> Lock:
     """Return the lock that the commands use."""
-    return _of(path())
+    return _lock_of(path())
 
 
 def _holder(file: int) -> str:
@@ -290,3 +289,83 @@ def _holder(file: int) -> str:
     except (OSError, ValueError):
         pass
     return "another program"
+
+
+_GET_INFO: Final = 64  # IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+_INFO: Final = struct.Struct("=32s13I")  # name, hooks, 5 entry points, 5 underflows, number of entries, bytes
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class TableInfo:
+    """A socket that reads the sizes of the legacy tables of a family, in microseconds. Needs CAP_NET_ADMIN."""
+
+    def __init__(self, family: Family, opened: socket.socket) -> None:
+        self._level = socket.IPPROTO_IPV6 if family is Family.IPV6 else socket.IPPROTO_IP
+        self._socket = opened
+
+    @classmethod
+    def open(cls, family: Family) -> Self:
+        """Open a socket in the network namespace of the caller."""
+        return cls(family, socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def info(self, table: str) -> tuple[int, ...]:
+        """Return the sizes of a table: other numbers mean that it was changed. Raises ApplyError."""
+        # socket.getsockopt cannot pass the name of the table.
+        buffer = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
+        size = ctypes.c_uint32(_INFO.size)
+        if _LIBC.getsockopt(self._socket.fileno(), self._level, _GET_INFO, buffer, ctypes.byref(size)) != 0:
+            raise ApplyError(f"cannot read the size of the iptables table {table}: {os.strerror(ctypes.get_errno())}")
+        return tuple(_INFO.unpack(buffer.raw)[1:])
+
+
+class LockWatch:
+    """Watches one lock file, for all backends of the process, which call one at a time."""
+
+    def __init__(self, path: Path, inotify: Inotify) -> None:
+        self._path = path
+        self._inotify = inotify
+        self._taken = 0
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Watch a file from now on; it is created if it is missing."""
+        watching = cls(path, Inotify.open())
+        watching._add()
+        return watching
+
+    def taken(self) -> int:
+        """Return how often other programs opened the lock file, at least; the number grows with each time."""
+        if IN_OPEN & (mask := self._inotify.happened()):
+            self._taken += 1
+        if IN_IGNORED & mask:  # another file has the name now
+            self._add()
+        return self._taken
+
+    def forget(self) -> None:
+        """Ignore events since the last call: this process caused them."""
+        if IN_IGNORED & self._inotify.happened():
+            self._add()
+
+    def _add(self) -> None:
+        if self._inotify.fileno() < 0:
+            return
+        try:
+            os.close(os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError:
+            return
+        self._inotify.watch(self._path, IN_OPEN | IN_DELETE_SELF)
+
+
+@cache
+def _watch_of(path: Path) -> LockWatch:
+    return LockWatch.open(path)
+
+
+def lock_watch() -> LockWatch:
+    """Return the watch of the lock file that the commands use."""
+    lock()  # opens the file, which is not to be seen
+    return _watch_of(path())

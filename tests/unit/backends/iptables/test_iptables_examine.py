@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.iptables.examine import IptablesExaminer
 from kubeproxy.backends.iptables.skeleton import RuleSettings, StartOptions
+from kubeproxy.backends.state import Kind
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.objects import ServicePort
 from support.fake_tables import FakeCommands, target_of

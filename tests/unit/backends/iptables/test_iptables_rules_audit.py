@@ -135,7 +135,7 @@ def test_endpoints_that_made_the_cluster_large_are_no_drift():
 
 def test_after_an_audit_none_follows_for_a_while(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("kubeproxy.backends.iptables.audit.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kubeproxy.backends.iptables.watch.time.monotonic", lambda: now[0])
     looked = []
     saved = FakeCommands.saved
 

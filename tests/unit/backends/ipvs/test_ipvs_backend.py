@@ -10,9 +10,9 @@ from hypothesis import given
 from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
-from kubeproxy.backends.ipvs.render import server_key
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import SetEntry
+from kubeproxy.kernel.ipvs import server_key
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector, FamilyGlobals

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.examination import Kind
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
+from kubeproxy.backends.state import Kind
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import pack

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from kubeproxy.backends.ipvs.desired import NodeAddresses, render
 from kubeproxy.backends.ipvs.layout import IpsetId
-from kubeproxy.backends.ipvs.render import NodeAddresses, render
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.state import Kind
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from support import nftables_packets
 from support.cluster_objects import HERE, THERE, endpoint, parsed, service

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.examination import Kind
+from kubeproxy.backends.state import Kind
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
-from kubeproxy.backends.userspace.layout import elements, merged, shapes
 from kubeproxy.backends.userspace.listeners import assignments
-from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
+from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged, shapes
 from kubeproxy.kernel.nftables.tables import ChainContents, Hook
 from kubeproxy.kernel.proc.listening import Listening
 from kubeproxy.model.addresses import Family, pack
