@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 NUMBER: Final = "0.1.0"
 """The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other is a development version of it."""
 
-SAME_BUILD: Final = "restart the proxy, or ask by the command of its own container"
+SAME_BUILD: Final = "restart the proxy, or run the command in the proxy's container"
 """Advice for a command and a proxy of two builds."""
 
 _WRITTEN = Path(__file__).with_name("BUILD")

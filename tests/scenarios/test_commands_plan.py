@@ -78,7 +78,7 @@ async def test_another_mode(live: Live) -> None:
     status, seen = await outlook(live, "--proxy-mode", "userspace")
     assert status == 1
     assert any("with this node's address" in one["after"] for one in seen["shifts"])
-    assert any("remembered anew" in text for text in seen["remarks"])
+    assert any("session affinity starts again" in text for text in seen["remarks"])
     assert any(
         line.startswith("removed by the proxy at its next start, once the new rules are in place")
         for line in seen["node"]

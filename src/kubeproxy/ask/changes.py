@@ -240,7 +240,7 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
         yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
     if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):
-        yield f"clients with session affinity are remembered anew: each may get another endpoint once ({count})"
+        yield f"session affinity starts again: each client may get another endpoint once ({count})"
     kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
     for kind in sorted(kinds & _KINDS.keys()):
         if (refused := kind in new.refuses_ports) is not (kind in old.refuses_ports):
@@ -248,15 +248,15 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
             yield f"connections to {_KINDS[kind]} on ports that no Service has {sense}"
     if old.drops_unowned is not new.drops_unowned:
         sense = "is dropped" if new.drops_unowned else "is not dropped any more"
-        yield f"what is sent to addresses of ServiceCIDRs that no Service has {sense}"
+        yield f"traffic to addresses of ServiceCIDRs that no Service has {sense}"
 
 
 def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
     """Return the effect on established connections, as a sentence."""
     if not before.outlives_mode and (not same_mode or before.carries):
-        return "established connections end: what carries them goes with the old proxy"
+        return "established connections end with the old proxy, which relays them, or with its virtual servers"
     if not same_mode and not after.outlives_mode:
-        return "established connections go on; those made then will end when the mode is changed again"
+        return "established connections go on; later ones will end when the mode is changed again"
     return "established connections go on"
 
 

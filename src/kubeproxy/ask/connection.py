@@ -110,7 +110,7 @@ def _unrouted(why: Why) -> Iterator[Diagnosis]:
             severity=Severity.BROKEN,
             about="routes",
             what=f"this node has no route to {unpack(front)}",
-            why="the kernel routes its own packets before any rule: programs hear that the network is unreachable",
+            why="the kernel routes its own packets before any rule: programs get the error ENETUNREACH",
             fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
             "addresses of Services; any will do, as the rules replace the address",
         )

@@ -224,9 +224,9 @@ def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
     """Yield fixes for an address and port that no Service has on this node."""
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
-        yield f"ask for a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
+        yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
     if "nodePortAddresses" in blocking:
-        yield "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration"
+        yield "use an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration"
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:

@@ -63,8 +63,8 @@ def _print(state: Fullness, spent: float) -> None:
         output.marked(output.BAD, problem)
     if not state.problems:
         output.marked(output.OK, "nothing was refused while it was looked")
-    words = "{dropped} dropped, {early} given up for others, {failed} lost a race, {clashes} races settled, {invalid} "
-    words += "packets of no connection"
+    words = "{dropped} dropped, {early} removed early, {failed} not inserted, {clashes} clashes resolved, {invalid} "
+    words += "invalid packets"
     output.marked(output.NOTE, f"since the node started: {words.format(**state.refused_before)}")
     if state.states:
         output.marked(output.NOTE, ", ".join(f"{count} {name}" for name, count in state.states.items()))

@@ -34,7 +34,7 @@ class FormQuestions:
     async def why(self, question: Mapping[str, str]) -> bytes:
         """Return an answer, as JSON. Raises UnansweredError."""
         if not self._socket:
-            raise UnansweredError("nobody can ask this proxy: remove --control-socket, or give it a path")
+            raise UnansweredError("this proxy has no control socket: remove --control-socket, or give it a path")
         try:
             async with asyncio.timeout(PATIENCE), self._turn:
                 answer = await self._once(msgspec.json.encode(question))

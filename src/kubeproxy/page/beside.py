@@ -131,7 +131,7 @@ class Problems:
     async def run(self) -> None:
         """Check now, and then periodically, until cancelled."""
         if not self._socket:
-            text = "nobody can ask this proxy, so that not everything was looked at"
+            text = "this proxy has no control socket, so not everything could be checked"
             self._findings = [_unknown(text, "remove --control-socket, or give it a path")]
             while True:
                 await self._ended_look()

@@ -172,7 +172,7 @@ class OwnMetrics:
         def gauge(name: str, text: str, *labels: str) -> MetricFamily[GaugeMetric]:
             return registry.gauge(name, f"{text} (not in the Go kube-proxy)", *labels)
 
-        self.ready = gauge("kubeproxy_ready", "Whether /readyz says that the proxy does its work: 1 or 0").labels()
+        self.ready = gauge("kubeproxy_ready", "Whether /readyz reports that the proxy is ready: 1 or 0").labels()
         self.repairs = registry.counter(
             "kubeproxy_repairs_total",
             "Cumulative repairs of what another program changed in our rules (not in the Go kube-proxy)",
@@ -191,7 +191,7 @@ class OwnMetrics:
         )
         self._staleness = gauge(
             "kubeproxy_source_staleness_seconds",
-            "Seconds since the source of a resource was last heard from",
+            "Seconds since the last message of a resource's source",
             "resource",
         )
         self._certificates = gauge(

@@ -172,12 +172,12 @@ STICKY = service("sticky", "10.96.0.12", ports=HTTP, session_affinity="ClientIP"
     ("before", "after", "same", "texts"),
     [
         (Habits(), Habits(), True, []),
-        (Habits(), Habits(), False, ["clients with session affinity are remembered anew"]),
+        (Habits(), Habits(), False, ["session affinity starts again"]),
         (
             Habits(),
             Habits(affinity=Affinity.ADDRESS),
             False,
-            ["session affinity is for an address of a service port", "clients with session affinity"],
+            ["session affinity is for an address of a service port", "session affinity starts again"],
         ),
         (Habits(), Habits(refuses_ports=()), True, ["connections to cluster IPs on ports that no Service has"]),
     ],
@@ -194,7 +194,7 @@ def test_remarks(before, after, same, texts):
         (Habits(outlives_mode=False), Habits(), False, "established connections end"),
         (Habits(outlives_mode=False), Habits(outlives_mode=False), True, "established connections go on"),
         (Habits(outlives_mode=False, carries=True), Habits(), True, "established connections end"),
-        (Habits(), Habits(outlives_mode=False), False, "established connections go on; those made then will end"),
+        (Habits(), Habits(outlives_mode=False), False, "established connections go on; later ones will end"),
     ],
 )
 def test_established_connections(before, after, same, text):

@@ -399,14 +399,14 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
 @pytest.mark.parametrize(
     ("resource", "synced", "why"),
     [
-        ("services", True, "traffic flows on what was known last"),
+        ("services", True, "traffic uses the state known last"),
         (
             "services",
             False,
-            "nothing is known of Services yet, and this run has programmed nothing: rules of a run before",
+            "no Service is known yet, and this process has written no rules: those of the previous process",
         ),
-        ("endpointslices", False, "nothing is known of Services yet"),
-        ("nodes", False, "traffic flows on what was known last"),
+        ("endpointslices", False, "no Service is known yet"),
+        ("nodes", False, "traffic uses the state known last"),
     ],
 )
 @pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])

@@ -81,7 +81,7 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
             "connection tracking is 99% full: 99 of 100: when it is full",
         ),
         (settings.filled(settings.tracked(85, 100), "conntrack"), 0, "connection tracking is 85% full"),
-        (gone(480), 1, "the API server cannot be reached at h: refused: traffic flows on what was known 8 minutes ago"),
+        (gone(480), 1, "the API server cannot be reached at h: refused: traffic uses the state known 8 minutes ago"),
         (gone(30), 0, None),
     ],
 )
@@ -142,7 +142,7 @@ def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))
     (found,) = told.findings
-    assert (told.answer, found.severity.mark, "what was known 8 minutes ago" in found.text) == ("no", "x", True)
+    assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
     assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "
 
 

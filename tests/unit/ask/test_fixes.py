@@ -32,11 +32,11 @@ def subject() -> Snapshot:
     [
         (
             "10.96.0.10:53/udp",
-            "ask for a port that it has (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
+            "use a port that it has (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
         ),
         (
             "127.0.0.1:30080",
-            "ask an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration",
+            "use an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_an_answer_without_what_this_version_needs(monkeypatch: pytest.MonkeyPat
     body = framed([msgspec.msgpack.encode({"name": ["default", "web"]})])
     asked = client.Client("/run/control.sock")
     monkeypatch.setattr(asked, "_request", lambda *_: Answer(body if streamed == "streamed" else body[4:]))
-    with pytest.raises(client.NoAnswerError, match="restart the proxy, or ask by the command of its own container"):
+    with pytest.raises(client.NoAnswerError, match="restart the proxy, or run the command in the proxy's container"):
         list(asked.stream("/services", ProgrammedService, [])) if streamed == "streamed" else asked.ask("/facts", Facts)
 
 

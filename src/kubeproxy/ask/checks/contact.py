@@ -40,9 +40,9 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     """Check whether the server answers, and whether changes of every resource arrive."""
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
-    effect = f"traffic flows on what was known {known}; changes of Services and endpoints do not get here"
+    effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
-        effect = "nothing is known of Services yet, and this run has programmed nothing: rules of a run before stay"
+        effect = "no Service is known yet, and this process has written no rules: those of the previous process stay"
     if reach.trouble:
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -100,7 +100,7 @@ def _gravity(one: WatchStanding) -> tuple[bool, float]:
     return not one.synced, one.stale
 
 
-_UNREAD: Final = "nothing of the cluster can be read, so nothing can be said of Services and this Node"
+_UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"
 _REFUSED_CREDENTIALS: Final = "(code 401)"  # texts of StatusError
 _CREDENTIALS: Final = (
     "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "

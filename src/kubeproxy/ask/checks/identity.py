@@ -54,7 +54,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
             severity=Severity.DEGRADED,
             about="node",
             what=f"Node {name} has no InternalIP and no ExternalIP",
-            why="NodePorts cannot be kept to the node's own addresses: they answer on all",
+            why="NodePorts cannot be limited to the Node's addresses: they answer on all",
             fix="status.addresses comes from the kubelet (--node-ip) or the cloud controller: look at their logs",
         )
     elif internal and not any(address in local for address in internal):
@@ -65,7 +65,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
             what=f"Node {name} has the addresses {shown}, and this machine has none of them",
             why=f"hostnameOverride names another node, or the Node's addresses are old. {_WHY_NAME}",
             fix="set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it; if it is right, "
-            "have the kubelet register its address anew (--node-ip)",
+            "let the kubelet register its address again (--node-ip)",
         )
 
 
@@ -76,7 +76,7 @@ def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
             severity=Severity.DEGRADED,
             about="node",
             what=f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR",
-            why="traffic of pods cannot be told from that of others: it is not masqueraded where it should be",
+            why="traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be",
             fix="have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode",
         )
 
@@ -88,7 +88,7 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
             severity=Severity.DEGRADED,
             about="configuration",
             what=f"the configuration file cannot be used: {mistakes}",
-            why="the proxy runs on with what it had; once it ends it does not start again",
+            why="the proxy keeps its present configuration; after its end it cannot start with this file",
             fix=f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change",
         )
     elif difference:

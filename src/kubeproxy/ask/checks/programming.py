@@ -21,14 +21,14 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
                 about="kernel",
                 what=f"the kernel refuses changes of {label}: {one.refusal}",
                 why=f"{one.queued} Services wait; their old rules go on",
-                fix="do what the refusal says; the proxy tries again by itself, at the latest after 10 s",
+                fix="follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s",
             )
         elif one.difference is not None:
             yield Diagnosis(
                 severity=Severity.DEGRADED,
                 about="kernel",
                 what=f"another program changed rules of {label}: {one.difference}",
-                why="what it changed may not work until it is put back, which the proxy is doing",
+                why="connections may fail until the proxy has repaired its rules; the repair is under way",
                 fix="find the program; `kube-proxy verify` shows what differs now",
             )
         elif one.sound_since is None:
@@ -37,7 +37,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
                 about="kernel",
                 what=f"the kernel was never known to have all of {label}",
                 why=f"{one.queued} Services wait",
-                fix="if it has just started, wait a moment; else the proxy's log says what it waits for",
+                fix="if it has just started, wait a moment; else see the reason in the proxy's log",
             )
 
 
@@ -48,7 +48,7 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
             severity=Severity.BROKEN,
             about="ready",
             what=f"the proxy is not ready: {reason}",
-            why="load balancers may take this node out, and what it programs may be old",
+            why="load balancers may stop using this node, and its rules may be outdated",
             fix="its log says more",
         )
 
@@ -65,8 +65,8 @@ def there(
                 about="kernel",
                 what=f"nothing of {mode} mode is in the kernel for {family.label}",
                 why="no Service answers on this node",
-                fix="the proxy puts it back within seconds; if it does not, its log says why. What removes it? A "
-                "firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
+                fix="the proxy restores it within seconds; if it does not, see its log. Find the cause: "
+                "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
                 if listed
                 else "the proxy writes it as soon as it has the lists of the API server",
             )

@@ -62,7 +62,7 @@ def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnos
             severity=severity,
             about="sysctl",
             what=f"{', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'} 0",
-            why="of what comes in there nothing is forwarded, no request to an endpoint and no answer to a client: "
+            why="packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
             "connections time out",
             fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
         )
@@ -84,12 +84,12 @@ def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
 
 def _effect(key: str) -> str:
     if "nf_conntrack" in key:
-        return "the proxy set what its configuration says (conntrack), and something changed it back"
+        return "the proxy set the value of its configuration (conntrack), and another program changed it"
     if key.endswith("route_localnet"):
         return "NodePorts do not answer on 127.0.0.1 (iptables.localhostNodePorts)"
     if "/arp_" in key:
         return "the node answers ARP for addresses of Services (ipvs.strictARP), which belong to a load balancer"
-    return "the mode needs it: connections to Services fail without"
+    return "the mode needs this value: otherwise connections to Services fail"
 
 
 def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
@@ -101,7 +101,7 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
                 about="sysctl",
                 what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but answers from {one.address} on "
                 f"{one.interface} leave by {one.out}",
-                why=f"what clients from other networks send to NodePorts on {one.address} is dropped without a trace",
+                why=f"packets of clients from other networks to NodePorts on {one.address} are dropped without a trace",
                 fix=f"sysctl -w net.ipv4.conf.{one.interface}.rp_filter=2 (loose; the larger one of this and of "
                 f"net.ipv4.conf.all.rp_filter counts), {_PERSIST}; or a route for answers from {one.address}",
             )
@@ -142,7 +142,7 @@ def down(
                 severity=Severity.BROKEN,
                 about="interfaces",
                 what=f"{one.name}, which has {roles[one.name]}, {'has no carrier' if one.up else 'is down'}",
-                why="nothing comes in or leaves by it: requests, answers of endpoints, and what goes to other nodes",
+                why="no packet passes it: no request, no answer of an endpoint, and nothing to other nodes",
                 fix="see its cable, its other end or the program that made it"
                 if one.up
                 else f"ip link set {one.name} up, and see which program took it down; then its routes must be back "
@@ -183,7 +183,7 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
             about="descriptors",
             what=f"the proxy (pid {pid}) has {used} files open of {limit} that it may",
             why="health checks, and in userspace mode connections, are turned away when none is left",
-            fix="raise LimitNOFILE of its unit, or the container runtime's limit; see who holds so many connections",
+            fix="raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many",
         )
 
 

@@ -30,7 +30,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
             severity=Severity.BROKEN,
             about="proxies",
             what=f"{kind} runs here too (pid {process.pid}){shown}",
-            why=f"two of them write rules for the same Services: {same}, and endpoints that are gone stay",
+            why=f"two of them write rules for the same Services: {same}, and deleted endpoints stay",
             fix="stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
             "docs/migrate.md says how to go from one to the other",
         )
@@ -48,8 +48,8 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
                 severity=Severity.DEGRADED,
                 about="leftovers",
                 what=f"left by another kube-proxy: {trace.what}{caught}",
-                why="connections may still be sent to endpoints that are long gone",
-                fix="see that no other kube-proxy runs, then restart this one: it removes what is not its own",
+                why="connections may still be sent to deleted endpoints",
+                fix="make sure that no other kube-proxy runs, then restart this one: it removes the other's rules",
             )
         else:
             yield Diagnosis(
@@ -75,7 +75,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
                 severity=Severity.DEGRADED,
                 about="leftovers",
                 what=f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}",
-                why="packets pass both; those that nobody keeps send connections to endpoints that are gone",
+                why="packets pass the chains of both; outdated chains send connections to deleted endpoints",
                 fix="restart the proxy: it removes those of the variant that it does not use",
             )
 
@@ -112,8 +112,8 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
                 severity=Severity.BROKEN,
                 about="firewall",
                 what=f"{one.where}, chain {one.chain}: drops all new connections at the hook {one.hook}",
-                why="no rule of it accepts any: what is on its way to endpoints is dropped, the client sees a timeout",
-                fix=f"let it accept what is translated: `ct status dnat accept` in {one.where} {one.chain}, or "
+                why="none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
+                fix=f"let it accept translated packets: `ct status dnat accept` in {one.where} {one.chain}, or "
                 "for iptables `-m conntrack --ctstate DNAT -j ACCEPT`; `kube-proxy trace` shows a packet's way",
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):

@@ -117,7 +117,7 @@ def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seco
 def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     share = level.entries / level.limit if level.limit else 0.0
     if share >= 1:
-        yield "it is full: new connections are dropped, unless one that nobody answered can be given up for them"
+        yield "it is full: new connections are dropped, unless the kernel can remove an unanswered one"
     elif share >= NEARLY_FULL:
         yield f"it is nearly full: {share:.0%}"
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
@@ -125,7 +125,7 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     if refused.dropped:
         yield f"{refused.dropped} packets were dropped just now, as there was no room for their connection"
     if refused.early:
-        yield f"{refused.early} entries were given up just now, to make room for new ones"
+        yield f"{refused.early} entries were removed just now, to make room for new ones"
     if refused.failed:
         yield f"{refused.failed} packets were dropped just now, as their entry or their translated address was taken"
     if refused.chains:
@@ -143,9 +143,9 @@ def _fixes(
             )
     total = max(sum(states.values()), 1)
     if states.get("TCP established", 0) > total / 2:
-        yield "most are established TCP: shorten conntrack.tcpEstablishedTimeout for those whose ends are gone"
+        yield "most are established TCP: shorten conntrack.tcpEstablishedTimeout to remove abandoned ones"
     if states.get("TCP close-wait", 0) > total / 4:
-        yield "many wait for one side to close: a program forgets to; conntrack.tcpCloseWaitTimeout shortens that"
+        yield "many wait because a program does not close them; conntrack.tcpCloseWaitTimeout shortens the wait"
     if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
         yield "most are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
     yield (

@@ -237,7 +237,7 @@ def _became(
     found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
 ) -> Verdict:
     if not found:
-        text = "no packet of this flow came by: have the client send meanwhile, or wait longer (--seconds)"
+        text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
     for one in found:
         if one.lost:
@@ -251,9 +251,9 @@ def _became(
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if last == HOOKS[PREROUTING] and later:
         return Verdict(
-            "it was not dropped by a rule and went no further than prerouting: there is no route to where it goes, "
-            "forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding where it came in), or rp_filter "
-            "does not like where it came from",
+            "no rule dropped it, but it went no further than prerouting: there is no route to its destination, "
+            "forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding of the interface of arrival), "
+            "or rp_filter rejects its source",
             passed=False,
         )
     return _unanswered(served, last, protocol)
