@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple, Self
 
@@ -20,12 +20,12 @@ from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import (
-    StaleChains,
     Work,
     declarations,
     foundation,
     jumps,
     one_restore,
+    removals,
     several_restores,
 )
 from kubeproxy.backends.iptables.skeleton import (
@@ -45,7 +45,7 @@ from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
-from kubeproxy.kernel.xtables.xtables import Commands, RestoreError, chain_of
+from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError, chain_of, target_of
 from kubeproxy.kernel.xtables.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName
@@ -81,7 +81,7 @@ class IptablesBackend:
         self._nodeport_rules = ""  # as written last
         self._watch = watching
         self._audit = Audit(commands, self._change)
-        self._stale = StaleChains(commands, self._writer.chains_at_once, self._change)
+        self._used: frozenset[str] = frozenset()  # chains of no Service that had to stay
         self._full_due = 0.0
         self._counts: dict[Place, int] = {}  # rules in each shared chain
         self._loopback_tried = False
@@ -188,7 +188,7 @@ class IptablesBackend:
         for table in last:
             last[table] += f"{work.before.get(table, '')}{work.after.get(table, '')}".count("-A ")
         yield from self._write(work)
-        self._stale.remove([name for name in sorted(found["nat"].chains - kept) if name.startswith(SERVICE_PREFIXES)])
+        self._remove([name for name in sorted(found["nat"].chains - kept) if name.startswith(SERVICE_PREFIXES)])
         self._full_due = time.monotonic() + FULL_PERIOD
         self._written(last)
 
@@ -204,6 +204,35 @@ class IptablesBackend:
             text = chain([first], pieces)
             self._run(_Piece(lambda: self._commands.restore(text)))
             yield self._contents.nat_rules
+
+    def _remove(self, chains: Sequence[str]) -> None:
+        """Empty chains of deleted Services, and remove those to which no rule leads; log each other chain once.
+
+        iptables refuses the removal of a chain that another program's rule leads to, and with that the whole restore.
+        """
+        if not chains:
+            self._used = frozenset()
+            return
+        self._change_each(chains, declarations)
+        try:
+            lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
+        except Incompatible:  # the removal fails if a rule leads to one
+            lines = []
+        used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
+        for name in sorted(used - self._used):
+            log.warning(
+                "Leaving an empty chain that belongs to no Service: rules of another program lead to it chain=%s "
+                "family=%s",
+                name,
+                self.family.label,
+            )
+        self._used = used
+        self._change_each([name for name in chains if name not in used], removals)
+
+    def _change_each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
+        most = self._writer.chains_at_once
+        for start in range(0, len(chains), most):
+            self._change(f"*nat\n{lines(chains[start : start + most])}COMMIT\n")
 
     def _everything(self, own: Iterator[OwnChains], found: Mapping[str, FoundTable]) -> Work:
         before = {table: foundation(table, found[table], self._settings) for table in CANARY_TABLES}

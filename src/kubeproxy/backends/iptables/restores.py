@@ -1,4 +1,4 @@
-"""Inputs of iptables-restore, and the removal of chains whose Services are deleted.
+"""Inputs of iptables-restore. Pure.
 
 Legacy iptables reads and writes the whole table for each restore, so it gets one restore. iptables-nft 1.8.9 searches a
 sorted list for each chain that a restore names, so that its time grows with the square of their number: it gets a
@@ -12,8 +12,7 @@ track a packet in between without translation, and its client would get no answe
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -21,9 +20,6 @@ from kubeproxy.backends.iptables.contents import OwnChains
 from kubeproxy.backends.iptables.found import FoundTable
 from kubeproxy.backends.iptables.names import COPY
 from kubeproxy.backends.iptables.skeleton import CANARY, JUMPS, KUBELET_FIREWALL, MARTIANS, RuleSettings, fixed_chains
-from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, target_of
-
-log = logging.getLogger("kubeproxy.iptables")
 
 _PIECE: Final = 200
 """Number of Services whose chains go to a running iptables-restore in one piece of input."""
@@ -138,42 +134,3 @@ def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
     kubelets = f"{MARTIANS}\n" if lacks_rule else ""
     left = [chain for chain in found.chains if chain.startswith(COPY)]
     return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)
-
-
-class StaleChains:
-    """Removes the chains of deleted Services from the nat table of one family.
-
-    A chain to which a rule of another program jumps is flushed and stays: iptables refuses its removal, and with it the
-    whole restore.
-    """
-
-    def __init__(self, commands: Commands, at_once: int, restore: Callable[[str], None]) -> None:
-        self._used: frozenset[str] = frozenset()  # chains that stay because rules jump to them
-        self._commands = commands
-        self._at_once = at_once
-        self._restore = restore
-
-    def remove(self, chains: Sequence[str]) -> None:
-        """Flush chains and delete those to which no rule jumps; log each other chain once. Raises ApplyError."""
-        if not chains:
-            self._used = frozenset()
-            return
-        self._each(chains, declarations)
-        try:
-            lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # the removal fails if a rule leads to one
-            lines = []
-        used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
-        for name in sorted(used - self._used):
-            log.warning(
-                "Leaving an empty chain that belongs to no Service: rules of another program lead to it chain=%s "
-                "family=%s",
-                name,
-                self._commands.family.label,
-            )
-        self._used = used
-        self._each([name for name in chains if name not in used], removals)
-
-    def _each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
-        for start in range(0, len(chains), self._at_once):
-            self._restore(f"*nat\n{lines(chains[start : start + self._at_once])}COMMIT\n")
