@@ -7,16 +7,18 @@ rule on the way distinguishes them. The first packet of each class is followed t
 from __future__ import annotations
 
 import ipaddress
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import Final, NamedTuple
 
 from kubeproxy.meaning import regions
 from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
 from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import CompiledRules, NodePlace, Op, Property
+from kubeproxy.meaning.rules import CompiledRules, NodePlace
+from kubeproxy.meaning.shapes import Shapes, Unit
 from kubeproxy.meaning.walk import Walk
 
 TOLERANCE: Final = 0.02
@@ -71,14 +73,16 @@ class Comparison(NamedTuple):
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets for all packets."""
-    found = _Comparing(place)
-    interfaces = Interfaces((first, second))
-    walks = Walk(first, place, interfaces), Walk(second, place, interfaces)
-    for destination in destinations((first, second), place):
-        if not _is_loopback(destination, place.bits):
-            found.settle(destination, walks[0].arriving(destination), walks[1].arriving(destination), interfaces)
-        found.settle(destination, walks[0].made_here(destination), walks[1].made_here(destination), interfaces)
+    """Compare two rulesets for all packets: one unit of each shape."""
+    found = _Comparing(first, second, place)
+    shapes = Shapes((first, second), place)
+    known: dict[object, _Compared] = {}
+    for unit in shapes.units():
+        shape = shapes.shape(unit)
+        result = known.get(shape) or found.compared(unit)
+        if not result.leaves_out:
+            known[shape] = result
+        found.add(result)
     return found.result()
 
 
@@ -87,10 +91,10 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
     interfaces = Interfaces((ruleset,))
     walk = Walk(ruleset, place, interfaces)
     destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))
-    leaves = walk.arriving(destination) if packet.interface else walk.made_here(destination)
     services = regions.service(packet.protocol, packet.port) or regions.protocol_set(packet.protocol)
+    leaves = walk.outcomes(destination, services, here=not packet.interface)
     box = Box(((source, source),), interfaces.named(packet.interface), interfaces.named(packet.output or "other"))
-    return _shares([leaf for leaf in leaves if leaf.services & services], box)
+    return _shares(leaves, box)
 
 
 def _is_loopback(address: int, bits: int) -> bool:
@@ -98,70 +102,23 @@ def _is_loopback(address: int, bits: int) -> bool:
     return address >> 24 == 127 if bits == 32 else address == 1
 
 
-def destinations(rulesets: Iterable[CompiledRules], place: NodePlace) -> Iterator[int]:
-    """Yield one destination of each class; the constants of the rules divide the classes."""
-    points: dict[int, set[tuple[object, ...]]] = defaultdict(set)
-    edges = {0, 1 << place.bits}
-    sources: dict[int, set[int]] = {}
-    for number, (low, high, mark) in enumerate(_constants(rulesets, place, edges, sources)):
-        if low == high:
-            points[low].add(mark if mark is not None else (number,))
-        else:
-            edges |= {low, high + 1}
-    ordered = sorted(edges)
-    chosen = {
-        (bisect_right(ordered, each), frozenset(sources.get(each, ())), frozenset(marks)): each
-        for each, marks in points.items()
-    }
-    yield from sorted(chosen.values())
-    for low, end in pairwise(ordered):
-        free = next((each for each in range(low, end) if each not in points), None)
-        if free is not None:
-            yield free
-
-
-def _constants(
-    rulesets: Iterable[CompiledRules], place: NodePlace, edges: set[int], sources: dict[int, set[int]]
-) -> Iterator[tuple[int, int, tuple[object, ...] | None]]:
-    """Yield first and last address of each constant that destinations are compared with.
-
-    The third item is a mark, or None. A mark stands for an element with the same address as source and destination, as
-    in the sets of endpoints for hairpin traffic: addresses with the same marks belong to one class. Adds the ends of
-    ranges of sources to `edges`, and, to `sources`, the rulesets in which an address is a source.
+class _Compared(NamedTuple):
+    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: random numbers do not find
+    all elements, so units of the same shape may have other outcomes.
     """
-    yield from ((low, high, None) for low, high in place.local)
-    for number, ruleset in enumerate(rulesets):
-        for op in ruleset.operations():
-            if op[0] is Op.DESTINATION:
-                yield from ((low, high, None) for low, high in op[1])
-            elif op[0] is Op.SOURCE:
-                _add_sources(op[1], number, edges, sources)
-        for table in ruleset.tables():
-            at, source = table.at.get(Property.DESTINATION), table.at.get(Property.SOURCE)
-            for entry in table.entries:
-                ranges = entry.ranges
-                own = None
-                if source is not None and (at is None or ranges[source] != ranges[at]):
-                    _add_sources((ranges[source],), number, edges, sources)
-                elif source is not None and not entry.data:
-                    own = (id(table.entries), *(each for spot, each in enumerate(ranges) if spot not in {at, source}))
-                if at is not None:
-                    yield *ranges[at], own
 
-
-def _add_sources(ranges: Addresses, number: int, edges: set[int], sources: dict[int, set[int]]) -> None:
-    for low, high in ranges:
-        if low == high:
-            sources.setdefault(low, set()).add(number)
-        else:
-            edges |= {low, high + 1}
+    classes: int
+    causes: tuple[tuple[str, Witness], ...]
+    leaves_out: bool
 
 
 class _Comparing:
-    """Collects the results of comparisons."""
+    """Compares units, and collects the results."""
 
-    def __init__(self, place: NodePlace) -> None:
+    def __init__(self, first: CompiledRules, second: CompiledRules, place: NodePlace) -> None:
         self._place = place
+        self._interfaces = Interfaces((first, second))
+        self._walks = Walk(first, place, self._interfaces), Walk(second, place, self._interfaces)
         self._classes = 0
         self._causes: dict[str, tuple[int, Witness]] = {}
         self._unknown: set[str] = set()
@@ -171,39 +128,43 @@ class _Comparing:
         causes = tuple(WitnessGroup(text, number, witness) for text, (number, witness) in self._causes.items())
         return Comparison(self._classes, causes, tuple(sorted(self._unknown)))
 
-    def settle(self, destination: int, first: Sequence[Leaf], second: Sequence[Leaf], interfaces: Interfaces) -> None:
-        """Compare the outcomes of all packets to one destination."""
-        for services, ours, theirs in _by_service(first, second):
-            unknown = {leaf.outcome.text for leaf in (*ours, *theirs) if leaf.outcome.kind == "unknown"}
-            self._unknown |= unknown
-            self._classes += len({leaf[1:4] for leaf in ours})
-            for box in _unequal(ours, theirs):
-                if unknown:
-                    continue
-                self._differ(destination, services, box, (ours, theirs), interfaces)
+    def add(self, unit: _Compared) -> None:
+        """Count the classes and differences of one more unit."""
+        self._classes += unit.classes
+        for text, witness in unit.causes:
+            number, first = self._causes.get(text, (0, witness))
+            self._causes[text] = number + 1, first
 
-    def _differ(
-        self,
-        destination: int,
-        services: int,
-        box: Box,
-        leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
-        interfaces: Interfaces,
-    ) -> None:
+    def compared(self, unit: Unit) -> _Compared:
+        """Compare the outcomes of all packets of a unit."""
+        classes, causes = 0, list[tuple[str, Witness]]()
+        for walk in self._walks:
+            walk.leaves_out = False
+        for here in (False, True):
+            if not here and _is_loopback(unit.destination, self._place.bits):
+                continue
+            sides = [walk.outcomes(unit.destination, unit.services, here=here) for walk in self._walks]
+            for services, ours, theirs in _by_service(*sides):
+                unknown = {leaf.outcome.text for leaf in (*ours, *theirs) if leaf.outcome.kind == "unknown"}
+                self._unknown |= unknown
+                classes += len({leaf[1:4] for leaf in ours})
+                boxes = _unequal(ours, theirs) if not unknown else ()
+                causes += [self._cause(unit.destination, services, box, (ours, theirs)) for box in boxes]
+        return _Compared(classes, tuple(causes), any(walk.leaves_out for walk in self._walks))
+
+    def _cause(
+        self, destination: int, services: int, box: Box, leaves: tuple[Sequence[Leaf], Sequence[Leaf]]
+    ) -> tuple[str, Witness]:
         sides = [_shares(each, box) for each in leaves]
-        text = f"{_described(sides[0])} / {_described(sides[1])}"
-        number, witness = self._causes.get(text, (0, None))
-        if witness is None:
-            family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
-            packet = FirstPacket(
-                str(family(_example(box.sources, self._place.bits))),
-                str(family(destination)),
-                *regions.first_of(services),
-                interfaces.example(box.inputs),
-                interfaces.example(box.outputs),
-            )
-            witness = Witness(packet, *sides)
-        self._causes[text] = number + 1, witness
+        family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
+        packet = FirstPacket(
+            str(family(_example(box.sources, self._place.bits))),
+            str(family(destination)),
+            *regions.first_of(services),
+            self._interfaces.example(box.inputs),
+            self._interfaces.example(box.outputs),
+        )
+        return f"{_described(sides[0])} / {_described(sides[1])}", Witness(packet, *sides)
 
 
 class Box(NamedTuple):
@@ -228,13 +189,9 @@ def _by_service(first: Sequence[Leaf], second: Sequence[Leaf]) -> Iterator[tuple
     masks = sides[0].keys() | sides[1].keys()
     singles = [mask for mask in masks if mask.bit_count() == 1]
     wide = [mask for mask in masks if mask.bit_count() != 1]
-    rest = regions.EVERY
-    for mask in singles:
-        rest &= ~mask
-    atoms = [rest]
-    for mask in wide:
-        atoms = [part for atom in atoms for part in (atom & mask, atom & ~mask) if part]
-    for atom in (*singles, *atoms):
+    covered = reduce(or_, singles, 0)
+    atoms = [mask & ~covered for mask in _atoms(wide)]
+    for atom in (*singles, *filter(None, atoms)):
         holding = [mask for mask in wide if mask & atom]
         if atom in masks and atom not in holding:
             holding.append(atom)

@@ -145,8 +145,8 @@ class _Reader:
             elif word == "--probability" and random:
                 chance = float(next(words))
                 done.append((Op.CHANCE, 1 - chance if negated else chance))
-            elif (op := self._option(word, words, negated)) is not None:
-                done.append(op)
+            else:
+                _append(self._option(word, words, negated), done)
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
@@ -183,6 +183,14 @@ class _Reader:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:
             done += [(Op.UNKNOWN, f"target {name} {self._where}"), (Op.VERDICT, ACCEPT, "")]
+
+
+def _append(op: Operation | None, done: list[Operation]) -> None:
+    """Append an operation; tests of protocol and port that follow each other become one."""
+    if op is not None and op[0] is Op.SERVICE and done and done[-1][0] is Op.SERVICE:
+        done[-1] = _both(done[-1][1], op[1])
+    elif op is not None:
+        done.append(op)
 
 
 def _masked(text: str) -> tuple[int, int]:
@@ -251,6 +259,11 @@ def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
 @lru_cache(maxsize=65536)
 def _services(found: int, negated: bool) -> Operation:
     return Op.SERVICE, regions.EVERY & ~found if negated else found
+
+
+@lru_cache(maxsize=65536)
+def _both(first: int, second: int) -> Operation:
+    return Op.SERVICE, first & second
 
 
 def _interface(outgoing: bool) -> Callable[[NodePlace, str, bool], Operation]:

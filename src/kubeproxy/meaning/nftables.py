@@ -275,7 +275,7 @@ class _Rule:
             self._done.append((Op(int(field)), self._addresses(term, low, high, size, negated)))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
             of_protocol = field is Property.PROTOCOL
-            found = self._protocols(low, high) if of_protocol else regions.port_range(low, high)
+            found = regions.protocol_range(low, high) if of_protocol else regions.port_range(low, high)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
             self._done.append((kind, regions.EVERY & ~found if negated else found))
         elif field is Property.CONSTANT:
@@ -299,13 +299,6 @@ class _Rule:
             raise UnknownRuleError("TCP flags of ECN")
         if negated in found:
             self._done.append((Op.SERVICE, 0))
-
-    @staticmethod
-    def _protocols(low: int, high: int) -> int:
-        found = 0
-        for each in range(low, high + 1):
-            found |= regions.protocol_set(each)
-        return found
 
     def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> regions.Addresses:
         """Return the set of addresses with masked first `size` bytes in a range."""
@@ -391,7 +384,7 @@ class _Rule:
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT}:
             services = 0
             for pair in pairs:
-                services |= self._protocols(*pair) if field is Property.PROTOCOL else regions.port_range(*pair)
+                services |= regions.protocol_range(*pair) if field is Property.PROTOCOL else regions.port_range(*pair)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
             self._done.append((kind, regions.EVERY & ~services if inverted else services))
         elif field is Property.CONSTANT:

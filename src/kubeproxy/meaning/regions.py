@@ -75,6 +75,15 @@ def protocol_set(protocol: int) -> int:
     return _BLOCK << BLOCKS[protocol] * PORTS if protocol in BLOCKS else 1 << (3 * PORTS + protocol)
 
 
+@lru_cache(maxsize=256)
+def protocol_range(low: int, high: int) -> int:
+    """Return the set of all ports of a range of protocols."""
+    found = 0
+    for each in range(low, high + 1):
+        found |= protocol_set(each)
+    return found
+
+
 @lru_cache(maxsize=4096)
 def port_range(low: int, high: int) -> int:
     """Return the set of a range of ports, of all protocols that have ports."""

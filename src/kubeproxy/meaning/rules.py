@@ -6,16 +6,18 @@ hooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple
 
-from kubeproxy.meaning.regions import Addresses, point, port_range, protocol_set, service
+from kubeproxy.meaning.regions import Addresses, point, port_range, protocol_range, service
 
 
 class Op(IntEnum):
     """The kind of an operation, which is its first item; the comment names the other items."""
+
+    __hash__ = int.__hash__  # Enum's is a function in Python
 
     SOURCE = 0  # addresses
     DESTINATION = 1  # addresses
@@ -38,6 +40,8 @@ class Op(IntEnum):
 
 class Property(IntEnum):
     """Properties of a packet that a rule reads as a number, or as part of a key."""
+
+    __hash__ = int.__hash__
 
     SOURCE = 0
     DESTINATION = 1
@@ -100,47 +104,25 @@ class MapEntry(NamedTuple):
 
 
 class Keyed:
-    """Elements of a set or map, indexed by destination, and by destination, protocol and port."""
+    """Elements of a set or map, indexed by destination, and by protocol and port where many have the same one."""
 
     def __init__(self, name: str, parts: tuple[KeyPart, ...], entries: Iterable[MapEntry]) -> None:
         self.name = name
         self.parts = parts
         self.entries = list(entries)
-        fields = [part.field for part in parts]
-        self.at = {field: number for number, field in enumerate(fields)}
+        self.at = {part.field: number for number, part in enumerate(parts)}
         self.random = self.at.get(Property.RANDOM)
-        self.by_service: dict[tuple[int, int, int], list[tuple[int, MapEntry]]] = {}
-        self.by_destination: dict[int, list[tuple[int, MapEntry]]] = {}
-        self.ranged: list[tuple[int, MapEntry]] = []
-        self._index()
-
-    def _index(self) -> None:
-        destination, protocol, port = (
-            self.at.get(f, -1) for f in (Property.DESTINATION, Property.PROTOCOL, Property.PORT)
-        )
-        fixed = [number for number in (destination, protocol, port) if number >= 0]
-        by_service, by_destination = self.by_service, self.by_destination
+        self.by_destination: dict[int, list[ServiceEntry]] = {}
+        self.ranged: list[ServiceEntry] = []
+        self._by_service: dict[int, dict[tuple[int, int], list[ServiceEntry]]] = {}
+        destination = self.at.get(Property.DESTINATION)
         for entry in self.entries:
-            ranges = entry.ranges
-            services = self._services(ranges, protocol, port)
-            if any(ranges[number][0] != ranges[number][1] for number in fixed):
+            services = self.services(entry)
+            low, high = (-1, -1) if destination is None else entry.ranges[destination]
+            if low == high:
+                self.by_destination.setdefault(low, []).append((services, entry))
+            else:
                 self.ranged.append((services, entry))
-                continue
-            first = ranges[destination][0] if destination >= 0 else -1
-            key = (
-                first,
-                ranges[protocol][0] if protocol >= 0 else -1,
-                ranges[port][0] if port >= 0 else -1,
-            )
-            pair = (services, entry)
-            if key in by_service:
-                by_service[key].append(pair)
-            else:
-                by_service[key] = [pair]
-            if first in by_destination:
-                by_destination[first].append(pair)
-            else:
-                by_destination[first] = [pair]
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
         """Return the same elements under another key with the same fields but another range of random numbers."""
@@ -148,32 +130,42 @@ class Keyed:
         new.parts = parts
         return new
 
-    @staticmethod
-    def _services(ranges: tuple[tuple[int, int], ...], protocol: int, port: int) -> int:
-        """Return the protocols and ports of a key, -1 (all bits) for a key without both."""
-        if protocol < 0:
-            return -1 if port < 0 else port_range(*ranges[port])
-        low, high = ranges[protocol]
-        if low == high and port >= 0 and ranges[port][0] == ranges[port][1]:
-            return service(low, ranges[port][0])
-        found = 0
-        for each in range(low, high + 1):
-            found |= protocol_set(each)
-        return found & port_range(*ranges[port]) if port >= 0 else found
+    def service(self, entry: MapEntry) -> tuple[int, int] | None:
+        """Return the one protocol and port of a key; None for a key with more, or without them."""
+        protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
+        if protocol is None or port is None:
+            return None
+        (first, last), (low, high) = entry.ranges[protocol], entry.ranges[port]
+        return (first, low) if first == last and low == high else None
 
-    def candidates(self, destination: int, services: int) -> list[tuple[int, MapEntry]]:
-        """Return the entries that can match a destination and a set of services."""
-        at = self.at
-        first = destination if Property.DESTINATION in at else -1
+    def services(self, entry: MapEntry) -> int:
+        """Return the protocols and ports of a key, -1 (all bits) where it has neither."""
+        only = self.service(entry)
+        if only is not None:
+            return service(*only)
+        protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
+        found = -1 if protocol is None else protocol_range(*entry.ranges[protocol])
+        return found if port is None else found & port_range(*entry.ranges[port])
+
+    def candidates(self, destination: int, services: int) -> list[ServiceEntry]:
+        """Return the entries that may fit a destination and a set of services."""
+        first = destination if Property.DESTINATION in self.at else -1
         found = self.by_destination.get(first, _NONE)
         if len(found) > _FEW and (only := point(services)) is not None:
-            key = first, only[0] if Property.PROTOCOL in at else -1, only[1] if Property.PORT in at else -1
-            found = self.by_service.get(key, _NONE)
+            if first not in self._by_service:
+                self._by_service[first] = {}
+                for pair in found:
+                    self._by_service[first].setdefault(self.service(pair[1]) or _ANY, []).append(pair)
+            by_service = self._by_service[first]
+            found = by_service.get(only, _NONE) + by_service.get(_ANY, _NONE)
         return found + self.ranged if self.ranged else found
 
 
+ServiceEntry = tuple[int, MapEntry]
+"""An entry, with the protocols and ports of its key."""
 _FEW: Final = 24
-_NONE: Final[list[tuple[int, MapEntry]]] = []
+_NONE: Final[list[ServiceEntry]] = []
+_ANY: Final = (-1, -1)
 
 
 class HookPlace(NamedTuple):
@@ -186,43 +178,55 @@ class HookPlace(NamedTuple):
 
 
 class ChainRules:
-    """A chain: its rules, indexed by the destination that they test, and its place for messages."""
+    """A chain: its rules, indexed by the one destination that they test; where none does, by the protocol and port."""
 
     def __init__(self, name: str, rules: list[tuple[Operation, ...]], hook: HookPlace | None = None) -> None:
         self.name = name
         self.rules = rules
         self.hook = hook
-        self._by_destination: dict[int, list[int]] = {}
-        self._by_service: dict[int, list[int]] = {}
-        self._free: list[int] = []
-        self._portless: list[int] = []
-        for number, rule in enumerate(rules):
-            self._sort(number, rule)
+        self.indexed_by = Op.DESTINATION
+        self.index, self.free = self._sorted(_address)
+        if not self.index:
+            self.indexed_by = Op.SERVICE
+            self.index, self.free = self._sorted(_service)
 
-    def _sort(self, number: int, rule: tuple[Operation, ...]) -> None:
-        for op in rule:
-            if op[0] == Op.DESTINATION and len(op[1]) == 1 and op[1][0][0] == op[1][0][1]:
-                self._by_destination.setdefault(op[1][0][0], []).append(number)
-                return
-            if op[0] not in _TESTS:
-                break
-        self._free.append(number)
-        for op in rule:
-            if op[0] == Op.SERVICE and op[1].bit_count() == 1:
-                self._by_service.setdefault(op[1], []).append(number)
-                return
-            if op[0] not in _TESTS:
-                break
-        self._portless.append(number)
+    def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
+        """Return the numbers of the rules by the key of one of their first tests, and those without one."""
+        index: dict[Any, list[int]] = {}
+        free = []
+        for number, rule in enumerate(self.rules):
+            found = None
+            for op in rule:
+                if op[0] not in _TESTS or (found := key(op)) is not None:
+                    break
+            if found is None:
+                free.append(number)
+            else:
+                index.setdefault(found, []).append(number)
+        return index, free
 
-    def candidates(self, destination: int, services: int) -> list[int]:
-        """Return the numbers of the rules that can match, in order."""
-        own = self._by_destination.get(destination)
-        rest = self._free
-        if self._by_service and services.bit_count() == 1:
-            theirs = self._by_service.get(services)
-            rest = sorted(self._portless + theirs) if theirs else self._portless
-        return sorted(own + rest) if own else rest
+    def candidates(self, destination: int, services: int) -> Sequence[int]:
+        """Return the numbers of the rules that may fit, in order."""
+        if self.indexed_by is Op.DESTINATION:
+            own = self.index.get(destination)
+        elif not self.index or (only := point(services)) is None:
+            return range(len(self.rules))
+        else:
+            own = self.index.get(only)
+        return sorted(own + self.free) if own else self.free
+
+
+def single(addresses: Addresses) -> bool:
+    """Return whether a set has one address."""
+    return len(addresses) == 1 and addresses[0][0] == addresses[0][1]
+
+
+def _address(op: Operation) -> int | None:
+    return op[1][0][0] if op[0] is Op.DESTINATION and single(op[1]) else None
+
+
+def _service(op: Operation) -> tuple[int, int] | None:
+    return point(op[1]) if op[0] is Op.SERVICE else None
 
 
 _TESTS: Final = frozenset({Op.SOURCE, Op.DESTINATION, Op.SERVICE, Op.INTERFACE, Op.VALUE})

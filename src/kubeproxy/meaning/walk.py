@@ -51,13 +51,18 @@ class Walk:
         self._destination = 0
         self._is_local: dict[int, bool] = {}
         self._named, self._edges = _destinations(ruleset)
+        self.leaves_out = False
+        """Whether an element was met that no random number finds."""
         self._onward: dict[tuple[Any, ...], tuple[PacketSet, list[Leaf]]] = {}
 
-    def arriving(self, destination: int) -> list[Leaf]:
-        """Return the outcomes of all packets to a destination that arrive by an interface."""
+    def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
+        """Return the outcomes of packets to a destination that come in, or, with `here`, that this node sends."""
         self._destination = destination
         self._onward.clear()
-        flow = PacketSet(regions.EVERY, self._remote, self._interfaces.every, self._interfaces.every, destination)
+        return self._made_here(destination, services) if here else self._arriving(destination, services)
+
+    def _arriving(self, destination: int, services: int) -> list[Leaf]:
+        flow = PacketSet(services, self._remote, self._interfaces.every, self._interfaces.every, destination)
         leaves: list[Leaf] = []
         for each in self._hook("prerouting", [flow], leaves):
             if self._local(each.destination):
@@ -66,13 +71,10 @@ class Walk:
                 self._leaving(("forward", "postrouting"), each, leaves)
         return leaves
 
-    def made_here(self, destination: int) -> list[Leaf]:
-        """Return the outcomes of all packets from this node itself to a destination."""
-        self._destination = destination
-        self._onward.clear()
+    def _made_here(self, destination: int, services: int) -> list[Leaf]:
         every, here = self._interfaces.every, self._local(destination)
         outputs = Interfaces.LOOPBACK if here else every
-        flow = PacketSet(regions.EVERY, self._place.local, Interfaces.NONE, outputs, destination)
+        flow = PacketSet(services, self._place.local, Interfaces.NONE, outputs, destination)
         leaves: list[Leaf] = []
         for each in self._hook("output", [flow], leaves):
             local = self._local(each.destination)
@@ -393,6 +395,7 @@ class Walk:
         for _, each in group:
             low, high = each.ranges[table.random]
             share = (min(high, last) - max(low, first) + 1) / part.modulus
+            self.leaves_out |= high > last
             if share > 0:
                 left -= share
                 one = flow.copy()
