@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 
+from kubeproxy.meaning.shapes import Shapes
 from support.effort import stride
 from support.places import ROOT
 from support.rulesets import compared, iptables_rules
@@ -32,6 +34,34 @@ def test_each_endpoint_that_goes_is_found(file) -> None:
     for number in used[:: stride(1)]:
         after = iptables_rules("\n".join([*lines[:number], *lines[number + 1 :]]))
         assert compared(before, after).causes, lines[number]
+
+
+def _mutated(lines: list[str], draw: random.Random) -> list[str]:
+    """Drop a rule of kube-proxy, change an address or a port of it, or exchange it with the one before."""
+    at = draw.choice([number for number, line in enumerate(lines) if line.startswith("-A KUBE-")])
+    kind = draw.randrange(4)
+    if kind == 0:
+        return [*lines[:at], *lines[at + 1 :]]
+    if kind == 1:
+        return [*lines[: at - 1], lines[at], lines[at - 1], *lines[at + 1 :]]
+    pattern = r"()(10\.\d+\.\d+\.\d+)" if kind == 2 else r"(dport |:)(\d+)"
+    others = sorted({found[1] for found in re.findall(pattern, "\n".join(lines))})
+    return [*lines[:at], re.sub(pattern, lambda found: found[1] + draw.choice(others), lines[at]), *lines[at + 1 :]]
+
+
+@pytest.mark.parametrize("seed", range(12)[:: stride(1)])
+def test_the_result_is_that_of_all_units_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    lines = draw.choice(RECORDINGS).read_text().splitlines()
+    rules = [iptables_rules("\n".join(each)) for each in (_mutated(lines, draw), _mutated(lines, draw))]
+
+    def result() -> tuple[object, ...]:
+        found = compared(*rules)
+        return found.classes, sorted((cause.text, cause.classes) for cause in found.causes), found.unknown
+
+    by_shape = result()
+    monkeypatch.setattr(Shapes, "shape", lambda _, unit: unit)
+    assert result() == by_shape
 
 
 def test_a_share_that_changes_is_found() -> None:
