@@ -43,7 +43,9 @@ MUTATIONS: dict[str, Mutation] = {
         "backends/nftables/backend.py", "yield from self._remove_strays(elements.left)", "pass"
     ),
     "ServiceCIDRs are written once": Mutation(
-        "backends/nftables/backend.py", "if ranges != self._service_cidrs:", "if self._service_cidrs is None:"
+        "backends/nftables/backend.py",
+        "if (present := self._node[name]) != wanted:",
+        "if not (present := self._node[name]):",
     ),
     "other programs are not noticed": Mutation("backends/nftables/backend.py", "if heard.nothing:", "if True:"),
     "a watch goes on after 410": Mutation("api/watch.py", "raise changes.error", "pass"),

@@ -15,7 +15,7 @@ from kubeproxy.api.status import StatusError, decode_status
 from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.skeleton import SHARED, RuleSettings, StartOptions
-from kubeproxy.backends.nftables.render import Numbers, Placed, render
+from kubeproxy.backends.nftables.render import Numbers, place, render
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
@@ -98,7 +98,7 @@ def cluster(data: bytes) -> None:
 def _render(family: Family, plans: dict) -> None:
     numbers = Numbers()
     for found in plans.values():
-        render([Placed.fresh(plan, numbers) for plan in found])
+        render([place(plan, None, numbers) for plan in found])
     contents = Contents(RuleSettings(family, StartOptions(False, False, False), 0, None, ""))
     contents.load(plans)
     text = "".join(rules for chains in contents.own_chains() for rules in chains.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.nftables.render import Numbers, Placed, render
+from kubeproxy.backends.nftables.render import Numbers, place, render
 from kubeproxy.config.modes import MODES
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
@@ -42,5 +42,5 @@ def test_what_is_there_weighs(mode):
 
 def test_elements_of_nftables_mode_are_those_of_its_rendering():
     wanted = plans(3, session_affinity="ClientIP")
-    rendered = render(Placed.fresh(plan, Numbers()) for each in wanted.values() for plan in each)
+    rendered = render(place(plan, None, Numbers()) for each in wanted.values() for plan in each)
     assert weigh("nftables", wanted) == (sum(map(len, rendered.values())), "elements")

@@ -9,13 +9,14 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     SERVICE_CIDRS,
     TABLE,
     TRANSPORTS,
     ChainName,
+    SetId,
     parse_chain_name,
     slot_of_clients,
 )
@@ -25,9 +26,10 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages, nfnetlink
-from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages
+from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages, plain_element
 from kubeproxy.kernel.nftables.tables import Definition, Hook, TableContents
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Range
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range
+from kubeproxy.model.plan import FamilyGlobals
 
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
@@ -95,17 +97,39 @@ def attributed(table: str) -> Iterator[None]:
         raise ChangedByOthersError(f"another program changed table {table}: {error}") from error
 
 
-Edges = frozenset[tuple[bytes, bool]]
-"""Ranges of addresses: (first address, False), and (address after the last one, True)."""
+NodeSets = dict[str, frozenset[Any]]
+"""State of the sets that belong to the node: ranges of addresses as edges (SERVICE_CIDRS), packed elements of others.
+
+Edges are (first address, False) and (address after the last one, True).
+"""
 
 
-def service_cidrs(table: KernelTable) -> Edges:
-    """Return the edges of the service CIDRs in the kernel."""
-    found = frozenset([(element.key, element.ends) for element in table.elements(SERVICE_CIDRS)])
-    return found - {(bytes(table.family.address_size), True)}  # nft writes this element if no range begins at 0
+def node_sets(table: KernelTable) -> NodeSets:
+    """Return the found state of the node's sets."""
+    cidrs = frozenset([(element.key, element.ends) for element in table.elements(SERVICE_CIDRS)])
+    return {
+        # nft writes this element if no range begins at 0
+        SERVICE_CIDRS: cidrs - {(bytes(table.family.address_size), True)},
+        TRANSPORTS: frozenset([element.key[:1] for element in table.elements(TRANSPORTS)]),
+        SetId.NODEPORT_IPS: frozenset([element.key for element in table.elements(SetId.NODEPORT_IPS)]),
+    }
 
 
-def edges(ranges: Iterable[Range]) -> Edges:
+def desired_node_sets(ours: FamilyGlobals) -> NodeSets:
+    """Return the desired state of the node's sets. Rules match only protocols in TRANSPORTS."""
+    transports = frozenset([bytes([protocol]) for protocol in PROTOCOL_NAMES])
+    nodeport_ips = frozenset(ours.nodeport_ips or ())
+    return {SERVICE_CIDRS: edges(ours.service_cidrs), TRANSPORTS: transports, SetId.NODEPORT_IPS: nodeport_ips}
+
+
+def filling(family: Family, name: str, elements: frozenset[Any]) -> list[bytes]:
+    """Return the messages that fill an empty set of the node."""
+    if name == SERVICE_CIDRS:
+        return messages.ranges(family, TABLE, name, elements)
+    return element_messages(nfnetlink.NEW_ELEMENT, family, TABLE, name, [plain_element(key) for key in elements])
+
+
+def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
     """Return the edges of disjoint ranges, as the kernel lists them."""
     found = set()
     for first, last in ranges:
@@ -116,18 +140,17 @@ def edges(ranges: Iterable[Range]) -> Edges:
     return frozenset(found)
 
 
-def affinity_chains(table: KernelTable) -> set[ChainName]:
-    """Return the table's chains of session affinity."""
-    names = map(parse_chain_name, table.chains())
-    return {name for name in names if name is not None}
+def affinity_chains(names: Iterable[str]) -> set[ChainName]:
+    """Return those of these chains that are chains of session affinity."""
+    return {name for name in map(parse_chain_name, names) if name is not None}
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     """Return the desired table. Its chains of session affinity and sets of clients are those found: they depend on
     earlier Services, and sets of clients stay when their chains are removed.
     """
-    chains = (name for name in map(parse_chain_name, found.chains) if name is not None)
-    return ruleset.definition(chains, (slot for name in found.sets if (slot := slot_of_clients(name)) is not None))
+    slots = (slot for name in found.sets if (slot := slot_of_clients(name)) is not None)
+    return ruleset.definition(affinity_chains(found.chains), slots)
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
@@ -141,11 +164,6 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
     return [*changes, *copies(ruleset, definition, found, table)] if changes else changes
-
-
-def transports(table: KernelTable) -> bool:
-    """Return whether the set of transport protocols is complete: rules match only protocols in it."""
-    return {element.key[0] for element in table.elements(TRANSPORTS)} == PROTOCOL_NAMES.keys()
 
 
 def catch_alls(table: KernelTable) -> list[str]:

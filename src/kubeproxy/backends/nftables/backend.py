@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables import affinity, audit, found, replacing
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
-from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, SHARED, TABLE, TRANSPORTS, ChainName, SetId
+from kubeproxy.backends.nftables.layout import SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
 from kubeproxy.backends.nftables.render import (
@@ -40,7 +40,6 @@ from kubeproxy.errors import ApplyError, ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
-from kubeproxy.model.addresses import Range
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, ServicePlan
 
@@ -93,9 +92,7 @@ class NftablesBackend:
         self._numbers = Numbers()
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
-        self._nodeport_ips: frozenset[bytes] = frozenset()
-        self._service_cidrs: tuple[Range, ...] | None = None  # None: unknown
-        self._service_cidr_edges: audit.Edges = frozenset()
+        self._node: audit.NodeSets = {}
         self._packers = Packers(self._ruleset.layout)
         self._signature = audit.Signature()
 
@@ -214,22 +211,14 @@ class NftablesBackend:
 
     def _sync_globals(self) -> int:
         """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
-        wanted = frozenset(self._ours.nodeport_ips or ())
-        transaction = Transaction(self._packers, {})
-        for address in self._nodeport_ips - wanted:
-            transaction.remove(SetId.NODEPORT_IPS, address)
-        for address in wanted - self._nodeport_ips:
-            transaction.add(SetId.NODEPORT_IPS, address, b"")
-        if transaction.elements:
-            self._transact(transaction.messages())
-            self._nodeport_ips = wanted
-        ranges = self._ours.service_cidrs
-        if ranges != self._service_cidrs:
-            place, edges = (self.family, TABLE, SERVICE_CIDRS), audit.edges(ranges)
-            if ranges or self._service_cidr_edges:
-                self._transact([messages.emptied(*place), *messages.ranges(*place, edges)])
-            self._service_cidrs, self._service_cidr_edges = ranges, edges
-        return transaction.elements
+        elements = 0
+        for name, wanted in audit.desired_node_sets(self._ours).items():
+            if (present := self._node[name]) != wanted:
+                fill = audit.filling(self.family, name, wanted)
+                self._transact([messages.emptied(self.family, TABLE, name), *fill])
+                self._node[name] = wanted
+                elements += len(present ^ wanted)
+        return elements
 
     def _transact_with(self, missing: set[ChainName], elements: list[bytes]) -> None:
         """Create missing chains and commit elements in one transaction: another program may delay each by its own.
@@ -291,18 +280,14 @@ class NftablesBackend:
             self._load()
             yield from self._synced(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
-            self._chains = audit.affinity_chains(self._table)
+            self._chains = audit.affinity_chains(self._signature.chains)
             self._transact(audit.catch_all_removals(self._table))
             elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
-            self._nodeport_ips = frozenset(elements.left.pop(SetId.NODEPORT_IPS))
-            self._service_cidr_edges = audit.service_cidrs(self._table)
-            if not audit.transports(self._table):
-                self._transact([messages.emptied(self.family, TABLE, TRANSPORTS), *self._ruleset.transports()])
-            ours = self._ours.service_cidrs
-            self._service_cidrs = ours if audit.edges(ours) == self._service_cidr_edges else None
+            del elements.left[SetId.NODEPORT_IPS]
+            self._node = audit.node_sets(self._table)
             yield from self._adopt(wanted, elements)
         else:
             self._lost()
@@ -349,10 +334,13 @@ class NftablesBackend:
     def _load(self) -> None:
         """Create the table without Services."""
         self._chains = set()
-        self._transact(self._ruleset.creation())
+        self._transact(self._ruleset.creation(elements=self._node_messages()))
         self._sign()
-        self._nodeport_ips = frozenset()
-        self._service_cidrs, self._service_cidr_edges = None, frozenset()
+
+    def _node_messages(self) -> list[bytes]:
+        """Return the messages that fill the node's sets of a new table."""
+        self._node = audit.desired_node_sets(self._ours)
+        return [m for name, elements in self._node.items() for m in audit.filling(self.family, name, elements)]
 
     def _adopt(self, wanted: Wanted, elements: found.FoundElements) -> Iterator[int]:
         """Write the differences of each Service, then remove elements of no Service."""
@@ -394,10 +382,7 @@ class NftablesBackend:
 
     def _replace(self, wanted: Wanted) -> int:
         """Replace the table by ours with all elements, in one transaction."""
-        ours, place = self._ours, (self.family, TABLE)
         total = Transaction(self._packers, self._users)
-        for address in ours.nodeport_ips or ():
-            total.add(SetId.NODEPORT_IPS, address, b"")
         for name, plans in wanted.items():
             self._placed[name] = placed = place_all(plans, (), self._numbers)
             total.next_service()
@@ -405,16 +390,13 @@ class NftablesBackend:
                 translate(item, total)
         self._chains = self._ruleset.needed(total.chains())
         log.info("Replacing the table that is there table=%r elements=%d", self._ruleset.name, total.elements)
-        elements = messages.ranges(*place, SERVICE_CIDRS, audit.edges(ours.service_cidrs))
-        elements += total.messages()
+        place, elements = (self.family, TABLE), [*self._node_messages(), *total.messages()]
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
         ranges = replacing.spelled_out(self._ruleset, self._placed.values())
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:
             self._transact(replacing.ordinary(self._ruleset))
         self._sign()
-        self._nodeport_ips = frozenset(ours.nodeport_ips or ())
-        self._service_cidrs, self._service_cidr_edges = ours.service_cidrs, audit.edges(ours.service_cidrs)
         return total.elements
 
     # -- what other programs do -------------------------------------------------------------------------------------
@@ -460,14 +442,12 @@ class NftablesBackend:
             return min(missing)
         if strays := audit.catch_alls(self._table):
             return strays[0]
+        node = audit.node_sets(self._table)
+        if differing := [name for name in node if node[name] != self._node.get(name)]:
+            return differing[0]
         elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
-        if elements.left.pop(SetId.NODEPORT_IPS).keys() != self._nodeport_ips:
-            return SetId.NODEPORT_IPS
-        if which := elements.first_difference(self._placed, self._users):
-            return which
-        if not audit.transports(self._table):
-            return TRANSPORTS
-        return "" if audit.service_cidrs(self._table) == self._service_cidr_edges else SERVICE_CIDRS
+        del elements.left[SetId.NODEPORT_IPS]
+        return elements.first_difference(self._placed, self._users)
 
     def _transact(self, parts: list[bytes]) -> None:
         if parts:

@@ -31,7 +31,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
-from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all
+from kubeproxy.backends.nftables.render import Numbers, Parts, place, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.nftables.words import SOCKETS, ElementWords
 from kubeproxy.backends.state import Elements, Examiner, Finding, Kind, Plans, findings, of_family
@@ -98,7 +98,7 @@ class NftablesExaminer(Examiner):
         """See Examiner. The first slot whose set has the client decides."""
         sets, asked = self._view.sets(), set()
         remembered = client_number(client)
-        for (set_id, key), pool in Parts([Placed.fresh(plan, Numbers())]).pools.items():
+        for (set_id, key), pool in Parts([place(plan, None, Numbers())]).pools.items():
             number = self._view.lookup(POOLS_OF[SetId(set_id)], [key]).get(key)
             if number is None or number in asked:
                 continue

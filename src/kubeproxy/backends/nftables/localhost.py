@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.nftables.layout import COUNTERS, STICKY_SLOTS, TABLE, slot_counts
+from kubeproxy.backends.nftables.layout import COUNTERS, STICKY_SLOTS, TABLE
+from kubeproxy.backends.nftables.render import repeated
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
@@ -29,7 +30,6 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
     ServicePortKey,
-    Weights,
 )
 from kubeproxy.registry import CounterMetric, GaugeMetric, MetricRegistry
 
@@ -155,15 +155,8 @@ def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarg
         for frontend in plan.frontends if pool else ():
             if frontend.kind is FrontendKind.NODEPORT:
                 weights = plan.weights(plan.policies.external)
-                yield (
-                    frontend.port,
-                    RelayTarget(plan.key, _repeated(pool, weights) if weights else pool, plan.remembers),
-                )
-
-
-def _repeated(pool: Pool, weights: Weights) -> Pool:
-    counts = slot_counts(weights, STICKY_SLOTS)
-    return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
+                served = repeated(pool, weights, STICKY_SLOTS) if weights else pool
+                yield frontend.port, RelayTarget(plan.key, served, plan.remembers)
 
 
 def relays(registry: MetricRegistry, families: Iterable[Family]) -> dict[Family, LocalhostRelay]:

@@ -56,21 +56,18 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
         localhost.count_refusals(registry, world.families)
         relays = localhost.relays(registry, world.families)
     tables = [KernelTable.open(family) for family in world.families]
+    forwards = FAST_FORWARDING.value(world).protocols
     return [
         NftablesBackend(
             table,
             world,
             Counting(table.family, table.counters, metrics) if metrics is not None else None,
-            _devices(table.family) if FAST_FORWARDING.value(world).protocols else None,
+            forwarding.Devices(table.family, interface_changes(), ethernet_interfaces) if forwards else None,
             clients,
             relays.get(table.family),
         )
         for table in tables
     ]
-
-
-def _devices(family: Family) -> forwarding.Devices:
-    return forwarding.Devices(family, interface_changes(), ethernet_interfaces)
 
 
 def _examine(

@@ -41,6 +41,7 @@ from kubeproxy.model.plan import (
     ServicePlan,
     ServicePortKey,
     Traffic,
+    Weights,
 )
 
 # Local names for the hot path, as in model.compile.
@@ -123,14 +124,6 @@ class Placed(NamedTuple):
     ranges: int = 0
     allowed: tuple[Range, ...] = ()
 
-    @classmethod
-    def fresh(cls, plan: ServicePlan, numbers: Numbers) -> Placed:
-        """Place a new plan."""
-        number = numbers.of(plan.key) if plan.affinity else 0
-        if plan.balance is None:
-            return cls(plan, plan.cluster, plan.local, number)
-        return cls(plan, slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL), number)
-
     def pool(self, policy: Policy) -> Pool:
         """Return the pool that a policy picks from."""
         return self.local if policy is Policy.LOCAL else self.cluster
@@ -138,22 +131,17 @@ class Placed(NamedTuple):
 
 def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     """Give each endpoint a slot and the plan a number, and keep those of the placement before."""
-    if before is None:
-        return Placed.fresh(plan, numbers)
-    number = (before.number or numbers.of(plan.key)) if plan.affinity else 0
+    number = ((before.number if before is not None else 0) or numbers.of(plan.key)) if plan.affinity else 0
     cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
-    if plan.balance is not None and plan.balance.hashing is not None:
+    if before is None or (plan.balance is not None and plan.balance.hashing is not None):
         return Placed(plan, cluster, local, number)
     return Placed(plan, assign(before.cluster, cluster), assign(before.local, local), number)
 
 
 def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
     """Place all plans of a Service, and keep the slots and numbers of the placement before."""
-    if before:
-        known = {item.plan.key: item for item in before}
-        after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
-    else:
-        after = tuple([Placed.fresh(plan, numbers) for plan in plans])
+    known = {item.plan.key: item for item in before}
+    after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
     ranges = next((plan.source_ranges for plan in plans if plan.source_ranges is not None), None)
     if ranges is None:
         return after
@@ -169,7 +157,12 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
         return MaglevTable(maglev.fill(pool, weights, plan.balance.hashing.size))
     if not weights or plan.balance is None:
         return pool
-    counts = slot_counts(weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else CLASSES[-1]))
+    return repeated(pool, weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else CLASSES[-1]))
+
+
+def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
+    """Return the endpoints of a pool, each as often as it has slots: see layout.slot_counts."""
+    counts = slot_counts(weights, most)
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 

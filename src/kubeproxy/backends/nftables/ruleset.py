@@ -34,8 +34,7 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
 from kubeproxy.kernel.nftables import compiling, messages
-from kubeproxy.kernel.nftables.elements import element_messages, plain_element
-from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT, echoed
+from kubeproxy.kernel.nftables.nfnetlink import echoed
 from kubeproxy.kernel.nftables.tables import (
     COUNTED,
     DYNAMIC,
@@ -46,7 +45,7 @@ from kubeproxy.kernel.nftables.tables import (
     Hook,
     SetSpec,
 )
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
 from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
 
@@ -124,13 +123,8 @@ class Ruleset:
         """
         place, made = (self.family, TABLE), self.definition(chains)
         made = made._replace(chains={**made.chains, **others})
-        head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made), *self.transports()]
+        head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made)]
         return [*head, *elements, *messages.rules(*place, made.chains)]
-
-    def transports(self) -> list[bytes]:
-        """Return the messages that fill the set of transports."""
-        elements = [plain_element(bytes([protocol])) for protocol in PROTOCOL_NAMES]
-        return element_messages(NEW_ELEMENT, self.family, TABLE, TRANSPORTS, elements)
 
     def _chain(self, rules: Iterable[str], hook: Hook | None = None) -> ChainContents:
         return ChainContents(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
