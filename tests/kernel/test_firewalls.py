@@ -7,14 +7,17 @@ import subprocess
 
 import pytest
 
+from kubeproxy.ask.checks.checkup import CheckedNode, _rules
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.route.addresses import source_for, way_out
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
+from kubeproxy.setup import modes
 from support.iptables_cases import go_rules
 from support.own_network import own_network
 
@@ -69,6 +72,8 @@ def read(text: str) -> Filter:
         ("drop", "jump inner;", "chain inner { tcp dport 22 accept; }\n", True, True, 0),
         ("drop", "jump inner;", "chain deeper { }\nchain inner { tcp dport 22 drop; jump deeper; }\n", True, False, 1),
         ("drop", "jump KUBE-FORWARD;", "chain KUBE-FORWARD { accept; }", True, False, 0),
+        ("drop", "jump KUBE-ROUTER-FORWARD;", "chain KUBE-ROUTER-FORWARD { meta mark 1 accept; }", True, True, 0),
+        ("drop", "ct mark vmap { 0 : accept };", "", True, True, 0),
         ("accept", "tcp dport 22 drop;", "", False, False, 1),
         ("accept", "tcp dport { 22, 23 } reject;", "", False, False, 1),
         ("accept", "counter drop;", "", True, False, 1),
@@ -78,7 +83,8 @@ def read(text: str) -> Filter:
 )
 def test_what_a_chain_lets_pass(policy, rules, more, closes, accepts, drops):
     one = read(BASE.format(hook="forward", policy=policy, rules=rules, more=more))
-    assert one == Filter("table inet t", "inet", "c", "forward", closes, accepts, drops)
+    marked = "jump KUBE-FORWARD" in rules
+    assert one == Filter("table inet t", "inet", "c", "forward", closes, accepts, drops, marked=marked)
 
 
 ENDPOINT, CLIENT, FRONT = (bytes(address) for address in ([10, 244, 1, 10], [10, 0, 0, 1], [10, 0, 0, 2]))
@@ -142,6 +148,8 @@ EARLY = PassingPacket("prerouting", -math.inf, -100, CLIENT, FRONT, 6, 30086, (F
         (False, "ip daddr 10.244.1.10 limit rate 1/second drop;", ""),
         (False, "meta mark 7 jump inner; drop;", "chain inner { accept; }"),
         (False, "ct mark 0 drop;", ""),
+        (False, "ct mark vmap { 0 : accept, 1 : drop }; drop;", ""),
+        (False, "add @seen { ip saddr }; ip saddr @seen accept; drop;", SEEN),
         (False, "tcp sport 1024-65535 drop;", ""),
         (False, "ip saddr vmap { 10.0.0.2 : accept, * : drop };", ""),
         (
@@ -282,6 +290,18 @@ def test_what_rules_of_iptables_surely_drop_of_answers(variant, dropped, rule):
     with own_network():
         subprocess.run([f"iptables-{variant}", "-t", "mangle", "-A", "FORWARD", *rule.split()], check=True)
         assert [one.packet for one in drops(ANSWER)] == [ANSWER] * dropped
+
+
+@pytest.mark.parametrize("masqueraded", [False, True])
+def test_kube_proxy_accepts_what_it_masquerades_although_the_policy_drops(masqueraded):
+    rules = ("-P FORWARD DROP", "-N KUBE-FORWARD", "-A FORWARD -j KUBE-FORWARD")
+    accepted = ("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",)
+    node = CheckedNode(None, 0, modes.named("iptables"), KubeProxyConfiguration(), masqueraded=masqueraded)
+    with own_network():
+        for rule in rules + accepted:
+            subprocess.run(["iptables-nft", *rule.split()], check=True)
+        found = [one for one in _rules(node, Sight(chains.chains(), [])) if one.about == "firewall"]
+    assert [one.is_wrong for one in found] == [not masqueraded]
 
 
 @pytest.mark.parametrize("hook", HOOKS)

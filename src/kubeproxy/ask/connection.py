@@ -154,6 +154,7 @@ def _way(asked: Source, why: Why) -> CheckedNode:
         hooks=frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"},
         packet=packet,
         passing=passing,
+        masqueraded=any(masqueraded for _, _, masqueraded in known),
         ends=[
             address for address in (source, *(address for address, _, _ in known)) if address and address not in local
         ],

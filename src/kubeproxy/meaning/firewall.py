@@ -7,6 +7,7 @@ among them, are read over netlink; those of legacy iptables are the text of ipta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,8 @@ from kubeproxy.model.addresses import Family, family_of
 _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
-_OUR_PREFIX: Final = "KUBE-"
+_KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
+"""Chains of kube-proxy and kubelet, but not those of kube-router, which filter connections of pods."""
 _MOST: Final = 2000
 """Maximum number of rules of a table, and of elements of a set, that are evaluated; a firewall has tens.
 
@@ -61,7 +63,8 @@ class Filter(NamedTuple):
 
     `accepts`: some rule accepts new connections, or may accept them. `drops`: the number of rules that drop or reject.
     `closes`: packets without a matching rule are dropped or rejected. `where`: the table's name in the form of its
-    program.
+    program. `untracks`: some rule takes packets out of connection tracking.
+    `marked`: a chain of kube-proxy accepts new connections that it masquerades.
     """
 
     where: str
@@ -71,6 +74,8 @@ class Filter(NamedTuple):
     closes: bool
     accepts: bool
     drops: int
+    untracks: bool = False
+    marked: bool = False
 
 
 class PassingPacket(NamedTuple):
@@ -281,9 +286,14 @@ def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
             found = found._replace(
                 accepts=found.accepts or (new and any(code == ACCEPT for code, _ in verdicts)),
                 drops=found.drops + any(code == DROP for code, _ in verdicts),
+                untracks=found.untracks or any(op[0] is Op.UNTRACK for op in rule),
             )
             for code, target in verdicts:
-                if code in {JUMP, GOTO} and target not in seen and not _short(target).startswith(_OUR_PREFIX):
+                if code not in {JUMP, GOTO} or target in seen:
+                    continue
+                if _KUBERNETES.match(_short(target)):
+                    found = found._replace(marked=found.marked or _short(target) == "KUBE-FORWARD")
+                else:
                     seen.add(target)
                     reached.append(rules.chains[target])
     closes = any(rule and rule[-1][:2] == (Op.VERDICT, DROP) and rule[0][0] in _ENDS for rule in chain.rules)
@@ -311,7 +321,8 @@ def _may_be_new(op: Operation) -> bool:
     """Return whether a test can be true for a packet that begins a connection."""
     if op[0] is Op.VALUE and op[1] in {Property.STATE, Property.STATES}:
         _, _, mask, xor, low, high, negated = op
-        return (low <= (NEW & mask) ^ xor <= high) is not negated
+        states = (NEW, NEW | TRANSLATED_STATE) if op[1] is Property.STATES else (NEW,)
+        return any((low <= (state & mask) ^ xor <= high) is not negated for state in states)
     if op[0] is Op.FIND and (at := op[1].at.get(Property.STATE)) is not None:
         return any(each.ranges[at][0] <= NEW <= each.ranges[at][1] for each in op[1].entries)
     return op[:2] != (Op.SERVICE, 0)

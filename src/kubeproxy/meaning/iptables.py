@@ -179,6 +179,8 @@ class _Reader:
             done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif name == "REJECT":
             done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
+        elif name == "NOTRACK" or (name == "CT" and "--notrack" in options):
+            done.append((Op.UNTRACK, f"notrack {self._where}"))
         elif name in self._chains:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:

@@ -60,6 +60,8 @@ def extension(kind: str, raw: bytes, where: str) -> Sequence[Operation]:
     if kind == "target":
         if name == "REJECT":
             return (Op.REFUSE,), (Op.VERDICT, DROP, "")
+        if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][:1] == b"\1"):
+            return ((Op.UNTRACK, f"notrack in {where}"),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))
     info = parts.get(nfta.MATCH_INFO, b"")
     if name == "conntrack" and len(info) >= _STATES.size:

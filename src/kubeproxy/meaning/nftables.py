@@ -70,6 +70,13 @@ def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledF
     """Return the chains of a table. Names of chains are `family/table/chain`."""
     filled: _Filled = {}
     found = []
+    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may fill sets too
+        each = [one for chain in table.chains.values() for rule in chain.rules for one in rule]
+        filling = {one.set for one in each if isinstance(one, x.Update)}
+        sets = {
+            name: its._replace(matches_rest=its.matches_rest or name in filling) for name, its in table.sets.items()
+        }
+        table = table._replace(sets=sets)
     for name, chain in table.chains.items():
         rules = [
             _Rule(table, place, f"{table.name} {name}, rule {number}", filled, purpose).run(rule)
@@ -117,6 +124,8 @@ class _Rule:
                 self._registers.clear()
                 if self._purpose is CompiledFor.EVERYTHING:
                     break
+                if isinstance(one, x.Lookup) and one.dreg == x.VERDICT:
+                    self._any_verdict(one.set)
         return tuple(self._done)
 
     def _one(self, one: x.Expression) -> None:
@@ -129,6 +138,8 @@ class _Rule:
                 pass
             case x.Opaque(name) if name in _TAKING:
                 self._done += [(Op.UNKNOWN, f"{name} in {self._where}"), (Op.VERDICT, ACCEPT, "")]
+            case x.Opaque("notrack"):
+                self._done.append((Op.UNTRACK, f"notrack in {self._where}"))
             case x.Opaque("match" | "target" as kind, raw):
                 self._done += extension(kind, raw, self._where)
             case x.Compare():
@@ -342,6 +353,15 @@ class _Rule:
         self._done.append((Op.FIND, table, verdict))
         if one.dreg is not None and not verdict:
             self._load(one.dreg, Term(None, form.data_length or 64))
+
+    def _any_verdict(self, of: str | x.Inline) -> None:
+        """Append a lookup that may find each verdict of a map whose keys are not understood."""
+        _, elements, matches_rest = self._contents(of)
+        verdicts = dict.fromkeys(self._data(data) for _, _, data in elements)
+        if matches_rest:
+            verdicts |= {(ACCEPT, ""): None, (DROP, ""): None}
+        entries = [MapEntry(((number, number),), verdict) for number, verdict in enumerate(verdicts)]
+        self._done.append((Op.FIND, Keyed("of a rule", (KeyPart(Property.RANDOM, len(entries)),), entries), True))
 
     def _contents(self, of: str | x.Inline) -> Elements:
         if isinstance(of, x.Inline):

@@ -36,6 +36,7 @@ class Op(IntEnum):
     VERDICT = 14  # code, chain
     UNKNOWN = 15  # text
     REMEMBER = 16  # the client, for session affinity
+    UNTRACK = 17  # text: the packet is not tracked, so that no rule translates it
 
 
 class Property(IntEnum):

@@ -36,6 +36,7 @@ from kubeproxy.meaning.rules import (
 _NOT_FIXED: Final = frozenset(
     {Property.SOURCE, Property.PROTOCOL, Property.PORT, Property.INPUT, Property.OUTPUT, Property.RANDOM}
 )
+_UNKNOWN: Final = frozenset({Op.UNKNOWN, Op.UNTRACK})
 _DEEPEST: Final = 64
 """Maximum depth of nested jumps; the kernel allows 16."""
 
@@ -255,7 +256,7 @@ class Walk:
                     return
                 flow = kept
                 continue
-            if kind is Op.UNKNOWN and self._guesses(flow, missed):
+            if kind in _UNKNOWN and self._guesses(flow, missed):
                 continue
             if not changed:
                 flow, changed = flow.copy(), True
@@ -428,7 +429,7 @@ class Walk:
             flow.refused = True
         elif kind is Op.REMEMBER:
             flow.remembered = True
-        elif kind is Op.UNKNOWN:
+        elif kind in _UNKNOWN:
             flow.unknown = op[1]
         elif kind is Op.WRITE:
             if op[1] is Property.DESTINATION:

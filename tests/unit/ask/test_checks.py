@@ -349,9 +349,13 @@ CASES: dict = {
         strangers.firewalls([Filter("table ip t", "ip", "c", "input", True, False, 0)], ENDPOINTS, True),
         [(BROKEN, "table ip t, chain c: drops all new connections at the hook input")],
     ),
-    "output is nobody's way in": (
+    "output is passed by this node's own connections alone": (
         strangers.firewalls([Filter("t", "ip", "c", "output", True, False, 1)], ENDPOINTS, False),
-        [],
+        [(NOTE, "t may drop packets too: c at output")],
+    ),
+    "untracked": (
+        strangers.firewalls([Filter("t", "ip", "c", "prerouting", False, False, 0, untracks=True)], ENDPOINTS, False),
+        [(NOTE, "t, chain c: takes packets out of connection tracking at the hook prerouting")],
     ),
 }
 

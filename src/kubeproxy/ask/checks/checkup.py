@@ -60,7 +60,8 @@ class CheckedNode(Struct, frozen=True):
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
     restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
     it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
-    (`ends`), and whether a Service of this proxy has the destination (`served`).
+    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), and whether a Service of this proxy has
+    the destination (`served`).
     """
 
     facts: Facts | None
@@ -73,6 +74,7 @@ class CheckedNode(Struct, frozen=True):
     hooks: Collection[str] = (*HOOKS, INGRESS)
     packet: Packet | None = None
     passing: Sequence[PassingPacket] = ()
+    masqueraded: bool = False
     ends: Collection[bytes] = ()
     served: bool = True
 
@@ -304,6 +306,8 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             filters += [one for one in firewall.filters() if one.hook in node.hooks]
             drops += firewall.drops(node.passing)
+    if node.masqueraded:
+        filters = [one._replace(accepts=one.accepts or one.marked) for one in filters]
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]

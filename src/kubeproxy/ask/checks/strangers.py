@@ -17,7 +17,7 @@ from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
 _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
-_IN_THE_WAY: Final = _FORWARDED | {"input", INGRESS}
+_IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
@@ -118,6 +118,15 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
+    for one in filters:
+        if one.untracks:
+            yield Diagnosis(
+                severity=Severity.NOTE,
+                about="firewall",
+                what=f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}",
+                why="no rule translates those, so they reach no endpoint; another program, as a DNS cache, may answer",
+                fix="see which packets it is for; if they go to Services that no other program answers, leave them out",
+            )
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         yield Diagnosis(
