@@ -43,7 +43,7 @@ BytesSink = Callable[[bytes], None]
 class AnswerProgress:
     """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `patience` seconds.
 
-    Silence alone is no measure: a peer that sends a byte each second would hold its reader for ever.
+    A limit of silence is not enough: a peer that sends a byte each second would block its reader for ever.
     """
 
     __slots__ = ("_due", "patience", "until")

@@ -61,7 +61,7 @@ class _Bookmark(Struct):
 
 
 class ListPage(NamedTuple):
-    """One page of a list: its objects, what of them was rejected, and the token of the next page ('' for none)."""
+    """One page of a list: its objects, rejected objects and entries, and the token of the next page ('' for none)."""
 
     objects: list[Object]
     rejected: list[Rejected]
@@ -73,7 +73,7 @@ class WatchChanges(NamedTuple):
     """The content of complete watch lines.
 
     `version` is the newest resourceVersion seen ('' for none); `initial_end`: the bookmark that ends the initial events
-    was among them; `error`: the stream cannot be read further, what came before it is valid.
+    was among them; `error`: the stream cannot be read further; earlier events are valid.
     """
 
     events: list[Event]
@@ -286,7 +286,7 @@ def _rejections(resource: Resource, saved: Salvaged) -> list[Rejected]:
 
 
 def identity(found: Object | PackedSlice) -> tuple[str, str]:
-    """Return (namespace, name) of an object, the namespace '' where there is none."""
+    """Return (namespace, name) of an object, with the namespace '' for none."""
     return found.metadata.namespace or "", found.metadata.name
 
 

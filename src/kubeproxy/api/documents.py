@@ -27,7 +27,7 @@ _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 Key = tuple[Resource, str, str]
-"""Resource, namespace ('' where there is none) and name."""
+"""Resource, namespace ('' for none) and name."""
 
 
 class FileContent(NamedTuple):
@@ -94,7 +94,7 @@ def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
         return
     number = 0
     for part in _SEPARATOR.split(text):
-        if all(line.lstrip()[:1] in {"", "#", "%"} for line in part.split("\n")):  # directives and comments alone
+        if all(line.lstrip()[:1] in {"", "#", "%"} for line in part.split("\n")):  # only directives and comments
             continue
         number += 1
         yield number, _loaded(load_yaml, part)
@@ -125,7 +125,7 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collection[ServiceName]) -> bool:
-    """Add the object, and what is wrong with it, to `content`; return whether there is an object."""
+    """Add the object, and its problems, to `content`; return whether there is an object."""
 
     def refuse(resource: Resource, field: str, reason: str) -> bool:
         content.rejected.append(Rejected(resource, "", "", "", field, reason))
@@ -159,7 +159,7 @@ def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collec
 
 
 def _odd_name(service: Service) -> tuple[str, str] | None:
-    """Return the field and the text of a name that an API server would refuse, None when there is none.
+    """Return the field and the text of a name that an API server would refuse, None if all names are valid.
 
     Backends derive chain names from these names, so a name `web:x` would be ambiguous: it could also mean port x of
     `web`. Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.

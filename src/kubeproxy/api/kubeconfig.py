@@ -38,7 +38,7 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 
-# The characters of a header's name (RFC 9110, 5.6.2), but for the sign that begins an escape.
+# The characters of a header's name (RFC 9110, 5.6.2), except the percent sign, which begins an escape.
 _LEGAL: Final = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
 
 _T = TypeVar("_T", bound=Struct)

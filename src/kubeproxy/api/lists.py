@@ -1,6 +1,6 @@
 """Lists that are read once, for people: versions of objects, zones of endpoints, names of pods and Nodes.
 
-The proxy itself decodes slices without names, and without zones but for Services that weigh by them (zones.py).
+The proxy itself decodes slices without names, and without zones, except for Services with weights by zone (zones.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_SERVICE: Final = "kubernetes.io/service-name"
 
 
 class Versions(Struct):
-    """The resourceVersion of a Service, None when there is none, and those of its EndpointSlices by name."""
+    """The resourceVersion of a Service, None if it does not exist, and those of its EndpointSlices by name."""
 
     service: str | None = None
     slices: dict[str, str] = msgspec.field(default_factory=dict)

@@ -42,7 +42,7 @@ class WatchTarget(Struct, frozen=True, kw_only=True):
 
 
 def targets(node_name: str) -> tuple[WatchTarget, ...]:
-    """Return what kube-proxy v1.36 watches (cmd/kube-proxy/app/server.go)."""
+    """Return the resources that kube-proxy v1.36 watches (cmd/kube-proxy/app/server.go)."""
     discovery, networking, node = "discovery.k8s.io", "networking.k8s.io", f"metadata.name={node_name}"
     return (
         WatchTarget(resource="services", path="/api/v1/services", labels=NO_PROXY_NAME, fields=NO_CLUSTER_IP_NONE),

@@ -129,7 +129,8 @@ class Reflector:
         """List, or watch until that ends; return the seconds to wait before the next step."""
         started, version = time.monotonic(), self.status.resource_version
         listing = self._recovery.list_needed
-        # Kept: another reflector may find out meanwhile that this server has no streamed lists.
+        # Kept for the whole list: another reflector may find out in the meantime that this server has no streamed
+        # lists.
         streamed = listing and self._recovery.streamed
         try:
             if streamed:

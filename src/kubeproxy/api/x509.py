@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
-# A Validity (RFC 5280, 4.1.2.5) in DER: a sequence of two times, UTCTime (0x17) or GeneralizedTime (0x18). Before it
-# stand only numbers and the issuer's name, which may hold such bytes to deceive nobody but its own readers.
+# A Validity (RFC 5280, 4.1.2.5) in DER: a sequence of two times, UTCTime (0x17) or GeneralizedTime (0x18). Only numbers
+# and the issuer's name precede it; an issuer with such bytes in its name would only mislead about its own certificates.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 

@@ -1,7 +1,7 @@
 """Zones of endpoints, for the Services that weigh by zone.
 
-Decoding zones costs time for every endpoint of a cluster, and keeping them memory. So slices are decoded with zones for
-these Services alone: new ones by the watch, earlier ones by another list.
+Decoding zones costs time for every endpoint of a cluster, and keeping them memory. So only slices of these Services are
+decoded with zones: new ones by the watch, earlier ones by another list.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Zones:
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
-        for name in names:  # one that is deleted and created meanwhile needs another answer
+        for name in names:  # a Service that is deleted and created again in the meantime needs another answer
             del self._unread[name]
         wished = 0.0
         try:

@@ -53,7 +53,7 @@ _EXPECTED: Mapping[Any, str] = {
     dict[str, bool]: "a map of feature gates to true or false",
     tuple[VModuleItem, ...]: "a list of maps with filePattern and verbosity",
 }
-"""What a value of a type must be, for messages."""
+"""The description of each type in messages."""
 
 
 def decode(tree: Mapping[str, Any]) -> Decoded:

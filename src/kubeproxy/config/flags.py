@@ -197,4 +197,4 @@ KEPT_WITH_CONFIG = (
     | FEATURES.keys()
     | {flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")}
 )
-"""Flags that still count beside --config (or never do); all others are replaced by the file."""
+"""Flags that apply with --config, too (or never apply); the file overrides all others."""

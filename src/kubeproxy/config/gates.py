@@ -166,7 +166,7 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "ClientsAllowCBOR": (False, _CBOR),
     "ClientsAllowTLSCacheGC": (True, "there is no such cache"),
     "ClientsPreferCBOR": (False, _CBOR),
-    "ContextualLogging": (True, "log lines always say what they are about"),
+    "ContextualLogging": (True, "log lines always name their objects"),
     "InformerResourceVersion": (True, _QUEUES),
     "InOrderInformersBatchProcess": (True, _QUEUES),
     "NativeHistograms": (False, "metrics are served as text, which has none"),

@@ -32,9 +32,9 @@ NODEPORT_WORDS = {
     "localhost": ("127.0.0.0/8", "::1/128"),
     "all": EVERY_ADDRESS,
 }
-"""Words that nodePortAddresses accepts beside networks; "primary" stands for addresses that are known at run time.
+"""Words that nodePortAddresses accepts in addition to networks; "primary" is known only at run time.
 
-Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has `primary` alone.
+Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has only `primary`.
 """
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")

@@ -1,7 +1,7 @@
 """The unix socket's file and the frames of a stream over it.
 
-The file is accessible to its owner alone from the moment it exists, replaces one that a dead process left, and may have
-a path longer than the kernel allows.
+Only its owner can access the file from the moment it exists. It replaces the file of a dead process, and may have a
+longer path than the kernel allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def framed(parts: Iterable[bytes]) -> bytes:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening unix socket at `path`; a missing folder is made, with access for the owner alone.
+    """Return a listening unix socket at `path`; a missing folder is created, with access for the owner only.
 
     Raises OSError; its text names another process that listens there.
     """

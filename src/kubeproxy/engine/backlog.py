@@ -109,8 +109,8 @@ def retries() -> Backoff:
 class Backlog:
     """The queued changes of one family: all since the last commit.
 
-    `stale`: everything is to be compared with the kernel. `besides`: something else than changes of Services is to be
-    written. `resting`: the kernel refused, and the time of the next attempt has not come.
+    `stale`: the next sync compares everything with the kernel. `besides`: the next sync has other changes than those of
+    Services. `resting`: the kernel refused, and the next attempt is not due yet.
     """
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
@@ -142,9 +142,9 @@ class Backlog:
     def portion(self) -> list[Change]:
         """Return the next changes to commit: all but the large ones, then these one by one, oldest first.
 
-        A large change waits for one portion of small ones, and is committed together with those that came meanwhile: so
-        neither kind waits for more than one of the other. When an address moves between Services, all changes are
-        returned, as that needs one transaction.
+        A large change waits for one portion of small ones, and is committed together with the small ones that arrive in
+        the meantime: so neither kind waits for more than one of the other kind. When an address moves between Services,
+        all changes are returned, as that needs one transaction.
         """
         changes = list(self.changes.values())
         large = [change.name for change in changes if weight(change, self.family) > LARGE]

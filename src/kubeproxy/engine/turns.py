@@ -82,7 +82,7 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
 
 
 class Intake:
-    """Applies events to a planner: few at once, a long list in turns. `reject` gets what cannot be used.
+    """Applies events to a planner: few at once, a long list in turns. `reject` gets unusable objects and entries.
 
     Events after a list wait, except those of Nodes and ServiceCIDRs, as not only the engine reads these.
     """

@@ -76,7 +76,7 @@ RESETS: Final = Feature[bool](
 
 
 class Forwarding(NamedTuple):
-    """Which connections of Services bypass all rules: their protocols (none: off), after so many packets of the client.
+    """Connections that bypass all rules: their protocols (none: off), and the number of client packets before that.
 
     See docs/beyond.md "Fast forwarding".
     """

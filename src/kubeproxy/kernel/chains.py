@@ -1,7 +1,7 @@
 """The chains of all programs, in nf_tables and in both variants of iptables. Reads only, changes nothing.
 
-nf_tables is read over netlink, where iptables-nft keeps its rules too; legacy iptables where the kernel says that it
-has tables, since asking for one that is not there would make it. Source: include/uapi/linux/netfilter of Linux 6.18.
+nf_tables is read over netlink, where iptables-nft keeps its rules too; legacy iptables only if the kernel lists its
+tables, because reading a missing table would create it. Source: include/uapi/linux/netfilter of Linux 6.18.
 """
 
 from __future__ import annotations

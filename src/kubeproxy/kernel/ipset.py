@@ -58,7 +58,7 @@ _LINE: Final = 9
 _LIST_NAMES: Final = 2  # IPSET_FLAG_LIST_SETNAME
 _LIST_HEADERS: Final = 4  # IPSET_FLAG_LIST_HEADER
 
-# Attributes of entries and of what a set is created with.
+# Attributes of entries, and of the creation of a set.
 _IP: Final = 1
 _PORT: Final = 4
 _PORT_TO: Final = 5
@@ -251,7 +251,10 @@ class Ipsets(Closing):
         self._change(_DELETE, "remove {} from", name, entries)
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
-        """Send many entries in a message. The kernel stops at the first bad one: then each is sent alone."""
+        """Send many entries in a message.
+
+        The kernel stops at the first invalid one: then each is sent in a message of its own.
+        """
         head, line = _named(name), attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
         payloads = [head + line + attribute(_ENTRIES | NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]

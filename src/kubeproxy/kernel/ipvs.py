@@ -60,7 +60,7 @@ _SET_CONFIG: Final = 12
 _GET_CONFIG: Final = 13
 
 _VERSION: Final = 1
-# IPVS_CMD_ATTR_...: what a message holds.
+# IPVS_CMD_ATTR_...: the attributes of a message.
 _SERVICE: Final = 1
 _DESTINATION: Final = 2
 _TIMEOUTS: Final = (4, 5, 6)  # tcp, tcp_fin, udp
@@ -154,8 +154,8 @@ class ServerChange(NamedTuple):
 class RefusedError(ApplyError):
     """The kernel refused changes of a batch: `refused` has each with its error. The others are in effect.
 
-    The codes are EEXIST for adding what exists, ESRCH for a missing virtual server, ENOENT for a missing real server or
-    scheduler.
+    The codes are EEXIST for adding an existing object, ESRCH for a missing virtual server, ENOENT for a missing real
+    server or scheduler.
     """
 
     def __init__(self, refused: Sequence[tuple[ServerChange, NetlinkError]]) -> None:

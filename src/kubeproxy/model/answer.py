@@ -123,7 +123,7 @@ class Answer(Struct, frozen=True):
 
 
 class Index:
-    """Services by address and by health check port, of a planner whose plans do not change; made at the first use."""
+    """Services by address and by health check port, of a planner with fixed plans; computed at the first use."""
 
     def __init__(self, planner: Planner) -> None:
         self._compiled = planner.compiled

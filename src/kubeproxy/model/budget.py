@@ -26,7 +26,7 @@ class _Asker(NamedTuple):
 
 
 class NodeBudget:
-    """Grants entries to Services by age, then name, as long as they fit beside those of older Services.
+    """Grants entries to Services by age, then name, as long as the older Services leave enough.
 
     The result is the same on every node with the same Services, and after a restart.
     """

@@ -64,7 +64,7 @@ class Departures:
 
     @property
     def due(self) -> float | None:
-        """The latest time of the next `look`, in its seconds; None when none is needed."""
+        """The latest time for the next `look`, in the same seconds; None if none is needed."""
         return self._due
 
     def in_use(self, address: bytes) -> bool:

@@ -32,7 +32,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime.
 
     The destinations take turns: each takes the next free slot of its own permutation; with a smaller weight it has
-    fewer turns. The table depends on the destinations alone, not on their order.
+    fewer turns. The table depends only on the set of destinations, not on their order.
     """
     if not pool:
         return ()

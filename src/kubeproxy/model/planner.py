@@ -1,7 +1,7 @@
 """The objects of the cluster and the plans of this node: events in, changed plans out. Pure.
 
 Level-triggered: an event marks its Service as dirty, and `take` compiles dirty Services. Order and grouping of events
-do not matter: plans depend on the last state of each object alone.
+do not matter: plans depend only on the last state of each object.
 """
 
 from __future__ import annotations

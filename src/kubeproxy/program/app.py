@@ -188,7 +188,7 @@ def _set_up_logs(config: Logging) -> logs.Output:
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove the rules of other modes; repeat what failed, as when another program held the lock of iptables."""
+    """Remove the rules of other modes; repeat failed removals, as when another program held the iptables lock."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:

@@ -1,4 +1,4 @@
-"""The ports and the socket of the proxy, and its messages about one that is taken."""
+"""The ports and the control socket of the proxy, and its messages about a taken port."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MOST_REMEMBERED = 1 << 16
 """Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
 
 MOST_LOST = 100
-"""Limit of lost endpoints of a frontend whose removal is repeated; beyond it, all that do not serve count as lost."""
+"""Limit of lost endpoints of a frontend with a repeated removal; beyond it, all non-serving endpoints count as lost."""
 
 UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, of a flow that was not translated
 NOTHING_LOST: Endpoints = frozenset()
@@ -50,7 +50,7 @@ PortsOf = Callable[[ServicePortKey], Collection[int]]
 
 
 class Ports(frozenset[bytes]):
-    """Endpoints by their port alone (two bytes), whatever their address: the listeners on this node."""
+    """Endpoints by port only (two bytes), with any address: the listeners on this node."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
@@ -212,9 +212,9 @@ class _Now(Mapping[bytes, Endpoints]):
 class FlowCleaner:
     """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
 
-    It waits while the kernel may have something else than was committed: during a full sync, after a refusal until the
-    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans, for
-    which flows are right that look stale here.
+    It waits while the kernel's state may differ from the committed plans: during a full sync, after a refusal until the
+    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans,
+    under which flows are valid that are stale here.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # a family that was committed meanwhile, as the second one at a start, does not wait
+                    continue  # a family committed just now, as the second one at a start, does not wait
                 # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
@@ -343,7 +343,7 @@ class FlowCleaner:
         return 0.0
 
     def _is_certain(self, family: Family) -> bool:
-        """Return whether the kernel has what was committed of a family, as far as that is known."""
+        """Return whether the kernel has the committed plans of a family, as far as that is known."""
         disturbed = self._disturbed.get(family)
         return family not in self._held and not (disturbed and disturbed())
 

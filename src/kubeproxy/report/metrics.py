@@ -166,7 +166,7 @@ _STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
 
 
 class OwnMetrics:
-    """The metrics that the Go kube-proxy lacks: what an operator alerts on (deploy/alerts)."""
+    """The metrics that the Go kube-proxy lacks, for alerts (deploy/alerts)."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> MetricFamily[GaugeMetric]:
@@ -175,7 +175,7 @@ class OwnMetrics:
         self.ready = gauge("kubeproxy_ready", "Whether /readyz reports that the proxy is ready: 1 or 0").labels()
         self.repairs = registry.counter(
             "kubeproxy_repairs_total",
-            "Cumulative repairs of what another program changed in our rules (not in the Go kube-proxy)",
+            "Cumulative repairs of our rules after changes by other programs (not in the Go kube-proxy)",
         ).labels()
         self.config_invalid = gauge(
             "kubeproxy_config_invalid", "Whether the configuration file as it is now cannot be used: 1 or 0"
@@ -368,6 +368,6 @@ def _concurrency() -> Iterable[Single]:
     except RuntimeError:  # not on an event loop
         tasks = 0
     threads = threading.active_count()
-    text = "Number of asyncio tasks and threads, which are what goroutines are."
+    text = "Number of asyncio tasks and threads, which correspond to goroutines."
     yield "go_goroutines", "gauge", text, tasks + threads
     yield "go_threads", "gauge", "Number of threads.", threads

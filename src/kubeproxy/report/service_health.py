@@ -55,7 +55,7 @@ _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S10
 class ServiceHealth:
     """All health check ports of this node, by family. On the event loop's thread; call `stop` at the end.
 
-    A port that is taken is tried again every `retry` seconds; the others are served meanwhile.
+    A port that is taken is tried again every `retry` seconds; the other ports are served.
     """
 
     def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:

@@ -125,7 +125,7 @@ class Admission:
 
 
 def peer_of(address: str) -> bytes:
-    """Return what the addresses of one client share: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the common part of one client's addresses: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return socket.inet_pton(socket.AF_INET, address)
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

@@ -57,8 +57,8 @@ class _Asked(NamedTuple):
 class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
-    `lost` is called when it is closed, `lasting` when an answer begins that lasts until then. `names` are the Host
-    names that are answered on loopback besides localhost; `budget` limits the time of answers.
+    `lost` is called when it is closed, `lasting` when an answer begins that ends with the connection. `names` are the
+    Host names, in addition to localhost, that are answered on loopback; `budget` limits the time of answers.
     """
 
     # ruff: noqa: D102 - asyncio.Protocol and httptools document their callbacks

@@ -64,7 +64,7 @@ class Response(NamedTuple):
 
 
 def refused(status: int, text: str) -> Response:
-    """Return the response of a refusal; the reason may quote what the client, or an object, gave."""
+    """Return the response of a refusal; the reason may quote text of the client or of an object."""
     return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 

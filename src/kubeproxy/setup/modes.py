@@ -1,4 +1,4 @@
-"""The proxy modes by name, and the removal of rules of those that do not run. Their list is in config/modes.py."""
+"""The proxy modes by name, and the removal of rules of those that do not run. The list is in config/modes.py."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _STICKY: Final = "the client's former endpoint, or another one"
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
-    """Remove the tables; return what could not be removed."""
+    """Remove the tables; return the failures."""
     return remove_table(TABLE) + remove_table(SCRATCH)
 
 

@@ -78,7 +78,7 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
     """Return a plan as placed in the kernel: its endpoints in the slots, and under the numbers, that they have there.
 
-    What `render.place` makes of it differs from the kernel only where a resync must write.
+    The result of `render.place` differs from the kernel only where a resync must write.
     """
     cluster: Pool = ()
     local: Pool = ()
@@ -129,7 +129,7 @@ class FoundElements:
         self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
 
     def take(self, desired: Parts) -> Difference[str, bytes, bytes]:
-        """Return what to write for a Service, and remove its elements from those left. Raises ApplyError."""
+        """Return the elements to write for a Service, and remove its elements from those left. Raises ApplyError."""
         present: Elements = {}
         wanted: Elements = {}
         for set_id, entries in desired.elements.items():

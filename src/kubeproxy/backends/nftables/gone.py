@@ -75,7 +75,7 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the known content by that of the kernel, as after a restart; keep what is still to be written."""
+        """Replace the known content by that of the kernel, as after a restart; keep elements not written yet."""
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):

@@ -1,4 +1,4 @@
-"""Words for what our table has, and for differences from the plans. Pure."""
+"""Texts about objects of our table, and about differences from the plans. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "its clients are remembered under a number of their own"),
     SetId.FIREWALL_LISTS: "its source ranges are kept under a number of their own",
 }
-"""What is wanted of elements with numbers: which number it is does not matter."""
+"""Comparable form of elements with numbers: the number itself does not matter."""
 
 
 class ElementWords(TableWords):

@@ -10,14 +10,14 @@ from kubeproxy.backends.userspace.ruleset import TABLE
 from kubeproxy.kernel.nftables.presence import remove_table
 
 _WORDS: Final = {
-    "nat-prerouting": "of what comes in",
-    "nat-output": "which listener of the proxy gets what this node sends",
-    "filter-prerouting": "of what comes in",
-    "filter-output": "of what this node sends",
-    "filter-input": "nobody reaches a listener but by a Service's address",
+    "nat-prerouting": "for incoming packets",
+    "nat-output": "which listener of the proxy gets the packets of this node",
+    "filter-prerouting": "for incoming packets",
+    "filter-output": "for packets of this node",
+    "filter-input": "blocks direct access to a listener",
     "firewall": "whether the source ranges let the client in",
 }
-_PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": "who is dropped or refused"}
+_PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": "dropped or refused clients"}
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables

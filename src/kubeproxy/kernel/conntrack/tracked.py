@@ -98,7 +98,7 @@ def target_of(address: bytes, protocol: int, port: int) -> bytes:
 
 
 class Wanted(NamedTuple):
-    """A selection of entries by the kernel: those whose status, under the mask, is this."""
+    """A selection of entries by the kernel: those with the status `value` under the mask."""
 
     status: int = 0
     mask: int = 0

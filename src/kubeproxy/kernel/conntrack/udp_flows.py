@@ -95,7 +95,7 @@ def stale_flows(
     """Return the flows to a UDP frontend whose replies come from no serving endpoint of it.
 
     `services` has the cluster, external and load balancer frontends by `target_of`, `nodeports` the ports (packed) that
-    count on any of `node_addresses`. A Service that is gone, or has no endpoints, is given with an empty set: all
+    count on any of `node_addresses`. A deleted Service, or one without endpoints, has an empty set: all
     its flows are stale (kube-proxy skips both, which leaves clients in a black hole). A flow that was never translated
     answers from the frontend's own address, so it is stale as well. Flows to any other destination are left alone.
     """
@@ -180,7 +180,7 @@ class Conntrack(Closing):
         return deleted
 
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
-        """Delete the flows of translations of so many frontends; return how many.
+        """Delete the flows of these translations; return the number of deleted flows.
 
         None when the kernel cannot, or when `clean` finds them for less. The kernel does not report the number of
         deleted entries. It is computed from the decrease of the entry count, so flows that begin in the same fraction
@@ -216,8 +216,8 @@ class Conntrack(Closing):
     ) -> int | None:
         """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
 
-        The mappings may change meanwhile: what serves once all flows were read counts, so that none goes that began by
-        a change that came then. If they are not `certain` by then, nothing is deleted, and None returned.
+        The mappings may change while flows are read: they are used as of the end of the reading, so that no flow of a
+        later change is deleted. If they are not `certain` at that time, nothing is deleted, and None is returned.
         """
         if not services and not nodeports:
             return 0

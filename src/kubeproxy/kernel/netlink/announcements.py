@@ -100,7 +100,7 @@ class Announcements(Closing):
         self._socket.close()
 
     def fileno(self) -> int:
-        """Return the file descriptor that is readable when messages are there."""
+        """Return the file descriptor that is readable when messages are available."""
         return self._socket.fileno()
 
     def join(self, *groups: int) -> None:
@@ -119,7 +119,7 @@ class Announcements(Closing):
         self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
 
     def waiting(self) -> Iterator[bytes]:
-        """Yield the buffers that are there, without blocking. Raises NetlinkError."""
+        """Yield the available buffers, without blocking. Raises NetlinkError."""
         while True:
             try:
                 data = self._receive()
@@ -140,7 +140,7 @@ class Announcements(Closing):
                 yield data
 
     def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
-        """Read all buffers that are there, without blocking; return whether one matters, or some were lost.
+        """Read all available buffers, without blocking; return whether one matters, or some were lost.
 
         `matters` is called until it returns True. Raises NetlinkError.
         """

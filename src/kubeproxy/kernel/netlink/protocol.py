@@ -62,7 +62,7 @@ _DUMP_ATTEMPTS: Final = 10
 # The refusals of one send must fit into the socket's receive buffer; the kernel counts less than 1 KiB for each.
 _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
-"""What pads a payload to a multiple of four bytes, by its length modulo 4."""
+"""The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
 # So must the answers of one send: two for each request, of about 1 KiB each.
 _INQUIRIES: Final = 500
@@ -85,7 +85,7 @@ class NetlinkError(ApplyError):
 
 
 class DumpInterruptedError(ApplyError):
-    """What was dumped changed meanwhile (NLM_F_DUMP_INTR), so entries may be missing: read it again."""
+    """The dumped table changed during the dump (NLM_F_DUMP_INTR), so entries may be missing: dump it again."""
 
 
 class Message(NamedTuple):

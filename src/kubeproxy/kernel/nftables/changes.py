@@ -140,7 +140,7 @@ class ChangeMonitor:
         self._since = 0  # transactions up to this generation do not count: missed, or announced in part
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
-        self._late_since: float | None = None  # a transaction has been under way at each look since then
+        self._late_since: float | None = None  # a transaction has been under way at each check since then
 
     def close(self) -> None:
         """Close the socket, if this was the last user."""
@@ -180,7 +180,10 @@ class ChangeMonitor:
             return found.changes(complete=complete, pending=self._late_since is not None)
 
     def announced(self, family: int) -> bool:
-        """Return whether a change of a family was announced since `reset`. Unlike `changes` it only reads what came."""
+        """Return whether a change of a family was announced since `reset`.
+
+        Unlike `changes` it only reads messages that have arrived.
+        """
         with self._lock:
             self._read()
             found = self._families.get(family)
@@ -202,7 +205,7 @@ class ChangeMonitor:
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
         """Receive nothing while the body changes tables, by another program or by 100,000 elements.
 
-        Changes by other programs meanwhile show in the number of the next generation. Raises ApplyError.
+        The next generation number shows changes by other programs in the meantime. Raises ApplyError.
         """
         with self._lock:
             if self._pauses == 0:

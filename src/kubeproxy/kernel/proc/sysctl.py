@@ -33,7 +33,8 @@ LARGEST_SCALED: Final = 1_048_576
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
-# Letters, digits and what interface names hold; a part of dots only would leave /proc/sys.
+# The characters of a key: letters, digits and characters of interface names. A part of dots only would lead out of
+# /proc/sys.
 _KEY: Final = re.compile(r"(?:(?!\.+(?:/|$))[A-Za-z0-9_.:@+-]+/)+(?!\.+$)[A-Za-z0-9_.:@+-]+")
 
 _REMEDY: Final = {
@@ -45,7 +46,7 @@ _REMEDY: Final = {
 
 
 class ConntrackConfig(Struct, frozen=True):
-    """KubeProxyConfiguration's conntrack block: counts, and timeouts in whole seconds; 0 or None leave one alone."""
+    """KubeProxyConfiguration's conntrack block: counts, and timeouts in whole seconds; 0 or None: unchanged."""
 
     max_per_core: int | None = 32768
     min: int | None = 131072
@@ -57,7 +58,7 @@ class ConntrackConfig(Struct, frozen=True):
 
 
 def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, int]]:
-    """Return the (key, value) settings that a conntrack block asks for, on a machine with so many CPUs, in order."""
+    """Return the (key, value) settings of a conntrack block on a machine with `cpus` CPUs, in the order of writing."""
     wanted: list[tuple[str, int]] = []
     limit = conntrack_max(config, cpus)
     if limit:
@@ -75,7 +76,7 @@ def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, in
 
 
 def conntrack_max(config: ConntrackConfig, cpus: int) -> int:
-    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it alone.
+    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it unchanged.
 
     maxPerCore times the number of CPUs is limited to LARGEST_SCALED; above that limit `min` is limited as well.
     """

@@ -63,7 +63,7 @@ _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, pref
 
 
 class NetworkInterface(NamedTuple):
-    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and has a carrier besides."""
+    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and whether it also has a carrier."""
 
     number: int
     name: str

@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import Family
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
-_LOCK_NAMED: Final = (1, 8, 6)  # the first version that can be told of another lock file
+_LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
@@ -75,10 +75,10 @@ class Commands(NamedTuple):
     version: tuple[int, ...]
 
     def restore(self, pieces: Iterable[str]) -> Waited:
-        """Change rules, each table in one step; what the text does not name stays.
+        """Change rules, each table in one step; chains that the text does not name stay.
 
-        The text may come piece by piece, and is parsed meanwhile; nothing happens when making it fails. Returns how
-        long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
+        iptables-restore parses the pieces of the text as they are produced; if producing one fails, nothing is changed.
+        Returns how long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
         """
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)]
         if self.uses_nft:
@@ -192,7 +192,7 @@ def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
 
 @contextmanager
 def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a command for the body, for so many seconds at most; yield it and a file with its standard error.
+    """Run a command while the body runs, for at most `seconds`; yield it and a file with its standard error.
 
     Raises ApplyError if it cannot be run, also for lack of a descriptor, process or thread.
     """

@@ -107,7 +107,7 @@ class Place:
         return place
 
     def came(self, seconds: float) -> bool:
-        """Wait for so many seconds; return whether this process has the lock."""
+        """Wait for the lock for some seconds; return whether this process has it."""
         self._over.wait(seconds)
         return self._ours
 
@@ -118,7 +118,7 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter again; return False if the lock was obtained or refused meanwhile: then a new place is needed."""
+        """Enter the queue again; return False if the lock was obtained or refused: then a new place is needed."""
         with self._deciding:
             self._left = False
             return not self._over.is_set()
@@ -180,7 +180,7 @@ class Lock:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def wanted(self) -> None:
-        """Note that another program waits for it."""
+        """Record that another program waits for the lock."""
         self._wanted = True
 
     def _give_way(self) -> None:
