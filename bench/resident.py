@@ -24,7 +24,7 @@ from bench.runs import Run
 
 SIZES = ("1kx10", "10kx10", "44kx10")
 MODES = {
-    "nftables": (*SIZES, "10kx10 dual-stack"),
+    "nftables": (*SIZES, "10kx10 dual-stack", "1kx100", "10kx1"),
     "iptables-nft": SIZES,
     "iptables-legacy": SIZES[:2],
     "userspace": SIZES[:2],
