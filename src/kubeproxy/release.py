@@ -54,7 +54,7 @@ def of_checkout(root: Path) -> Build:
         return subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
 
     try:
-        if not (root / ".git").exists():  # git would ask the parent folders
+        if not (root / ".git").exists():  # git would search the parent folders
             raise FileNotFoundError(root / ".git")
         status = ask("status", "--porcelain=v2", "--branch")
         released = ask("tag", "--points-at", "HEAD", "--list", f"v{NUMBER}")

@@ -25,7 +25,7 @@ LIST: Final = 500 * 3 << 19
 """Longest list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all: 4 KB a slice."""
 
 LEAST_PROGRESS: Final = 16 << 10
-"""Bytes of an answer that must arrive within its patience, unless it is a watch: 0.5 KB/s with that of http.py."""
+"""Bytes of an answer that must arrive within `patience` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
 # A peer that has vanished is noticed within half a minute.
 _SOCKET_OPTIONS: Final = (
@@ -65,8 +65,8 @@ class Exchange:
     """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
 
     The body of a successful answer (2xx) goes to the `sink` as it arrives, once for each read of the socket; without a
-    sink it is collected in `body`, up to `most` bytes. An error's is collected up to OBJECT bytes. `on_headers` is
-    called once the status is known. An exception of either ends the exchange.
+    sink it is collected in `body`, up to `most` bytes. The body of an error is collected up to OBJECT bytes.
+    `on_headers` is called once the status is known. An exception in `sink` or `on_headers` ends the exchange.
     """
 
     __slots__ = ("body", "done", "headers", "idle_timeout", "most", "on_headers", "pieces", "sink", "status")

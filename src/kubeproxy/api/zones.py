@@ -40,7 +40,8 @@ PATIENCE: Final = 5.0
 class Zones:
     """Passes events of Services and slices on to the sink, and adds the zones. `run` ends only when cancelled.
 
-    `services`: the Services with weights by zone; decoders read the set for each slice. `target` is that of slices.
+    `services`: the Services with weights by zone; decoders read the set for each slice. `target` is the list and watch
+    of slices.
     """
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:

@@ -31,22 +31,22 @@ from kubeproxy.registry import MetricRegistry
 
 
 class Depth(Enum):
-    """How closely a backend looks for what other programs changed.
+    """The depth of a backend's search for changes by other programs.
 
-    A kernel that says that nobody touched anything is taken at its word, at either depth: that costs microseconds.
+    If the kernel reports that no program changed anything, either depth ends there: that costs microseconds.
     """
 
     QUICK = "quick"
-    """What shows without reading every element: chains, rules, counts."""
+    """Changes that show without reading every element: in chains, rules, counts."""
     THOROUGH = "thorough"
     """Everything; the cost grows with the cluster."""
 
 
 class ForeignChange(NamedTuple):
-    """What another program changed, in words for an operator.
+    """A change by another program, as a text for operators.
 
-    One that is not `certain` is believed when a second look shows it as well: a dump may catch the kernel's hash
-    tables while they grow, and lack some elements then.
+    A change that is not `certain` must be confirmed by a second inspection: a dump may lack elements while the kernel's
+    hash tables grow.
     """
 
     what: str
@@ -54,7 +54,7 @@ class ForeignChange(NamedTuple):
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What not every backend can do; None where it cannot."""
+    """The optional abilities of a backend; None if it lacks one."""
 
     at_once: bool = False
     """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""

@@ -210,7 +210,7 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def gate_states(gates: Mapping[str, bool]) -> Iterator[GateState]:
-    """Yield the state of every gate when these valid ones are set."""
+    """Yield the state of every gate; `gates` are the configured ones, which must be valid."""
     return (GateState(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 

@@ -78,7 +78,7 @@ def discard(path: str) -> None:
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which every user may create a socket: root would take their answer for the proxy's."""
+    """Refuse a folder in which every user may create a socket: root would trust the answers of such a socket."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
         reason = f"every user may create a socket in {folder}: use a folder that only its owner can write to"

@@ -30,8 +30,11 @@ UDP = 17
 
 LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
-"""Seconds until the second search for the flows of a change: a packet that passes through the kernel when the rules
-change is tracked, with the old endpoint, only when it leaves."""
+"""Seconds until the second search for the flows of a change.
+
+The kernel adds a flow to connection tracking only when its first packet leaves: a packet that is under way during the
+change may add a flow to the old endpoint after the first search.
+"""
 
 ANSWER_TIME = 0.05  # seconds in which a removed endpoint may answer a request before flows to it are removed
 RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change comes first
@@ -348,7 +351,7 @@ class FlowCleaner:
         return family not in self._held and not (disturbed and disturbed())
 
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int | None:
-        """Remove stale flows; return their number, None for another time."""
+        """Remove stale flows; return their number, None if it must be tried again later."""
         certain = partial(self._is_certain, family)
         if not certain():
             return None

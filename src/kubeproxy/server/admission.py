@@ -64,7 +64,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Start to drop it; it calls `Admission.leave` when it is closed."""
+        """Begin to close the connection; after its end it calls `Admission.leave`."""
 
 
 class Admission:

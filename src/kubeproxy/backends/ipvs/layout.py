@@ -36,7 +36,7 @@ class IpsetId(StrEnum):
     CLUSTER_IP = "KUBE-CLUSTER-IP"
     EXTERNAL_IP = "KUBE-EXTERNAL-IP"
     EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
-    LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all of them, the two below as well
+    LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all load balancer addresses, also those of the next two
     LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
     LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"  # those with source ranges
     LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
@@ -48,9 +48,9 @@ class IpsetId(StrEnum):
     NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
     NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
     HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
-    IPVS_IPS = "KUBE-IPVS-IPS"  # what kube-ipvs0 carries
-    DROP = "KUBE-DROP"  # address and port of frontends that drop everybody
-    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # of those that serve pods and this node only
+    IPVS_IPS = "KUBE-IPVS-IPS"  # the addresses of kube-ipvs0
+    DROP = "KUBE-DROP"  # address and port of frontends that drop all clients
+    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # of frontends that serve pods and this node only
 
     def named(self, family: Family) -> str:
         """Return the set's name in a family, cut to the kernel's limit, as kube-proxy does."""

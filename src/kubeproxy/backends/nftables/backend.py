@@ -46,7 +46,7 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, 
 log = logging.getLogger("kubeproxy.nftables")
 
 BATCH = 20_000
-"""Elements of a transaction: about 0.05 s in the kernel, which holds its commit lock and our loop for so long."""
+"""Maximum number of elements of a transaction: about 0.05 s, for which the kernel holds its commit lock."""
 
 ELEMENT = 160
 """Upper bound of the mean size of an element in a transaction, in bytes."""
