@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.xtables import iptables_variant, nfacct, nft_compat
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
@@ -139,6 +141,19 @@ def test_counters_are_those_of_the_command(netns):
         f"*nat\n:A - [0:0]\n-A A -d 127.0.0.0/8 -p tcp -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j ACCEPT\nCOMMIT\n"
     )
     check_written_alike(text)
+
+
+def test_one_socket_reads_all_counters(netns):
+    assert nfacct.ensure(LOCALHOST_COUNTER)
+    with Netlink.open() as link:
+        assert nfacct.packets(LOCALHOST_COUNTER, link) == 0
+        with pytest.raises(NetlinkError):
+            nfacct.packets("missing", link)
+        run("iptables-nft", "-A", "OUTPUT", "-m", "nfacct", "--nfacct-name", LOCALHOST_COUNTER)
+        run("ip", "link", "set", "lo", "up")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"", ("127.0.0.1", 9))
+        assert nfacct.packets(LOCALHOST_COUNTER, link) >= 1
 
 
 def test_tables_that_are_done_are_not_left_to_the_command(netns):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from kubeproxy.backends.iptables.skeleton import INVALID_COUNTER, LOCALHOST_COUNTER
 from kubeproxy.backends.mode import RESTORE_FAILURES
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.xtables import nfacct
 from kubeproxy.model.addresses import Family
 from kubeproxy.registry import MetricRegistry
@@ -85,20 +86,21 @@ def make_counters(metrics: Metrics) -> bool | None:
     """Create the kernel's counters and register their readers; return False without kernel support, None if unknown."""
     try:
         there = nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)
+        if there:
+            link = Netlink.open()  # stays open: a scrape that closes one waits for transactions (nft_rcv_nl_event)
+            metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
     except ApplyError as error:
         log.warning("No packet counters for now, the next full sync asks again error=%r", str(error))
         return None
-    if there:
-        metrics.follow_packets(_reader(INVALID_COUNTER), _reader(LOCALHOST_COUNTER))
-    else:
+    if not there:
         log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")
     return there
 
 
-def _reader(counter: str) -> Callable[[], float]:
+def _reader(counter: str, link: Netlink) -> Callable[[], float]:
     def read() -> float:
         try:
-            return nfacct.packets(counter)
+            return nfacct.packets(counter, link)
         except ApplyError:
             return 0.0
 

@@ -15,7 +15,6 @@ from kubeproxy.kernel.netlink.protocol import (
     netfilter_header,
     parts,
     text_attribute,
-    text_of,
     understood,
 )
 
@@ -39,11 +38,7 @@ def ensure(name: str) -> bool:
 
 
 @understood("packet counters")
-def packets(name: str) -> int:
-    """Return the packets that a counter has counted, 0 if it is missing. Raises ApplyError."""
-    with Netlink.open(NETLINK_NETFILTER) as link:
-        for place in answers(link.dump_all(_GET, _HEADER, "the packet counters"), len(_HEADER)):
-            found = parts(*place)
-            if text_of(found.get(_NAME, b"")) == name:
-                return int.from_bytes(found.get(_PACKETS, b""), "big")
-    return 0
+def packets(name: str, link: Netlink) -> int:
+    """Return the packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
+    buffers = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
+    return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in answers(buffers, len(_HEADER))), 0)
