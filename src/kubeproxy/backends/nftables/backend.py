@@ -36,7 +36,7 @@ from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.backends.table_view import altered, inspected
-from kubeproxy.errors import ApplyError, ChangedByOthersError
+from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
@@ -147,8 +147,6 @@ class NftablesBackend:
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
         self._reset_gone()
-        if affinity.weight(self._chains) > self._prune_at:
-            self._prune()
 
     def _is_full(self, transaction: Transaction) -> bool:
         """Return whether a transaction must be committed: it has BATCH elements, or fills the send buffer."""
@@ -198,10 +196,10 @@ class NftablesBackend:
     def _commit(self, batch: _Batch) -> int:
         """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
-            missing = self._ruleset.needed(batch.transaction.chains()) - self._chains
-            moved = affinity.messages(batch.moves, self._table, self._chains, missing)
+            needed = self._ruleset.needed(batch.transaction.chains())
+            moved = affinity.messages(batch.moves, self._table, self._chains, needed)
             with audit.attributed(self._ruleset.name):
-                self._transact_with(missing, [*batch.transaction.messages(), *moved])
+                self._transact_with(needed, [*batch.transaction.messages(), *moved])
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -220,40 +218,45 @@ class NftablesBackend:
                 elements += len(present ^ wanted)
         return elements
 
-    def _transact_with(self, missing: set[ChainName], elements: list[bytes]) -> None:
-        """Create missing chains and commit elements in one transaction: another program may delay each by its own.
+    def _transact_with(self, needed: set[ChainName], elements: list[bytes]) -> None:
+        """Create missing chains, remove unused ones and commit elements, in one transaction if it is not too large.
 
-        The kernel reports new handles: it is not read, as a reading starts again whenever another program commits.
+        Another program may delay each transaction by its own. The kernel reports new handles: nothing is read, as a
+        reading starts again whenever another program commits.
         """
+        missing = needed - self._chains
         if not missing:
             self._transact(elements)
             return
         made = self._ruleset.messages(missing, elements)
         if sum(map(len, made)) > self._table.room:
-            self._transact_with(missing, [])
+            self._transact_with(needed, [])
             self._transact(elements)
             return
-        if (signature := audit.grown(self._signature, made, self._table.commit(made))) is None:
+        unused = self._unused(needed)
+        try:
+            removals = messages.chain_removals(self.family, TABLE, map(str, sorted(unused)))
+            reported = self._table.commit([*made, *removals])
+        except NetlinkError as error:
+            if not unused:
+                raise
+            # A rule of another program goes to one of them, or the kernel is older than 6.4.
+            log.debug("Unused chains of session affinity stay error=%r", str(error))
+            unused, self._prune_at = set(), 2 * affinity.weight(self._chains | needed)
+            reported = self._table.commit(made)
+        if (signature := audit.grown(self._signature, made, reported)) is None:
             raise ChangedByOthersError(altered(self._ruleset.name))
-        self._chains, self._signature = self._chains | missing, signature
+        self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
-    def _prune(self) -> None:
-        """Remove the chains of counts and timeouts that no Service uses any more."""
+    def _unused(self, needed: set[ChainName]) -> set[ChainName]:
+        """Return the chains of counts and timeouts that no Service uses any more, if they are many."""
+        if not self._is_whole or affinity.weight(self._chains | needed) <= self._prune_at:
+            return set()
         placed = chain.from_iterable(self._placed.values())
         sticky = (item for item in placed if item.plan.affinity or item.plan.balance)
-        used = self._ruleset.needed(affinity.chains_of(render(sticky)))
-        gone = self._chains - used
+        used = needed | self._ruleset.needed(affinity.chains_of(render(sticky)))
         self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
-        try:
-            self._transact(messages.chain_removals(self.family, TABLE, map(str, sorted(gone))))
-        except ApplyError as error:
-            # A rule of another program goes to one of them, or the kernel is older than 6.4.
-            self._prune_at = 2 * affinity.weight(self._chains)
-            log.debug("Unused chains of session affinity stay error=%r", str(error))
-            return
-        log.info("Removed unused chains of session affinity family=%s chains=%d", self.family.label, len(gone))
-        self._chains -= gone
-        self._signature = self._signature.without(map(str, gone))
+        return self._chains - used
 
     # -- the whole table --------------------------------------------------------------------------------------------
 

@@ -411,7 +411,8 @@ class Ruleset:
         numbers = POOLS_OF[name.endpoint_map]
         targets = _leads_to(name)
         to_number = f"{self.layout.ip} daddr set {self._key(name.nodeport)} map @{numbers}"
-        rules = [f"{self._client_key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
+        key = self._client_key
+        rules = [f"{key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
         verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
         return [to_number, *rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
 

@@ -8,7 +8,7 @@ from support import nftables_packets
 from support.cluster_objects import HERE, THERE, endpoint, parsed, service
 from support.compiled import compile_service
 from support.nftables_ground import FakeGround, resync, sync
-from support.nftables_plans import V4, WORLD
+from support.nftables_plans import V4, WORLD, sticky
 from unit.backends.nftables.test_nftables_examine import everything, some
 
 A = ("default", "a")
@@ -61,9 +61,11 @@ def test_chains_are_made_when_they_are_needed_and_a_restart_takes_them_over(grou
     assert sync(again, (A, hashed([1, 3]))) < 2 * 3 * 251 * 0.5
     ground.is_clean(again, {A: hashed([1, 3])})
     sync(again, (A, hashed([1, 3], None)))
-    again._prune()
+    again._prune_at = 0
+    plans = {A: hashed([1, 3], None), ("default", "b"): sticky("b", 2, 2)}
+    sync(again, *plans.items())
     assert chains(ground) == []
-    ground.is_clean(again, {A: hashed([1, 3], None)})
+    ground.is_clean(again, plans)
 
 
 def test_a_changed_table_while_no_proxy_runs_is_written_where_it_differs(ground):
