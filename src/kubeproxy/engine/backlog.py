@@ -27,6 +27,8 @@ _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 40_000
 """Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
+AFFINITY = 80
+"""Weight of an endpoint with session affinity: a new count of n endpoints is a chain of n rules, each some 80 us."""
 MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: enough for a latency
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
@@ -228,12 +230,15 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend."""
+    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend, and
+    rules of session affinity, in endpoints.
+    """
     total = 0
     for entry in (change.before, change.after):
         for plan in entry.plans:
             if plan.key.family is family:
-                total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
+                copies = len(plan.frontends) + (AFFINITY if plan.affinity else 0)
+                total += copies * (len(plan.cluster) + len(plan.local))
                 if plan.balance is not None:
                     total += entries((plan,))
     return total
