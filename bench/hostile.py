@@ -273,7 +273,7 @@ async def _measure(case: Case, seconds: float) -> dict[str, float]:
         async with AsyncExitStack() as stack:
             if case.neighbour:
                 await stack.enter_async_context(_beside())
-            limit = await _limit(seconds if case.neighbour else 0.1)
+            limit = await _limit(max(seconds, 3.0) if case.neighbour else 0.1)
             done = await stack.enter_async_context(_attacking(case.attack(scene)))
             seen = await scene.watch(seconds, size)
         # Services beyond the node's budget for tables are told so: that is the defence.
