@@ -72,17 +72,17 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
 
 
 def messages(
-    wanted: Sequence[Move], table: KernelTable, chains: AbstractSet[ChainName], needed: AbstractSet[ChainName]
+    wanted: Sequence[Move], table: KernelTable, chains: AbstractSet[ChainName], missing: AbstractSet[ChainName]
 ) -> list[bytes]:
     """Return the messages that copy the clients, with the time left of each. The sets of clients of `chains` exist,
-    those of `needed` are created before, in the same transaction.
+    those of `missing` are created before, in the same transaction.
 
     A client stays in the set of a slot that its endpoint left, so it may be in several sets. The first slot serves it,
     and only with that slot it moves.
     """
     if not wanted:
         return []
-    clients, sets = _Clients(table, _sets(chains)), _sets(chains | needed)
+    clients, sets = _Clients(table, _sets(chains)), _sets(chains | missing)
     packed: dict[str, list[bytes]] = {}
     for move in wanted:
         target = client_set(move.target)

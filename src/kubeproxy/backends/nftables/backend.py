@@ -196,10 +196,11 @@ class NftablesBackend:
     def _commit(self, batch: _Batch) -> int:
         """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
-            needed = self._ruleset.needed(batch.transaction.chains())
-            moved = affinity.messages(batch.moves, self._table, self._chains, needed)
+            wanted = batch.transaction.chains()
+            missing = self._ruleset.needed(wanted, self._chains)
+            moved = affinity.messages(batch.moves, self._table, self._chains, missing)
             with audit.attributed(self._ruleset.name):
-                self._transact_with(needed, [*batch.transaction.messages(), *moved])
+                self._transact_with(wanted, missing, [*batch.transaction.messages(), *moved])
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -218,22 +219,21 @@ class NftablesBackend:
                 elements += len(present ^ wanted)
         return elements
 
-    def _transact_with(self, needed: set[ChainName], elements: list[bytes]) -> None:
+    def _transact_with(self, wanted: set[ChainName], missing: set[ChainName], elements: list[bytes]) -> None:
         """Create missing chains, remove unused ones and commit elements, in one transaction if it is not too large.
 
         Another program may delay each transaction by its own. The kernel reports new handles: nothing is read, as a
         reading starts again whenever another program commits.
         """
-        missing = needed - self._chains
         if not missing:
             self._transact(elements)
             return
         made = self._ruleset.messages(missing, elements)
         if sum(map(len, made)) > self._table.room:
-            self._transact_with(needed, [])
+            self._transact_with(wanted, missing, [])
             self._transact(elements)
             return
-        unused = self._unused(needed)
+        unused = self._unused(wanted, missing)
         try:
             removals = messages.chain_removals(self.family, TABLE, map(str, sorted(unused)))
             reported = self._table.commit([*made, *removals])
@@ -242,19 +242,19 @@ class NftablesBackend:
                 raise
             # A rule of another program goes to one of them, or the kernel is older than 6.4.
             log.debug("Unused chains of session affinity stay error=%r", str(error))
-            unused, self._prune_at = set(), 2 * affinity.weight(self._chains | needed)
+            unused, self._prune_at = set(), 2 * affinity.weight(self._chains | missing)
             reported = self._table.commit(made)
         if (signature := audit.grown(self._signature, made, reported)) is None:
             raise ChangedByOthersError(altered(self._ruleset.name))
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
-    def _unused(self, needed: set[ChainName]) -> set[ChainName]:
-        """Return the chains of counts and timeouts that no Service uses any more, if they are many."""
-        if not self._is_whole or affinity.weight(self._chains | needed) <= self._prune_at:
+    def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
+        """Return the chains of counts and timeouts that neither a Service uses nor one wants, if they are many."""
+        if not self._is_whole or affinity.weight(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())
         sticky = (item for item in placed if item.plan.affinity or item.plan.balance)
-        used = needed | self._ruleset.needed(affinity.chains_of(render(sticky)))
+        used = self._ruleset.needed(wanted | affinity.chains_of(render(sticky)))
         self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
         return self._chains - used
 

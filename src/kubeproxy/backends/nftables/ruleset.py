@@ -8,6 +8,7 @@ Hooks and priorities are those of the Go kube-proxy v1.36.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
@@ -315,13 +316,13 @@ class Ruleset:
             return f"fib daddr type local {self.layout.ip} daddr != {_LOOPBACK[self.family]}"
         return f"{self.layout.ip} daddr @nodeport-ips"
 
-    def needed(self, names: Iterable[ChainName]) -> set[ChainName]:
-        """Return these chains and all chains that they lead to."""
+    def needed(self, names: Iterable[ChainName], known: AbstractSet[ChainName] = frozenset()) -> set[ChainName]:
+        """Return these chains and all chains that they lead to, without `known` ones and those that they lead to."""
         found: set[ChainName] = set()
         queue = list(names)
         while queue:
             name = queue.pop()
-            if name not in found:
+            if name not in found and name not in known:
                 found.add(name)
                 queue += _leads_to(name)
         return found
