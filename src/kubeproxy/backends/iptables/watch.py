@@ -306,14 +306,15 @@ class Audit:
         return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
-        """Return the table, or those of its chains that may have changed; a table that cannot be read has none."""
+        """Return the table, or those of its chains that may have changed."""
         try:
             if self._places is None:
                 return found.read(self._commands, table)
             names = frozenset(name for place, name in self._places if place == table)
             return found.read_some(self._commands, table, names, self._rules)
-        except Incompatible:
-            return FoundTable(self._family, asked=frozenset())
+        except Incompatible:  # a table with rules of nft itself: the shared chains can be read one by one
+            names = frozenset(name for place, name in SHARED if place == table)
+            return found.read_some(self._commands, table, names, self._rules)
 
     def _rules(self, table: str, name: str) -> Sequence[str] | None:
         try:

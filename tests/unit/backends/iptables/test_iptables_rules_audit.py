@@ -12,7 +12,7 @@ from kubeproxy.backends.iptables.found import as_saved, by_chain
 from kubeproxy.backends.iptables.names import chain_hashes
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables.xtables import RestoreError
+from kubeproxy.kernel.xtables.xtables import Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from support.effort import examples
 from support.fake_tables import FakeCommands, FakeTables, backend, normalised
@@ -105,6 +105,22 @@ def test_chains_of_others_and_of_no_service_are_no_drift():
         made.tables.chains["nat", chain] = [f"-A {chain} -j {WEB}"]
     made.tables.chains["nat", "PREROUTING"].append("-A PREROUTING -j CNI-HOSTPORT-DNAT")
     assert audited(made) == ""
+
+
+def test_shared_chains_of_a_table_with_rules_of_nft_are_compared(monkeypatch):
+    """iptables-nft-save prints nothing of such a table, but other chains can be listed one by one."""
+    saved = FakeCommands.saved
+
+    def refusing(self, table):
+        if table == "nat":
+            raise Incompatible("table `nat' is incompatible, use 'nft' tool")
+        return saved(self, table)
+
+    made = opened({a("web"): plans("web", 1, "10.244.0.1")}, uses_nft=True)
+    monkeypatch.setattr(FakeCommands, "saved", refusing)
+    assert audited(made) == ""
+    made.tables.chains["nat", "KUBE-SERVICES"].pop()
+    assert "chain KUBE-SERVICES of iptables table nat (IPv4) was changed" in audited(made)
 
 
 def test_rules_that_another_version_prints_otherwise_are_no_drift(monkeypatch):
