@@ -228,10 +228,9 @@ def test_a_command_that_outlives_us_keeps_the_lock(netns, lock_file):
     """As iptables-restore does whose proxy is killed: what it has read of the table must not change meanwhile."""
     lock = xtables_lock.lock()
     with lock.held(0.0):
-        start = lock.start()
         command = ["sh", "-c", "echo; read end"]
         ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        child = subprocess.Popen(command, env=start.environment, pass_fds=start.descriptors, **ends)
+        child = subprocess.Popen(command, **lock.start(), **ends)
         child.stdout.readline()
         os.close(lock._file)
         lock._file = -1
