@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import Final
 
 from msgspec import Struct
 
@@ -19,17 +18,14 @@ from kubeproxy.backends.mode import Mode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.empty_network import in_empty_network
-from kubeproxy.kernel.route.addresses import local_addresses
-from kubeproxy.meaning import regions
 from kubeproxy.meaning.compare import Shares, compare
+from kubeproxy.meaning.firewall import place_of
 from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import host, modes
-
-_LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
 
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -70,7 +66,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
 
 
 def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans: Plans) -> tuple[Switch, ...]:
-    places = {family: _place(family) for family in world.families}
+    places = {family: place_of(family) for family in world.families}
     now = {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
 
     def written() -> dict[Family, CompiledRules]:
@@ -87,11 +83,6 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
 
     then = in_empty_network(written)
     return tuple(_compared(family, now[family], then[family], places[family]) for family in world.families)
-
-
-def _place(family: Family) -> NodePlace:
-    own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
-    return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
 
 
 def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Switch:

@@ -16,18 +16,23 @@ a processor, it follows one in two, four, ... of them, says so, and how many it 
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Sequence
 
 from kubeproxy.ask import cluster
-from kubeproxy.ask.flows.ground import ground
+from kubeproxy.ask.flows.follow import Follower, Known
+from kubeproxy.ask.flows.ground import Ground, ground
 from kubeproxy.ask.flows.look import Cost, Look
-from kubeproxy.ask.flows.users import PortUse, uses
+from kubeproxy.ask.flows.sampling import Sampled
+from kubeproxy.ask.flows.users import PortUse, ServedPorts, uses
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
-from kubeproxy.commands import exit_code, follow, output
+from kubeproxy.commands import YES, exit_code, output
 from kubeproxy.commands.services import service_name
-from kubeproxy.errors import QuestionError
-from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED
+from kubeproxy.errors import QuestionError, Unsupported
+from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Events, announced
+from kubeproxy.model.plan import ServiceName
 
 _SHOWN = 20
 """Maximum number of rows of a table; `-o json` has them all."""
@@ -59,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
     if names and not served.all:
         raise QuestionError(unwatched(names[0]))
     if given.follow:
-        return follow.run(where, names, served, given)
+        return _follow(where, names, served, given)
     look = Look(where, served)
     look.take(given.seconds or 1.0)
     known = cluster.pods(where.facts, names[0])[0] if names else {}
@@ -155,3 +160,57 @@ def _print_cost(cost: Cost) -> None:
     output.marked(output.NOTE, text)
     if not cost.announced:
         output.marked(output.NOTE, f"new ones are not counted: {NOT_ANNOUNCED}")
+
+
+# -- as they begin and end ---------------------------------------------------------------------------------------------
+
+
+def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
+    """Print connections as they begin and end, until Ctrl-C or for --seconds; return the exit code."""
+    if not announced():
+        raise Unsupported(f"nothing can be followed: {NOT_ANNOUNCED}")
+    known = Known(where, names, served)
+    known.look_up_pods()
+    people = given.output != "json"
+    if known.trouble and people:
+        output.marked(output.NOTE, f"pods are shown by their addresses: {known.trouble}")
+    end = time.monotonic() + given.seconds if given.seconds else float("inf")
+    with Events.open(where.wanted) as events:
+        sampled = Sampled(events, _say_rate if people else _say_rate_json)
+        follower = Follower(known)
+        try:
+            while time.monotonic() < end:
+                for event, _ in sampled.for_a_while(end):
+                    line = follower.line(event)
+                    if line is not None and people:
+                        output.say(str(line))
+                    elif line is not None:
+                        output.json_line(line)
+                sys.stdout.flush()
+                known.renew()
+        except KeyboardInterrupt:
+            pass
+        _print_end(sampled, people=people)
+    return YES
+
+
+def _say_rate(one_in: int) -> None:
+    text = f"one connection in {one_in} is followed from now on" if one_in > 1 else "all are followed again"
+    output.marked(output.NOTE, text)
+
+
+def _say_rate_json(one_in: int) -> None:
+    output.json_line({"one_in": one_in})
+
+
+def _print_end(sampled: Sampled, *, people: bool) -> None:
+    heard, left_out, lost = sampled.heard, sampled.left_out, sampled.lost
+    if not people:
+        output.json_line({"heard": heard, "left_out": left_out, "lost": lost})
+        return
+    text = f"heard of {heard} beginnings and ends"
+    if left_out:
+        text += f", left out about {left_out}"
+    if lost:
+        text += f", and {lost} times more came than could be read: the kernel dropped some"
+    output.marked(output.NOTE, text)

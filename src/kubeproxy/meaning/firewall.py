@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -161,7 +161,9 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
     with Netlink.open() as link:
         for family, name in tables:
             table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
-            found.append(Firewall(f"table {family} {name}", family, _of_table(table), place, whole=whole))
+            found.append(
+                Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
+            )
     return [*found, *_legacy(place)]
 
 
@@ -174,10 +176,6 @@ def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
     return table._replace(chains=chains), chains == table.chains
 
 
-def _of_table(table: nft_tables.NftTable) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:
-    return lambda place, purpose: nftables.compiled(table, place, purpose)
-
-
 def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread-self/net")) -> Iterator[Firewall]:
     """Yield the tables of legacy iptables, except nat, if it is installed."""
     for family, command in LEGACY.items():
@@ -188,11 +186,7 @@ def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread
                 head = [line for line in lines if line.startswith(("*", ":"))]
                 text = "\n".join([*head, *rules[:_MOST], "COMMIT"])
                 whole = len(rules) <= _MOST
-                yield Firewall(f"{command} -t {table}", family, _of_text(text), place, whole=whole)
-
-
-def _of_text(text: str) -> Callable[[NodePlace, CompiledFor], list[ChainRules]]:
-    return lambda place, purpose: iptables.compiled(text, place, purpose)
+                yield Firewall(f"{command} -t {table}", family, partial(iptables.compiled, text), place, whole=whole)
 
 
 def _short(name: str) -> str:

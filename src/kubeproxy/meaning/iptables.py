@@ -299,7 +299,6 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "-p": _protocol,
     "-i": _interface(False),
     "-o": _interface(True),
-    "-m": _nothing,
     "--dport": _ports,
     "--dports": _ports,
     "--src-type": _local(Op.SOURCE),
@@ -307,11 +306,7 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "--mark": _mark,
     "--ctstate": _state,
     "--state": _state,
-    "--nfacct-name": _nothing,
-    "--comment": _nothing,
-    "--seconds": _nothing,
-    "--name": _nothing,
-    "--mask": _nothing,
+    **dict.fromkeys(("-m", "--nfacct-name", "--comment", "--seconds", "--name", "--mask"), _nothing),
 }
 _FLAGS: Final[dict[str, Operation | None]] = {
     "--rcheck": _NEVER,  # no client is in a list yet

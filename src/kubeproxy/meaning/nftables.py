@@ -49,16 +49,7 @@ _META: Final = {
     7: (Property.OUTPUT, 16),
     16: (Property.PROTOCOL, 1),
 }
-_VALUES: Final = frozenset(
-    {
-        Property.MARK,
-        Property.STATE,
-        Property.STATUS,
-        Property.ORIGINAL_DESTINATION,
-        Property.DESTINATION_LOCAL,
-        Property.SOURCE_PORT,
-    }
-)
+_VALUES: Final = _HOST_ORDER - {Property.RANDOM} | {Property.ORIGINAL_DESTINATION, Property.SOURCE_PORT}
 """Properties that are tested as numbers."""
 
 

@@ -11,8 +11,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubeproxy.meaning import regions, splitting
-from kubeproxy.meaning.flow import Ended, Interfaces, Leaf, PacketOutcome, PacketSet
+from kubeproxy.meaning import regions
+from kubeproxy.meaning.flow import (
+    Ended,
+    Interfaces,
+    Leaf,
+    PacketOutcome,
+    PacketSet,
+    by_chance,
+    by_interface,
+    by_service,
+    by_source,
+)
 from kubeproxy.meaning.rules import (
     ACCEPT,
     CONTINUE,
@@ -278,13 +288,15 @@ class Walk:
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         """Return the part of a flow for which a test is true, and append the other part to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
-            return splitting.by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
+            return by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
         if kind is Op.SOURCE:
-            return splitting.by_source(op[1], flow, missed)
+            return by_source(op[1], flow, missed)
         if kind is Op.CHANCE:
-            return splitting.by_chance(flow, op[1], missed)
+            return by_chance(flow, op[1], missed)
         if kind is Op.INTERFACE:
-            return self._interface(op, flow, missed)
+            _, patterns, negated, outgoing = op
+            wanted = self._interfaces.of(patterns)
+            return by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
         if kind is Op.DESTINATION:
             holds = regions.holds(op[1], flow.destination)
         else:
@@ -294,11 +306,6 @@ class Walk:
             return flow
         missed.append(flow)
         return None
-
-    def _interface(self, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-        _, patterns, negated, outgoing = op
-        wanted = self._interfaces.of(patterns)
-        return splitting.by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
 
     def _value(self, field: Property, flow: PacketSet) -> int:
         if field is Property.MARK:
@@ -382,7 +389,7 @@ class Walk:
             flow = flow.within(both)
         at = table.at
         if Property.SOURCE in at:
-            kept = splitting.by_source((entry.ranges[at[Property.SOURCE]],), flow, rest)
+            kept = by_source((entry.ranges[at[Property.SOURCE]],), flow, rest)
             if kept is None:
                 return
             flow = kept

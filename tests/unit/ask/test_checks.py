@@ -167,13 +167,15 @@ CASES: dict = {
         programming.versions("1", "2", 0.0, 3 * DAY),
         [(NOTE, "the proxy runs version 1 for 3 days, this command is 2")],
     ),
-    "able": (programming.able(""), []),
-    "able in both": (programming.half_able("", "IPv4"), []),
+    "able": (programming.able("", BROKEN, ""), []),
     "able in one": (
-        programming.half_able("ip6tables is missing: install iptables", "IPv4"),
+        programming.able("ip6tables is missing: install iptables", DEGRADED, "Services are served by IPv4 alone"),
         [(DEGRADED, "ip6tables is missing")],
     ),
-    "unable": (programming.able("nft is missing: install nftables"), [(BROKEN, "nft is missing")]),
+    "unable": (
+        programming.able("nft is missing: install nftables", BROKEN, "the proxy does not start"),
+        [(BROKEN, "nft is missing")],
+    ),
     "forwards": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 1)], ENDPOINTS), []),
     "does not forward": (
         settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], ENDPOINTS),

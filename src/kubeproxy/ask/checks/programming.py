@@ -84,25 +84,8 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Di
         )
 
 
-def able(lack: str) -> Iterator[Diagnosis]:
+def able(lack: str, severity: Severity, why: str) -> Iterator[Diagnosis]:
     """Report a requirement of the mode that this node lacks: the text of Unsupported, '' for none."""
     if lack:
-        yield Diagnosis(
-            severity=Severity.BROKEN,
-            about="node",
-            what=lack.partition(": ")[0],
-            why="the proxy does not start, or not again",
-            fix=lack.partition(": ")[2] or lack,
-        )
-
-
-def half_able(lack: str, family: str) -> Iterator[Diagnosis]:
-    """Report a requirement that this node lacks for the family other than `family`; see `able`."""
-    if lack:
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="node",
-            what=lack.partition(": ")[0],
-            why=f"Services are served by {family} alone",
-            fix=lack.partition(": ")[2] or lack,
-        )
+        what, _, fix = lack.partition(": ")
+        yield Diagnosis(severity=severity, about="node", what=what, why=why, fix=fix or lack)
