@@ -29,7 +29,6 @@ from kubeproxy.backends.nftables.render import (
     changed,
     place_all,
     render,
-    slots_in_use,
     translate,
 )
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
@@ -365,7 +364,7 @@ class NftablesBackend:
                     yield self._commit(batch)
                     batch = self._batch()
         yield self._commit(batch)
-        elements.rest(lambda: slots_in_use(self._placed.values()))
+        elements.rest(self._placed.values())
         yield from self._remove_strays(elements.left)
         yield self._sync_globals()
 

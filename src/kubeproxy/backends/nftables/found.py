@@ -10,8 +10,8 @@ slots; the kernel's count of elements shows whether there are more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
 from typing import Final
 
 from kubeproxy.backends.nftables.layout import (
@@ -169,15 +169,17 @@ class FoundElements:
         for name, left in self._frontends.items():
             self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
 
-    def rest(self, taken: Callable[[], Mapping[str, Mapping[bytes, int]]]) -> None:
-        """Read the endpoints of all other frontends, and elements that belong to no frontend. Raises ApplyError.
-
-        `taken` returns the number of used slots of each frontend, by endpoint map.
-        """
+    def rest(self, services: Iterable[Iterable[Placed]]) -> None:
+        """Read the endpoints of all other frontends than those of these Services, and elements that belong to none."""
         for name, left in self._frontends.items():
             self._read_slots(name, [(key, *slots) for key, slots in left.items()])
+        taken: dict[str, dict[bytes, int]] = {name: {} for name in _FRONTENDS}  # frontend : number of used slots
+        if any(self._unread.values()):
+            for (name, key), pool in chain.from_iterable(Parts(placed).pools.items() for placed in services):
+                taken[name][key] = len(pool)
+        for name, slots_in_use in taken.items():
             if self._unread[name]:
-                self.left[name] = self._strays(name, taken().get(name, {}))
+                self.left[name] = self._strays(name, slots_in_use)
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
         """Return the first set whose elements are not exactly those of these Services, '' for none.

@@ -324,15 +324,6 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
             recipient.entry(class_map, key, packed_class(len(members)))
 
 
-def slots_in_use(services: Iterable[Iterable[Placed]]) -> dict[str, dict[bytes, int]]:
-    """Return the number of slots in use of each frontend, by endpoint map."""
-    found: dict[str, dict[bytes, int]] = {}
-    for placed in services:
-        for (set_id, key), pool in Parts(placed).pools.items():
-            found.setdefault(set_id, {})[key] = len(pool)
-    return found
-
-
 def pools(item: Placed) -> dict[Policy, Pool]:
     """Return the pools that the frontends of a plan use, in slot order."""
     found = {}

@@ -86,7 +86,7 @@ def read(ground, family=V4):
     """Return all elements, as an adoption without any Service reads them, and the table; they are those of dumps."""
     table = Watched(ground.table(family))
     elements = found_module.FoundElements(table, NAMES)
-    elements.rest(dict)
+    elements.rest(())
     assert elements.left == {name: dict(*table.table.pairs(name)) for name in NAMES}
     return elements.left, table
 
@@ -117,7 +117,7 @@ class OneFrontend:
 def test_endpoints_are_read_by_key_and_few_are_asked_for_in_vain(count):
     table = OneFrontend(count)
     elements = found_module.FoundElements(table, NAMES)
-    elements.rest(dict)
+    elements.rest(())
     assert elements.left[SetId.ENDPOINTS] == table.entries
     assert table.asked <= count + 1 + count // 8
 
