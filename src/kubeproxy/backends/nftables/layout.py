@@ -385,13 +385,11 @@ class ChainName(NamedTuple):
     @property
     def picks(self) -> bool:
         """Return whether the chain is a single rule that picks from a map."""
-        return self.is_slot or (self.treatment in _PICKING)
+        return self.is_slot or self.treatment.removeprefix("local-") in HASHED
 
 
 HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick by a hash, in the order of plan.HashKey."""
-
-_PICKING: Final = frozenset(f"{local}{word}" for word in HASHED for local in ("", "local-"))
 
 TREATMENTS: Final = (
     "cluster",  # cluster IPs: masqueraded as the globals say

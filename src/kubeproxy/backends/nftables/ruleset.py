@@ -372,7 +372,8 @@ class Ruleset:
         if name.is_slot:
             # `mod 1 offset N` is the constant N: within a key, nft has no literal of numgen's type.
             return f"numgen random mod 1 offset {name.endpoints}"
-        return f"jhash {self.layout.ip} saddr{_PICKS[name.treatment]} mod {name.endpoints} seed {SEED:#x}"
+        port = " . th sport" if name.hashed == HASHED[HashKey.FLOW] else ""
+        return f"jhash {self.layout.ip} saddr{port} mod {name.endpoints} seed {SEED:#x}"
 
     @property
     def _mark_packet(self) -> str:
@@ -435,13 +436,6 @@ def client_number(address: bytes) -> bytes:
     return (number or 0).to_bytes(4, "little")
 
 
-_PICKS: Final = {
-    f"{local}{word}": {HashKey.FLOW: " . th sport", HashKey.CLIENT: ""}[HashKey(key)]
-    for key, word in enumerate(HASHED)
-    for local in ("", "local-")
-}
-"""Treatments that pick by a hash, with the expression hashed after the client's address."""
-
 PUT_BACK: Final = "put-port-back"
 """Name of the chain that restores the destination port, which `_carry` replaced."""
 
@@ -474,7 +468,7 @@ def _base(name: ChainName) -> str:
 
 def _leads_to(name: ChainName) -> list[ChainName]:
     """Return the chains that a chain goes to, in the order of its rules."""
-    if name.treatment in _PICKS:
+    if name.picks:
         return []
     pick, treatment = name._replace(treatment=name.hashed or "pick"), _base(name)
     if treatment in {"cluster", "external"}:
