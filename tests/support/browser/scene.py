@@ -169,7 +169,13 @@ class Scene:
                 "service": name,
                 "steps": steps,
                 "endpoints": [
-                    {"address": one["address"], "share": 1 / len(ends), "masqueraded": True, "node": one["node"]}
+                    {
+                        "address": one["address"],
+                        "share": 1 / len(ends),
+                        "masqueraded": True,
+                        "node": one["node"],
+                        "returns": True,
+                    }
                     for one in ends
                 ],
                 "missing": [],
