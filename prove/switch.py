@@ -87,7 +87,7 @@ def _add(live: Live, more: int) -> None:
         endpoints = []
         for pod in draw.sample(range(_PODS), _ENDPOINTS):
             network, host = divmod(pod, 250)
-            node = NODE_A if network < 2 else NODE_B
+            node = NODE_B if network else NODE_A
             address = f"10.244.{network}.{host + 2}"
             endpoints.append({"addresses": [address], "conditions": {"ready": True}, "nodeName": node.name})
         live.cluster.store.put("endpointslices", slice_of(f"more-{number}", "IPv4", endpoints, _TARGETS))

@@ -9,9 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from itertools import pairwise
-from operator import or_
+from itertools import pairwise, product
 from typing import Final, NamedTuple
 
 from kubeproxy.meaning import regions
@@ -93,7 +91,9 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
     destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))
     services = regions.service(packet.protocol, packet.port) or regions.protocol_set(packet.protocol)
     leaves = walk.outcomes(destination, services, here=not packet.interface)
-    box = Box(((source, source),), interfaces.named(packet.interface), interfaces.named(packet.output or "other"))
+    box = Box(
+        services, ((source, source),), interfaces.named(packet.interface), interfaces.named(packet.output or "other")
+    )
     return _shares(leaves, box)
 
 
@@ -144,23 +144,19 @@ class _Comparing:
             if not here and _is_loopback(unit.destination, self._place.bits):
                 continue
             sides = [walk.outcomes(unit.destination, unit.services, here=here) for walk in self._walks]
-            for services, ours, theirs in _by_service(*sides):
-                unknown = {leaf.outcome.text for leaf in (*ours, *theirs) if leaf.outcome.kind == "unknown"}
-                self._unknown |= unknown
-                classes += len({leaf[1:4] for leaf in ours})
-                boxes = _unequal(ours, theirs) if not unknown else ()
-                causes += [self._cause(unit.destination, services, box, (ours, theirs)) for box in boxes]
+            unknown = {leaf.outcome.text for side in sides for leaf in side if leaf.outcome.kind == "unknown"}
+            self._unknown |= unknown
+            classes += len({leaf[:4] for leaf in sides[0]})
+            causes += [self._cause(unit.destination, box, sides) for box in (() if unknown else _unequal(*sides))]
         return _Compared(classes, tuple(causes), any(walk.leaves_out for walk in self._walks))
 
-    def _cause(
-        self, destination: int, services: int, box: Box, leaves: tuple[Sequence[Leaf], Sequence[Leaf]]
-    ) -> tuple[str, Witness]:
+    def _cause(self, destination: int, box: Box, leaves: Sequence[Sequence[Leaf]]) -> tuple[str, Witness]:
         sides = [_shares(each, box) for each in leaves]
         family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
         packet = FirstPacket(
             str(family(_example(box.sources, self._place.bits))),
             str(family(destination)),
-            *regions.first_of(services),
+            *regions.first_of(box.services),
             self._interfaces.example(box.inputs),
             self._interfaces.example(box.outputs),
         )
@@ -168,8 +164,9 @@ class _Comparing:
 
 
 class Box(NamedTuple):
-    """A set of sources and interfaces."""
+    """A set of packets to one destination."""
 
+    services: int
     sources: Addresses
     inputs: int
     outputs: int
@@ -180,30 +177,12 @@ def _example(sources: Addresses, bits: int) -> int:
     return likely if regions.holds(sources, likely) else max(sources[0][0], min(1, sources[0][1]))
 
 
-def _by_service(first: Sequence[Leaf], second: Sequence[Leaf]) -> Iterator[tuple[int, Sequence[Leaf], Sequence[Leaf]]]:
-    """Yield sets of services that neither side divides any further, with the leaves of each side."""
-    sides: tuple[dict[int, list[Leaf]], dict[int, list[Leaf]]] = defaultdict(list), defaultdict(list)
-    for side, leaves in zip(sides, (first, second), strict=True):
-        for leaf in leaves:
-            side[leaf.services].append(leaf)
-    masks = sides[0].keys() | sides[1].keys()
-    singles = [mask for mask in masks if mask.bit_count() == 1]
-    wide = [mask for mask in masks if mask.bit_count() != 1]
-    covered = reduce(or_, singles, 0)
-    atoms = [mask & ~covered for mask in _atoms(wide)]
-    for atom in (*singles, *filter(None, atoms)):
-        holding = [mask for mask in wide if mask & atom]
-        if atom in masks and atom not in holding:
-            holding.append(atom)
-        yield atom, *([leaf for mask in holding for leaf in side.get(mask, ())] for side in sides)  # type: ignore[misc]
-
-
 def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
     """Return the boxes in which the shares of an outcome differ."""
     sides: tuple[dict[PacketOutcome, dict[Box, float]], ...] = ({}, {})
     for side, leaves in zip(sides, (first, second), strict=True):
         for leaf in leaves:
-            box = Box(*leaf[1:4])
+            box = Box(*leaf[:4])
             boxes = side.setdefault(leaf.outcome, {})
             boxes[box] = boxes.get(box, 0.0) + leaf.share
     found: set[Box] = set()
@@ -226,9 +205,8 @@ def _sum(boxes: Mapping[Box, float], part: Box) -> float:
 
 
 def _covers(box: Box, part: Box) -> bool:
-    return bool(
-        box.inputs & part.inputs and box.outputs & part.outputs and regions.holds(box.sources, part.sources[0][0])
-    )
+    alike = box.services & part.services and box.inputs & part.inputs and box.outputs & part.outputs
+    return bool(alike) and regions.holds(box.sources, part.sources[0][0])
 
 
 def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
@@ -237,13 +215,11 @@ def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
     sources: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
     for low, end in pairwise(edges):
         sources[tuple([regions.holds(box.sources, low) for box in boxes])].append((low, end - 1))
-    inputs = _atoms([box.inputs for box in boxes])
-    outputs = _atoms([box.outputs for box in boxes])
+    masks = [_atoms(each) for each in zip(*((box.services, box.inputs, box.outputs) for box in boxes), strict=True)]
     for key, parts in sources.items():
         if any(key):
-            for taken in inputs:
-                for left in outputs:
-                    yield Box(tuple(parts), taken, left)
+            for services, inputs, outputs in product(*masks):
+                yield Box(services, tuple(parts), inputs, outputs)
 
 
 def _atoms(masks: Sequence[int]) -> list[int]:
@@ -258,7 +234,7 @@ def _atoms(masks: Sequence[int]) -> list[int]:
 def _shares(leaves: Sequence[Leaf], part: Box) -> Shares:
     found: dict[PacketOutcome, float] = defaultdict(float)
     for leaf in leaves:
-        if _covers(Box(*leaf[1:4]), part):
+        if _covers(Box(*leaf[:4]), part):
             found[leaf.outcome] += leaf.share
     return tuple(sorted(found.items()))
 

@@ -6,6 +6,7 @@ integer: bit `port` of block 0 (TCP), 1 (UDP) or 2 (SCTP), or bit `protocol` of 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
@@ -60,7 +61,8 @@ def union(parts: Iterable[tuple[int, int]]) -> Addresses:
 
 def holds(addresses: Addresses, value: int) -> bool:
     """Return whether an address is in a set."""
-    return any(low <= value <= high for low, high in addresses)
+    at = bisect_right(addresses, (value, 1 << 128))
+    return at > 0 and addresses[at - 1][1] >= value
 
 
 @lru_cache(maxsize=65536)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.meaning.regions import Addresses, point, port_range, protocol_range, service
@@ -116,10 +117,13 @@ class Keyed:
         self.by_destination: dict[int, list[ServiceEntry]] = {}
         self.ranged: list[ServiceEntry] = []
         self._by_service: dict[int, dict[tuple[int, int], list[ServiceEntry]]] = {}
-        destination = self.at.get(Property.DESTINATION)
+        destination, protocol, port = (
+            self.at.get(field) for field in (Property.DESTINATION, Property.PROTOCOL, Property.PORT)
+        )
         for entry in self.entries:
-            services = self.services(entry)
-            low, high = (-1, -1) if destination is None else entry.ranges[destination]
+            ranges = entry.ranges
+            services = _services(None if protocol is None else ranges[protocol], None if port is None else ranges[port])
+            low, high = (-1, -1) if destination is None else ranges[destination]
             if low == high:
                 self.by_destination.setdefault(low, []).append((services, entry))
             else:
@@ -139,15 +143,6 @@ class Keyed:
         (first, last), (low, high) = entry.ranges[protocol], entry.ranges[port]
         return (first, low) if first == last and low == high else None
 
-    def services(self, entry: MapEntry) -> int:
-        """Return the protocols and ports of a key, -1 (all bits) where it has neither."""
-        only = self.service(entry)
-        if only is not None:
-            return service(*only)
-        protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
-        found = -1 if protocol is None else protocol_range(*entry.ranges[protocol])
-        return found if port is None else found & port_range(*entry.ranges[port])
-
     def candidates(self, destination: int, services: int) -> list[ServiceEntry]:
         """Return the entries that may fit a destination and a set of services."""
         first = destination if Property.DESTINATION in self.at else -1
@@ -160,6 +155,15 @@ class Keyed:
             by_service = self._by_service[first]
             found = by_service.get(only, _NONE) + by_service.get(_ANY, _NONE)
         return found + self.ranged if self.ranged else found
+
+
+@lru_cache(maxsize=65536)
+def _services(protocol: tuple[int, int] | None, port: tuple[int, int] | None) -> int:
+    """Return the services of ranges of protocols and ports, -1 (all bits) without either."""
+    if protocol is not None and port is not None and protocol[0] == protocol[1] and port[0] == port[1]:
+        return service(protocol[0], port[0])
+    found = -1 if protocol is None else protocol_range(*protocol)
+    return found if port is None else found & port_range(*port)
 
 
 ServiceEntry = tuple[int, MapEntry]

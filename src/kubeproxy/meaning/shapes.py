@@ -77,8 +77,8 @@ class _Layout(NamedTuple):
 class _Side:
     """Mentions of addresses and ports in a ruleset, in rules of common chains and in elements.
 
-    A chain is common if rules lead to it that name no single address or port, plain if it names none, nor does any that
-    it leads to. All other chains become parts of shapes.
+    A chain is common if rules lead to it that name no single address or port, or if it and all that it leads to name
+    none. All other chains become parts of shapes.
     """
 
     def __init__(self, rules: CompiledRules) -> None:
@@ -97,7 +97,7 @@ class _Side:
         for chain in rules.chains.values():
             for rule in chain.rules:
                 self._sets(rule)
-        self._todo += [chain.name for chain in rules.chains.values() if chain.hook or self._is_plain(chain.name)]
+        self._todo += [name for name, chain in rules.chains.items() if chain.hook or self._is_plain(name)]
         for name in self._todo:
             if name not in self.common:
                 self.common.add(name)
@@ -176,7 +176,7 @@ class _Side:
         return self._plain[name]
 
     def _names_nothing(self, op: Operation) -> bool:
-        kind, targets = op[0], []
+        kind, targets = op[0], [""]
         if kind is Op.VERDICT:
             targets = [op[2]]
         elif kind is Op.SOURCE or kind is Op.DESTINATION:

@@ -7,7 +7,7 @@ connection.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -61,15 +61,12 @@ class Walk:
         self._remote = regions.minus(place.everywhere, place.local)
         self._destination = 0
         self._is_local: dict[int, bool] = {}
-        self._named, self._edges = _destinations(ruleset)
         self.leaves_out = False
         """Whether an element was met that no random number finds."""
-        self._onward: dict[tuple[Any, ...], tuple[PacketSet, list[Leaf]]] = {}
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
         """Return the outcomes of packets to a destination that come in, or, with `here`, that this node sends."""
         self._destination = destination
-        self._onward.clear()
         return self._made_here(destination, services) if here else self._arriving(destination, services)
 
     def _arriving(self, destination: int, services: int) -> list[Leaf]:
@@ -108,27 +105,11 @@ class Walk:
         ]
 
     def _leaving(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
-        """Follow packets that leave the node; the result is shared by all endpoints that no rule names."""
-        share, flow.share = flow.share, 1.0
-        key = (
-            *(hooks[0], bisect_right(self._edges, flow.destination), flow.sources, flow.inputs, flow.outputs),
-            *(id(flow.services), id(flow.current), flow.mark, flow.translated, flow.masquerade, flow.remembered),
-        )
-        alike = flow.translated and flow.destination not in self._named
-        known = self._onward.get(key) if alike else None
-        if known is None:
-            known = flow.copy(), []  # the copy keeps the objects alive whose ids are in `key`
-            flows = [flow]
-            for hook in hooks:
-                flows = self._hook(hook, flows, known[1])
-            self._finish(flows, known[1])
-            if alike:
-                self._onward[key] = known
-        for leaf in known[1]:
-            outcome = leaf.outcome
-            if alike and outcome.kind == "translated":
-                outcome = outcome._replace(address=flow.destination)
-            leaves.append(Leaf(*leaf[:4], leaf.share * share, outcome))
+        """Follow packets that leave the node."""
+        flows = [flow]
+        for hook in hooks:
+            flows = self._hook(hook, flows, leaves)
+        self._finish(flows, leaves)
 
     def _local(self, address: int) -> bool:
         known = self._is_local.get(address)
@@ -479,20 +460,3 @@ class Walk:
                 each.services = part
             each.current = target or part
         return flows[1:]
-
-
-def _destinations(ruleset: CompiledRules) -> tuple[set[int], list[int]]:
-    """Return the single addresses that rules compare destinations with, and the edges of ranges of them."""
-    points: set[int] = set()
-    edges: set[int] = set()
-    ranges = [each for op in ruleset.operations() if op[0] is Op.DESTINATION for each in op[1]]
-    for table in ruleset.tables():
-        at = table.at.get(Property.DESTINATION)
-        if at is not None:
-            ranges += [entry.ranges[at] for entry in table.entries]
-    for low, high in ranges:
-        if low == high:
-            points.add(low)
-        else:
-            edges |= {low, high + 1}
-    return points, sorted(edges)
