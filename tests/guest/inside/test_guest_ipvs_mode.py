@@ -109,6 +109,28 @@ def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None
         assert not each_second(again)
 
 
+@pytest.mark.parametrize("family", [V4, V6])
+def test_an_examination_shows_what_another_program_removed_and_nothing_else(family) -> None:
+    vip, source = ("203.0.113.1", "198.51.100.0/24") if family is V4 else ("2001:db8:2::1", "2001:db8:3::/64")
+    plans = wanted(family, PODS[family], ingress=[vip], load_balancer_source_ranges=[source])
+    config = KubeProxyConfiguration(mode="ipvs", ipvs=IPVS())
+    with opened(family) as backend:
+        do(backend.resync(plans))
+        (examiner,) = OPERATIONS.examine(config, WORLDS[family], [family])
+        with closing(examiner):
+            assert list(examiner.everything(plans)) == list(examiner.some(plans)) == []
+            assert list(examiner.caveats()) == []
+            pod = pack(PODS[family][0]) + (8080).to_bytes(2, "big")
+            server = VirtualServer(server_key(pack(VIPS[family]), socket.IPPROTO_TCP, 80))
+            with Ipvs.open() as kernel:
+                kernel.apply([ipvs.ServerChange(ipvs.DELETE_DESTINATION, server, ipvs.RealServer(pod))])
+            run(used_commands(family).name, "-t", "nat", "-F", "KUBE-LOAD-BALANCER")
+            shown = [finding.what for finding in examiner.everything(plans)]
+            assert len(shown) == 2
+            assert shown[0].startswith("endpoint ")
+            assert shown[1] == "the rules of chain KUBE-LOAD-BALANCER"
+
+
 def test_start_sets_what_the_kernel_must_do() -> None:
     with opened(strict_arp=True):
         for key in ("net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/conf/all/arp_ignore"):
