@@ -103,10 +103,9 @@ def remove() -> None:
     network_down()
     for cgroup in cgroups():
         # The kernel removes a cgroup without processes from the leaves up; its files are no obstacle.
-        below = sorted((path for path in cgroup.rglob("*") if path.is_dir()), reverse=True) if cgroup.exists() else []
-        for path in [*below, cgroup]:
+        for path, _, _ in os.walk(cgroup, topdown=False):
             with contextlib.suppress(OSError):
-                path.rmdir()
+                Path(path).rmdir()
     _remove_log_links()
     shutil.rmtree(FOLDER, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import socket
 import subprocess
 import sys
@@ -201,6 +202,23 @@ def test_a_program_is_started_again_as_it_was(monkeypatch, tmp_path):
     with pytest.raises(E2EError, match="short ended with exit code 1"):
         processes.check()
     processes.reap()
+
+
+def test_processes_are_found_while_cgroups_vanish(monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cgroup.procs").write_text("1\n")
+    read_text = Path.read_text
+
+    def read_and_remove_the_other(path: Path) -> str:
+        text = read_text(path)
+        shutil.rmtree(tmp_path / {"a": "b", "b": "a"}[path.parent.name])
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_and_remove_the_other)
+    monkeypatch.setattr(processes_module, "cgroups", lambda: [tmp_path])
+    monkeypatch.setattr(processes_module, "names", lambda _prefix: [])
+    assert processes_module.remaining() == {1}
 
 
 def test_an_earlier_revision_of_ours_is_that_of_the_last_tag(monkeypatch, tmp_path):
