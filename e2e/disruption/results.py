@@ -86,7 +86,13 @@ resets those to gone endpoints on one node, and fast forwards on the other if th
 program on the nodes has rules of NAT.
 
 A cell is: failed of asked, longest time without an answer of any client. That time includes the 100 ms between two
-questions. The row `nothing happens` shows the noise of the machine.
+questions. The row `nothing happens` shows the noise of the machine. A run may have some of the rows only.
+
+- The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until then
+  new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program and mode
+  in two steps. The change between its own two modes costs as much.
+- A UDP question is lost when its endpoint stops serving before it answers: the flow is removed, so that the next
+  question reaches another endpoint. Ours waits 50 ms for the answer, which is not enough on every busy machine.
 """
 
 

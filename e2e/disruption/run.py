@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from e2e import run
@@ -27,7 +28,7 @@ def disrupt(arguments: argparse.Namespace) -> int:
         steps = play.chosen(stage.disruptions(_others(arguments, folder)), arguments.focus)
         stage.replace(own)  # with its flags
         record = Record(arguments.proxy, own.mode, run.today(), run.commit(), run.versions(folder, own.command), [])
-        record.versions |= {"flowtables": _flowtables(own, processes)}
+        record.versions |= {"flowtables": _flowtables(own, processes), "load": f"{os.getloadavg()[0]:.0f}"}
         _play(stage, steps, _crowd(folder), record, SOME if arguments.focus else RESULTS)
     return int(bool(failed(record.rows)))
 
