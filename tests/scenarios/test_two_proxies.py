@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -59,9 +60,10 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
 async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
     """Each takes the other's changes for another program's, and writes nothing where they agree."""
     bare.service("web", "a1 b1", type="NodePort", **DUAL)
-    await bare.start()
+    first = await bare.start()
     front = bare.front("web")
     await bare.programmed(front, "a1 b1")
+    began = time.monotonic()
     async with Traffic(bare, *streams(bare)) as traffic:
         second = await bare.start(ready_within=None)
         await bare.until(lambda: said(second, "Committed everything family=IPv6"), "the second's first sync")
@@ -71,6 +73,11 @@ async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
             await traffic.flow()
         await bare.eventually(lambda: at_rest(bare))
     assert traffic.failures == []
+    minutes = 1 + int((time.monotonic() - began) / 60)
+    for proxy in (first, second):
+        assert len(said(proxy, "Comparing everything, as another program")) <= minutes
+        refused = said(proxy, "Sync failed")
+        assert not any("an nf_tables transaction: No such file" in line for line in refused), refused
 
 
 async def at_rest(live: Live) -> str:

@@ -121,6 +121,7 @@ class Backlog:
         self.stale = True
         self.besides = False
         self.resting = False
+        self.refusals = 0  # in a row
         self._let_go = False  # the last portion left large changes out
         self._backoff = retries()
         self._clock = clock
@@ -159,7 +160,7 @@ class Backlog:
     def committed(self, changes: Sequence[Change]) -> None:
         """Record that the kernel has these queued changes, and all that were queued before them."""
         now = self._clock()
-        self._refusal = None
+        self._refusal, self.refusals = None, 0
         if not self.stale:  # else a difference was found during this sync
             self._difference = None
             if self._sound_since is None:  # so this was a full sync
@@ -172,6 +173,7 @@ class Backlog:
     def refused(self, why: str) -> float:
         """Record that the kernel refused; return the seconds until the next attempt."""
         self._refusal, self._sound_since = why, None
+        self.refusals += 1
         self.stale = self.resting = True
         return self._backoff.failed()
 

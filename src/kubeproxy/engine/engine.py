@@ -41,6 +41,8 @@ CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
 an upgrade, may get them earlier, and its changes are not to be undone."""
 
+_DISTURBED: Final = 2  # refusals in a row that another program's changes may explain
+
 TOGETHER = 5000  # changes per call of `settled`: some 10 ms
 PROGRESS_SECONDS: Final = 5.0  # interval of the log lines about a long full sync, and the time before the first
 
@@ -389,8 +391,8 @@ class Engine:
                 else:
                     await exhaust(backend.sync(backlog.plans(portion)))
         except ApplyError as error:
-            self._log_refusal(family, error, repeated=full)
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
+            self._log_refusal(family, error, repeated=backlog.refusals > _DISTURBED)
             self._observer.refused(family, error)
             if isinstance(error, ChangedByOthersError):
                 self._observer.noticed(ForeignChange(str(error)))
@@ -415,7 +417,7 @@ class Engine:
         return True
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
-        """Log a refusal; one caused by another program once a minute, unless the full sync after it is refused too.
+        """Log a refusal; one caused by another program once a minute, unless two full syncs after it are refused too.
 
         Two proxies of one mode refuse each other nearly every change: the second one finds it written.
         """

@@ -47,7 +47,7 @@ def test_what_others_change_during_a_sync_is_told_as_drift():
     play(scene)
 
 
-def test_what_others_change_is_logged_once_a_minute_unless_the_repair_is_refused_too(caplog):
+def test_what_others_change_is_logged_once_a_minute_unless_repairs_are_refused_too(caplog):
     async def scene(stage):
         await started(stage, service("a"))
         stage.backend.mood = ChangedByOthersError("another program changed table t")
@@ -57,7 +57,7 @@ def test_what_others_change_is_logged_once_a_minute_unless_the_repair_is_refused
             await stage.settled()
         assert len(stage.notes.of("refused")) == len(stage.notes.notices) == 4
         assert [line.levelname for line in caplog.records if "another program changed" in line.message] == ["WARNING"]
-        stage.backend.failures = [True, True]
+        stage.backend.failures = [True, True, True]
         stage.tell(endpoints("a", 1))
         await stage.settled()
         (line,) = [line for line in caplog.records if line.message.startswith("Sync failed")]

@@ -266,7 +266,7 @@ class NftablesBackend:
         discarded, and the signature is taken, before anything is compared: later changes count as drift.
         """
         self._table.afresh()
-        with self._table.not_listening():
+        with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
         if self._relay is not None:
             self._relay.replace(wanted if self._ours.loopback is Loopback.RELAYED else {})
