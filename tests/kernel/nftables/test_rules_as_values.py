@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.backends.nftables.layout import TABLE, ChainName
+from kubeproxy.backends.nftables import audit
+from kubeproxy.backends.nftables.layout import TABLE, TRANSPORTS, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace.ruleset import TABLE as USERSPACE
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
@@ -136,7 +137,8 @@ def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads
         by_nft, listed, sets = dumped(family, TABLE), list_table(ruleset), notes(family)
     with own_network():
         with closing(nfnetlink.Transactions.open()) as transactions:
-            transactions.commit(ruleset.creation(names))
+            protocols = audit.desired_node_sets(FamilyGlobals())[TRANSPORTS]
+            transactions.commit(ruleset.creation(names, audit.filling(family, TRANSPORTS, protocols)))
         assert notes(family) == sets
         with closing(Netlink.open()) as link:
             assert tables.read(family, TABLE, link) == ruleset.definition(names).contents
