@@ -36,7 +36,12 @@ The kernel adds a flow to connection tracking only when its first packet leaves:
 change may add a flow to the old endpoint after the first search.
 """
 
-ANSWER_TIME = 0.05  # seconds in which a removed endpoint may answer a request before flows to it are removed
+ANSWER_TIME = 0.2
+"""Seconds in which a removed endpoint may answer a request before flows to it are removed; a busy node needs them.
+
+The Go kube-proxy removes such flows after a sync, which is up to a second later.
+"""
+
 RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change comes first
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16

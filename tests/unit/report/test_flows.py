@@ -450,6 +450,7 @@ def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monke
 
 @pytest.fixture
 def undisturbed_soon(monkeypatch):
+    monkeypatch.setattr(flows, "ANSWER_TIME", 0.01)
     monkeypatch.setattr(flows, "DISTURBED_PAUSE", 0.01)
     monkeypatch.setattr(flows, "SECOND_LOOK", 0.01)
 
