@@ -178,7 +178,7 @@ async def test_an_endpoint_that_refuses_is_told_from_one_that_answers(live: Live
 
 async def test_without_packets_it_says_so(live: Live) -> None:
     status, text = await live.ask("trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "0.5")
-    assert (status, "no packet of this flow came by" in text) == (2, True), text
+    assert (status, "no packet of this flow arrived" in text) == (2, True), text
 
 
 @pytest.mark.slow("traces that are killed")
