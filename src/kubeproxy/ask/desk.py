@@ -50,6 +50,7 @@ class Desk:
             standings=snapshot.engine.standings,
             unready=snapshot.health.unready(),
             listed=planner.complete,
+            awaits=snapshot.engine.awaits,
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             reach=snapshot.reach(),

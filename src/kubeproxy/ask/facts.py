@@ -20,9 +20,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The facts of the whole proxy.
 
     `started` is in seconds since the epoch. `unready` has the reasons why it is not ready, by check. `listed`: all
-    Services and EndpointSlices were listed once. `config` is the configuration in the form of a file, `config_file` its
-    path, '' for none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not
-    exist.
+    Services and EndpointSlices were listed once. `awaits`: the Node without which nothing is written yet, and
+    what it lacks, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for
+    none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
     """
 
     version: str
@@ -37,6 +37,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     standings: tuple[FamilyStanding, ...]
     unready: Mapping[str, str]
     listed: bool = True
+    awaits: str = ""
     services: int
     endpoint_slices: int
     reach: Reach | None

@@ -79,6 +79,7 @@ class Planned:
     """Stands for the engine and the health state when no proxy runs: nothing is queued, and every plan counts as
     committed."""
 
+    awaits = ""
     queued: Mapping[ServiceName, Change] = {}
     standings: tuple[FamilyStanding, ...] = ()
 

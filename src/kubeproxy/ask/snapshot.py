@@ -23,6 +23,8 @@ class Programmed(Protocol):
 
     planner: Planner
     local_addresses: Mapping[Family, Sequence[bytes]]
+    awaits: str
+    """The reason why nothing is written although all is listed, '' for none."""
 
     @property
     def queued(self) -> Mapping[ServiceName, Change]:

@@ -68,8 +68,13 @@ Source: TypeAlias = "Running | Desk"
 
 
 def knowing(asked: Source) -> Facts:
-    """Return the proxy's facts. Raises NoAnswerError until it has a list of all Services and EndpointSlices."""
+    """Return the proxy's facts. Raises NoAnswerError until it has all Services and EndpointSlices, and its Node."""
     facts = asked.facts()
+    if facts.awaits:
+        raise NoAnswerError(
+            f"the proxy is not ready: it waits for {facts.awaits}, and has written nothing; rules that were there when "
+            "it started stay as they are. Fix: see `kube-proxy doctor`"
+        )
     if facts.listed:
         return facts
     finding = next(contact.reached(facts.reach), None) if facts.reach is not None else None

@@ -132,11 +132,24 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
     asked = made.plan is not None or packet.source == packet.destination  # a Node connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
-    return Explained(moved(why, there) if there is not None else why, made.plan, snapshot.planner.world, unknown)
+    if there is not None:
+        why = moved(why, there, _nameless(snapshot))
+    return Explained(why, made.plan, snapshot.planner.world, unknown)
 
 
-def moved(why: Why, there: Elsewhere) -> Why:
-    """Return an answer that says which other node decides."""
+def _nameless(snapshot: Snapshot) -> str:
+    """Return the proxy's name for this node if no Node has it, so that another Node may be this one; else ''."""
+    own, reach = snapshot.planner.world.node_name, snapshot.reach()
+    listed = reach is not None and any(one.resource == "nodes" and one.synced for one in reach.watched)
+    return own if listed and own not in snapshot.planner.nodes else ""
+
+
+def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
+    """Return an answer that says which other node decides; `nameless`: see `_nameless`."""
+    if nameless:
+        name = there.node or "its Node"
+        fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
+        return replace(why, elsewhere=there, fixes=(fix,))
     fix = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {why.source} {why.destination}`"
     return replace(why, elsewhere=there, fixes=(fix,))
 

@@ -35,6 +35,7 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 
 log = logging.getLogger("kubeproxy.engine")
 
+NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two
 NODE_PATIENCE = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
@@ -98,6 +99,7 @@ class Engine:
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # of the full sync under way
+        self.awaits = ""  # the reason why nothing is written although all is listed, '' for none
         self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
@@ -116,6 +118,7 @@ class Engine:
         self._disturbances = 0  # syncs refused because of other programs, not logged yet
         self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
+        self._warns_at = self._started + NODE_WARNING
         self._primary: Family | None = None  # of the Node, once it is known
         self._surroundings_changed = True
         self._world: Globals | None = None  # the globals that the backends have
@@ -228,7 +231,7 @@ class Engine:
                 await asyncio.sleep(0)
             self._wake.clear()
             if not self._begun and self.planner.complete and self._may_begin():
-                self._begun = True
+                self._begun, self.awaits = True, ""
                 self._queue()  # from now on the kernel is awaited, not a list or the Node
             if self._begun:
                 return
@@ -242,7 +245,10 @@ class Engine:
             return True
         left = self._started + self._node_patience - time.monotonic()
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._wake.set)
+            name = self.settings.node_name
+            lack = "no address" if not has_addresses else "no podCIDRs"
+            self.awaits = f"Node {name}, which " + (f"has {lack} yet" if node is not None else "does not exist")
+            self._await_node(left)
             return False
         if needs_pod_cidrs:
             raise Unsupported(
@@ -254,6 +260,14 @@ class Engine:
         else:
             log.warning("The Node has no address yet, going on without node=%s", self.settings.node_name)
         return True
+
+    def _await_node(self, left: float) -> None:
+        """Wake the loop when the time to wait is over, and log the wait until then, each NODE_REPEAT seconds."""
+        now = time.monotonic()
+        if now >= self._warns_at:
+            self._warns_at = now + NODE_REPEAT
+            log.warning("Nothing is written yet: the proxy waits for %s seconds_left=%.0f", self.awaits, left)
+        asyncio.get_running_loop().call_later(min(left, self._warns_at - now), self._wake.set)
 
     def _check_family(self, node: Node | None) -> None:
         """Raise Unsupported when the family of the Node's first known address is not served here.

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import offline
-from kubeproxy.ask.checks import doctor
+from kubeproxy.ask.checks import checkup, doctor
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.offline import desk
 from kubeproxy.backends.mode import Mode, Trace
@@ -24,6 +24,7 @@ from kubeproxy.commands.main import run
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
+from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.conntrack.counts import Level, Refusals
@@ -136,6 +137,40 @@ def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pyt
     assert run(words.split()) == 2
     out, error = capfd.readouterr()
     assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
+
+
+@pytest.fixture
+def waiting(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy with all lists that waits for a Node that does not exist."""
+    monkeypatch.setattr(offline.Planned, "awaits", "Node node-x, which does not exist")
+    facts = desk(parser_of("services").parse_args(folder)).facts()
+    names = ("services", "endpointslices", "nodes")
+    watched = tuple(WatchStanding(resource=name, synced=True, connected=True, stale=0.0) for name in names)
+    reach = Reach(server="https://h:6443", trouble="", watched=watched, certificates={})
+    standings = tuple(FamilyStanding(family) for family in Family)
+    unready = {"sync": "not yet synced for the first time"}
+    facts = replace(facts, manifests="", reach=reach, node=None, standings=standings, unready=unready)
+    monkeypatch.setattr(Client, "ask", lambda _, page, *__, **___: facts if page == "/facts" else False)
+    monkeypatch.setattr(Client, "pid", lambda _: 0)
+
+
+@pytest.mark.parametrize("words", ["why node 10.96.0.10:80", "verify", "services", "plan --cluster-cidr 10.0.0.0/8"])
+@pytest.mark.usefixtures("waiting")
+def test_a_proxy_that_waits_for_its_node_is_not_ready(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == 2
+    out, error = capfd.readouterr()
+    assert (out, "the proxy is not ready: it waits for Node node-x, which does not exist" in error) == ("", True)
+
+
+@pytest.mark.usefixtures("waiting")
+def test_the_wait_for_a_node_is_one_finding(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(checkup, "_look_at_way", lambda *_: None)
+    monkeypatch.setattr(checkup, "_greeted", lambda *_: ())
+    monkeypatch.setattr(checkup, "_able", lambda *_: ())
+    run(["doctor", "-o", "json"])
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    (found,) = [one for one in findings if one["about"] in {"node", "kernel", "ready"} and one["severity"] == "broken"]
+    assert (found["about"], "the proxy waits for it" in found["why"]) == ("node", True)
 
 
 @pytest.mark.usefixtures("unlisted")

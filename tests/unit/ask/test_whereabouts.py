@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.connection import tell
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.question import packet
@@ -161,3 +162,13 @@ def test_answers_that_do_not_return_through_this_node(source, policy, mode, lost
     assert (told.answer, told.heading.endswith(", but not all is well (x)")) == (
         ("no", True) if lost else ("yes", False)
     )
+
+
+def test_a_proxy_without_a_node_of_its_name_does_not_send_to_another_one():
+    known = subject()
+    watched = (WatchStanding(resource="nodes", synced=True, connected=True, stale=0.0),)
+    reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
+    known.planner.nodes.clear()
+    known = known._replace(reach=lambda: reach)
+    (fix,) = explain(known, packet(known, "10.244.1.7", "10.96.0.10:80")).why.fixes
+    assert fix == f"there is no Node {HERE}: set hostnameOverride to the name of this node, which may be {THERE}"

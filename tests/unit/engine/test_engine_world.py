@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kubeproxy.engine import engine as engine_module
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.model.events import Deleted, Replaced
 from support.staged_engine import LISTS, V4, V6, cidr, endpoints, node, play, service, started
@@ -62,6 +63,25 @@ def test_a_node_without_addresses_is_waited_for():
         stage.tell(node("192.0.2.7"))
         await stage.settled()
         assert stage.backend.worlds[-1].ipv4.node_ips == (bytes([192, 0, 2, 7]),)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("events", "awaited"),
+    [((), "Node node-a, which does not exist"), ((node(""),), "Node node-a, which has no address yet")],
+)
+def test_the_wait_for_a_node_is_known_and_logged(events, awaited, monkeypatch, caplog):
+    monkeypatch.setattr(engine_module, "NODE_WARNING", 0.0)
+    monkeypatch.setattr(engine_module, "NODE_REPEAT", 0.01)
+
+    async def scene(stage):
+        stage.tell(*LISTS, *events, service("a"))
+        await stage.until(lambda: caplog.text.count(f"the proxy waits for {awaited}") > 2)
+        assert (stage.engine.awaits, stage.backend.calls) == (awaited, [])
+        stage.tell(node("192.0.2.7"))
+        await stage.settled()
+        assert stage.engine.awaits == ""
 
     play(scene)
 

@@ -191,7 +191,7 @@ def _look_at_way(report: Checkup, node: CheckedNode) -> None:
 
 
 def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
-    covered = set()
+    covered: set[str] = set()
     if facts.reach is not None:
         reach = facts.reach
         if report.look("API server", lambda: contact.reached(reach)):
@@ -199,8 +199,9 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
-            report.look("Node", lambda: _registered(node, facts))
-    if facts.listed and report.look("kernel", lambda: programming.standing(facts.standings)):
+            named = report.look("Node", lambda: _registered(node, facts))
+            covered |= facts.unready.keys() if named and facts.awaits else set()
+    if facts.listed and not facts.awaits and report.look("kernel", lambda: programming.standing(facts.standings)):
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
@@ -241,7 +242,9 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
 
 
 def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
-    yield from identity.registered(facts.node, facts.world.node_name, socket.gethostname().lower())
+    yield from identity.registered(
+        facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
+    )
     if facts.node is not None:
         local = host.packed_local_addresses(tuple(Family), modes.interfaces())
         yield from identity.addressed(facts.node, {address for each in local.values() for address in each})
@@ -298,7 +301,8 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     if node.running:
         traces = node.mode.traces(sight)
         listed = node.facts is None or node.facts.listed
-        yield from programming.there(traces, node.families, node.mode.name, listed=listed)
+        if node.facts is None or not node.facts.awaits:
+            yield from programming.there(traces, node.families, node.mode.name, listed=listed)
     yield from _left(node, sight)
     ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters: list[Filter] = []

@@ -28,15 +28,17 @@ class ListeningPort(NamedTuple):
     holder: tuple[int, str] | None = None
 
 
-def registered(node: Node | None, name: str, host: str) -> Iterator[Diagnosis]:
-    """Check whether a Node of this name exists; `host` is this machine's hostname."""
+def registered(node: Node | None, name: str, host: str, *, waits: bool = False) -> Iterator[Diagnosis]:
+    """Check whether a Node of this name exists; `host` is this machine's hostname, `waits`: nothing is written yet."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="node",
             what=f"there is no Node {name}",
-            why=f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
+            why="the proxy waits for it and has written nothing; rules that were there when it started stay as they are"
+            if waits
+            else f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
             fix=f"set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it{called}",
         )
 

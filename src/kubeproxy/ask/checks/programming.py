@@ -49,7 +49,7 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
             about="ready",
             what=f"the proxy is not ready: {reason}",
             why="load balancers may stop using this node, and its rules may be outdated",
-            fix="its log says more",
+            fix="see `journalctl -u kube-proxy`, or `kubectl -n kube-system logs` of its pod",
         )
 
 
