@@ -150,6 +150,47 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
     await live.eventually(fine)
 
 
+async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live) -> None:
+    live.service("guarded", "b1")
+    front, end, node = live.front("guarded"), live.ips["b1"]["IPv4"], live.ips["node"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    asked = ("why", live.ips["pod"]["IPv4"], "default/guarded:80")
+    at_proxy = live.mode.name == "userspace"
+    chain = "table inet mine, chain mine drops packets of this node's own at the hook output"
+    await live.nft("add table inet mine")
+    await live.nft("add chain inet mine mine { type filter hook output priority 0; }")
+    try:
+        await live.nft(f"add rule inet mine mine ip daddr {end} tcp dport 3000 reject with tcp reset")
+        status, text = await live.ask(*asked)
+        assert (status, chain in text, "targetPort" in text) == (at_proxy, True, False), text
+        assert ("; the client's are others" in text) is not at_proxy
+        status, text = await live.ask("why", "node", "default/guarded:80")
+        assert (status, chain in text, "targetPort" in text) == (1, True, False), text
+        if not at_proxy:
+            await live.expect(front, {"pod": "b1"})
+    finally:
+        await live.nft("delete table inet mine")
+    status, text = await live.ask(*asked)
+    assert status == 0, text
+    policy = (
+        f"table inet p {{ chain i {{ type filter hook input priority 0; ip saddr {node} reject with tcp reset; }}; }}"
+    )
+    code, _, failure = await live.cluster.exec("b1", ["nft", policy])
+    assert code == 0, failure
+    try:
+        status, text = await live.ask(*asked)
+        assert (status, f"{end}:3000: refused: nothing listens, or a NetworkPolicy" in text) == (
+            1 if at_proxy else 2,
+            not at_proxy,
+        ), text
+        if not at_proxy:
+            await live.expect(front, {"pod": "b1"})
+        status, text = await live.ask("why", "node", "default/guarded:80")
+        assert (status, "Or a NetworkPolicy or a firewall rejects this node" in text) == (1, True), text
+    finally:
+        await live.cluster.exec("b1", ["nft", "delete table inet p"])
+
+
 @pytest.mark.slow("packets that each kind of rule drops")
 async def test_what_stops_real_packets_is_named(live: Live) -> None:
     if live.mode.name == "userspace":

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way, surely_dropped
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route.addresses import source_for
-from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import host, modes
 
@@ -38,16 +39,27 @@ class Told(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides."""
+        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides or only this node's
+        probe failed."""
         if self.why.elsewhere is not None:
             return "unknown"
-        return "yes" if self.why.passes and not self.stopped else "no"
+        if not self.why.passes or self.stopped:
+            return "no"
+        return "unknown" if self._unanswered else "yes"
+
+    @property
+    def _unanswered(self) -> bool:
+        """Whether a probe of this node failed that may or may not say something about the client."""
+        return any(one.severity is Severity.UNKNOWN and one.about == "endpoints" for one in self.findings)
 
     @property
     def heading(self) -> str:
         """The answer in one line."""
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings) and not self.why.passes
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no")
+        more += ", but an endpoint did not answer this node (?)" * (
+            self.why.elsewhere is None and self.answer == "unknown"
+        )
         return self.why.heading + more + ", unless another kube-proxy's rules take it first (x)" * taken
 
     @property
@@ -84,7 +96,31 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
         node = _way(asked, why)
         around = look_at_way(node) if why.forwarded else look_at_answer(node)
         findings += [*present.look(asked, explained), *_unrouted(why), *_around(around)]
-    return Told(why, (*findings, *probe.findings(probes)), probes)
+    return Told(why, (*findings, *probe.findings(probes, _probed_for(asked, why, probes))), probes)
+
+
+def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe.ProbedFor:
+    """Return the clients that failed probes concern, and the chains that stop this node's own packets."""
+    failed = {}
+    for one in probes:
+        if one.failed:
+            where, port = probe.place(one.address)
+            failed[pack(where) or b"", port] = one.address
+    if not failed:
+        return probe.ProbedFor()
+    node, local = checked(asked), host.packed_local_addresses(tuple(Family), modes.interfaces())
+    source = pack(why.source) if why.source != THIS_NODE else None
+    at_node = source is None or any(source in each for each in local.values())
+    is_node = at_node or node.mode.flows_end is FlowsEnd.PROXY
+    protocol = PROTOCOLS[probes[0].protocol]
+    own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
+    try:
+        sent = [Packet(source_for(address), address, protocol, port) for address, port in failed]
+        passing = [each for one in sent for each in packets.own(one, local[family_of(one.destination)])]
+        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(passing))}
+    except (KubeProxyError, OSError):
+        blocked = {}  # look_at_way reports the rules that cannot be read
+    return probe.ProbedFor(is_node, own, blocked)
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:

@@ -3,7 +3,7 @@
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
 with /udp or /sctp after it unless it is TCP. Says what the proxy decides, and what else on this node stops it.
 Ends with 0 when an endpoint gets the connection as far as can be seen, with 1 when not, and with 2 when the client
-is on another node, where it has to be asked.
+is on another node, where it has to be asked, or when only a probe from this node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80

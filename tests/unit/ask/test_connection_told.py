@@ -16,7 +16,7 @@ from kubeproxy.ask.connection import Told, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import probe
-from kubeproxy.ask.kernel.probe import Probe
+from kubeproxy.ask.kernel.probe import Probe, ProbedFor
 from kubeproxy.ask.whereabouts import Elsewhere
 from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
@@ -50,6 +50,9 @@ PACKETS = [
     for end in (10, 11)
 ]
 DROPS = [Drop("table inet fw", "guard", packet) for packet in PACKETS]
+REFUSED = PROBED[1].address
+KEEPS_ADDRESS = ProbedFor(is_node=False, own_address=[REFUSED])
+OUTPUT = Drop("table inet fw", "out", PACKETS[0]._replace(hook="output"))
 ANSWERED = [
     one._replace(packet=one.packet._replace(source=one.packet.destination, purpose=CompiledFor.ANSWER)) for one in DROPS
 ]
@@ -101,7 +104,9 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
         (Told(why("dropped")), 1),
         (Told(why("answered by the proxy")), 0),
         (Told(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
-        (Told(why(), tuple(probe.findings(PROBED)), PROBED), 1),
+        (Told(why(), tuple(probe.findings(PROBED, ProbedFor())), PROBED), 1),
+        (Told(why(), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
+        (Told(why("dropped"), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
         (Told(why(), tuple(around(Checkup([], ["rules: no right"])))), 0),
         (Told(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
         (Told(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
@@ -109,6 +114,49 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
 )
 def test_the_answer(told, status):
     assert told.answer == ANSWERS[status]
+
+
+@pytest.mark.parametrize(
+    ("connection", "answer", "mark", "cause", "fixes"),
+    [
+        (
+            KEEPS_ADDRESS,
+            "unknown",
+            "?",
+            "nothing listens, or a NetworkPolicy or a firewall rejects this node alone",
+            (),
+        ),
+        (
+            ProbedFor(is_node=False, own_address=[REFUSED], blocked={REFUSED: OUTPUT}),
+            "yes",
+            "-",
+            "table inet fw, chain out drops packets of this node's own at the hook output; the client's are others",
+            (),
+        ),
+        (
+            ProbedFor(blocked={REFUSED: OUTPUT}),
+            "no",
+            "x",
+            "table inet fw, chain out drops packets of this node's own at the hook output",
+            ("let table inet fw out accept them",),
+        ),
+        (
+            ProbedFor(is_node=False),
+            "no",
+            "x",
+            "",
+            ("nothing listens on port 80 of 10.0.0.3:80", "Or a NetworkPolicy or a firewall rejects this node"),
+        ),
+    ],
+)
+def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answer, mark, cause, fixes):
+    told = Told(why(), tuple(probe.findings(PROBED, connection)), PROBED)
+    failed = told.findings[-1]
+    assert (told.answer, failed.severity.mark, cause in failed.why) == (answer, mark, True)
+    assert len(told.fixes) == bool(fixes)
+    assert all(fix in told.fixes[0] for fix in fixes)
+    unsure = told.heading.endswith(", but an endpoint did not answer this node (?)")
+    assert unsure is (answer == "unknown")
 
 
 def test_rules_of_another_proxy_may_take_what_this_one_has_not():

@@ -304,10 +304,9 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
         if node.facts is None or not node.facts.awaits:
             yield from programming.there(traces, node.families, node.mode.name, listed=listed)
     yield from _left(node, sight)
-    ours = frozenset(mode.table for mode in modes.every() if mode.table)
     filters: list[Filter] = []
     drops: list[Drop] = []
-    for firewall in firewalls(sight.nf_tables, ours):
+    for firewall in firewalls(sight.nf_tables, _our_tables()):
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             filters += [one for one in firewall.filters() if one.hook in node.hooks]
             drops += firewall.drops(node.passing)
@@ -320,6 +319,15 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+
+
+def _our_tables() -> frozenset[str]:
+    return frozenset(mode.table for mode in modes.every() if mode.table)
+
+
+def surely_dropped(passing: Collection[PassingPacket]) -> list[Drop]:
+    """Return the chains of other programs that surely drop some of these packets. Raises KubeProxyError."""
+    return [drop for one in firewalls(chains.chains(), _our_tables()) for drop in one.drops(passing)]
 
 
 def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
