@@ -16,6 +16,7 @@ from kubeproxy.model.addresses import (
     destination_text,
     family_of,
     front_text,
+    is_loopback,
     unpack,
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
@@ -211,7 +212,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
     if "spec.loadBalancerSourceRanges" in blocking:
         yield from _range_fixes(packet, world.of(family_of(packet.destination)))
     if made.plan is None or made.frontend is None:
-        yield from _address_fixes(packet, blocking)
+        yield from _address_fixes(packet, blocking, world)
         return
     if "spec.internalTrafficPolicy" in blocking or "spec.externalTrafficPolicy" in blocking:
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
@@ -230,16 +231,32 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
         )
         return
     for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
-        yield f"add {unpack(source)}/{8 * len(source)} to spec.loadBalancerSourceRanges"
+        yield f"add {_network(source)} to spec.loadBalancerSourceRanges"
 
 
-def _address_fixes(packet: Packet, blocking: Collection[str]) -> Iterator[str]:
+def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
     """Yield fixes for an address and port that no Service has on this node."""
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
     if "nodePortAddresses" in blocking:
-        yield "use an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration"
+        use, ours = "use an address on which NodePorts answer", world.of(family_of(packet.destination))
+        if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
+            yield use
+            return
+        # A list replaces the present addresses; in a family without a network, all addresses answer.
+        parts = [part for family in world.families if (part := world.of(family)) is not None]
+        chosen = [*(address for part in parts for address in part.nodeport_ips or ()), packet.destination]
+        yield (
+            f"{use}, or add this one to nodePortAddresses in the proxy's configuration beside the present ones, which "
+            "otherwise cease to have NodePorts; see first what that changes: "
+            f"`kube-proxy plan --nodeport-addresses {','.join(map(_network, chosen))}`"
+        )
+
+
+def _network(address: bytes) -> str:
+    """Return the network of one packed address as text."""
+    return f"{unpack(address)}/{8 * len(address)}"
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:

@@ -24,7 +24,7 @@ def subject() -> Snapshot:
     web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
     planner.apply([Replaced("services", [web]), Replaced("endpointslices", [])])
     planner.take()
-    return snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    return snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b"", pack("10.244.0.1") or b""]})
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,16 @@ def subject() -> Snapshot:
         ),
         (
             "127.0.0.1:30080",
-            "use an address on which NodePorts answer, or set nodePortAddresses in the proxy's configuration",
+            "use an address on which NodePorts answer",
+        ),
+        (
+            "10.244.0.1:30080",
+            (
+                "use an address on which NodePorts answer, or add this one to nodePortAddresses in the proxy's "
+                "configuration beside the present ones, which otherwise cease to have NodePorts; see first what that "
+                "changes: `kube-proxy plan --nodeport-addresses "
+                f"{NODE_RANGE},{NODE_IPS[Family.IPV6]}/128,10.244.0.1/32`"
+            ),
         ),
     ],
 )
