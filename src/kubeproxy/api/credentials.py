@@ -83,9 +83,11 @@ class TokenFile(Credentials):
         *,
         token: str = "",
         headers: Headers = (),
+        field: str = "the service account's",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(headers, f"the token in {path}")
+        self._field = field
         self.files = (path,)
         self._path = path
         self._token = token
@@ -111,7 +113,7 @@ class TokenFile(Credentials):
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             if not self._token:
-                raise SourceError(f"the token file {self._path} cannot be used: {why}") from error
+                raise SourceError(f"the token file {self._path} ({self._field}) cannot be used: {why}") from error
             log.warning("Keeping the last token, %s cannot be used: %s", self._path, why)
         else:
             self._token = token

@@ -217,7 +217,8 @@ def _credentials(
     except ValueError as error:
         raise ConfigError(f"{where}.token: {error}") from error
     if user.token_file:
-        return TokenFile(_resolve(user.token_file, folder), token=token, headers=headers)
+        path = _resolve(user.token_file, folder)
+        return TokenFile(path, token=token, headers=headers, field=f"{where}.tokenFile")
     if token:
         return Credentials((*headers, bearer(token)), f"{where}.token")
     return Credentials(headers)

@@ -314,8 +314,14 @@ def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path, caplog):
         "No such file or directory",
     ]
     path.write_text("")
-    with pytest.raises(SourceError, match=r"the token file .* cannot be used: it is empty"):
+    with pytest.raises(SourceError, match=r"the token file .* \(the service account's\) cannot be used: it is empty"):
         asyncio.run(TokenFile(str(path)).headers())
+
+
+def test_a_token_file_that_is_missing_is_named_with_its_field(tmp_path):
+    file = kubeconfig(tmp_path, user={"tokenFile": "gone"})
+    with pytest.raises(SourceError, match=rf"the token file .*gone \({file}: users\[.*\]\.user\.tokenFile\) cannot be"):
+        headers_of(load_cluster(file, ""))
 
 
 # Exec plugins.

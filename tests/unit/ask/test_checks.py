@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.api.x509 import Validity
@@ -154,13 +153,6 @@ CASES: dict = {
     "table gone": (
         programming.there([Trace("table", V4)], (V4, V6), "nftables"),
         [(BROKEN, "nothing of nftables mode is in the kernel for IPv6")],
-    ),
-    "nothing written yet": (
-        (
-            replace(one, what=one.fix)
-            for one in programming.there([Trace("table", V4)], (V4, V6), "nftables", listed=False)
-        ),
-        [(BROKEN, "the proxy writes it as soon as it has the lists of the API server")],
     ),
     "same version": (programming.versions("1", "1", 0.0, 9.0), []),
     "old version": (
@@ -409,7 +401,7 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
         (
             "services",
             False,
-            "no Service is known yet, and this process has written no rules: those of the previous process",
+            "no Service is known yet, and this process has written no rules: those of a previous one",
         ),
         ("endpointslices", False, "no Service is known yet"),
         ("nodes", False, "traffic uses the state known last"),

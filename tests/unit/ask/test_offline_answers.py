@@ -17,6 +17,7 @@ from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import offline
 from kubeproxy.ask.checks import checkup, doctor
 from kubeproxy.ask.checks.checkup import Checkup
+from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.offline import desk
 from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import conntrack
@@ -106,7 +107,7 @@ TROUBLE = "https://h:6443: certificate is not signed by the authority"
 
 
 @pytest.fixture
-def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> Facts:
     """A proxy whose API server is out of reach since it started."""
     facts = desk(parser_of("services").parse_args(folder)).facts()
     reach = Reach(server="https://h:6443", trouble=TROUBLE, watched=(), certificates={})
@@ -117,6 +118,7 @@ def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         return facts
 
     monkeypatch.setattr(Client, "ask", ask)
+    return facts
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,29 @@ def test_the_wait_for_a_node_is_one_finding(monkeypatch: pytest.MonkeyPatch, cap
     findings = json.loads(capfd.readouterr().out)["findings"]
     (found,) = [one for one in findings if one["about"] in {"node", "kernel", "ready"} and one["severity"] == "broken"]
     assert (found["about"], "the proxy waits for it" in found["why"]) == ("node", True)
+
+
+def test_refused_credentials_are_one_finding(
+    unlisted: Facts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ("services", "endpointslices", "nodes", "servicecidrs")
+    trouble = "the token file /t (k: users[u].user.tokenFile) cannot be used: it is empty"
+    watched = [WatchStanding(resource=name, synced=False, connected=False, stale=9, trouble=trouble) for name in names]
+    reach = Reach(server="https://h:6443", trouble="", watched=tuple(watched), certificates={})
+    standings = tuple(FamilyStanding(family) for family in Family)
+    unready = {"sync": "not yet synced for the first time", "api": trouble}
+    facts = replace(unlisted, reach=reach, standings=standings, unready=unready)
+    monkeypatch.setattr(Client, "ask", lambda _, page, *__, **___: facts if page == "/facts" else False)
+    monkeypatch.setattr(Client, "pid", lambda _: 0)
+    monkeypatch.setattr(checkup, "_greeted", lambda *_: ())
+    monkeypatch.setattr(checkup, "_able", lambda *_: ())
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    run(["doctor", "-o", "json"])
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    (found,) = [one for one in findings if one["about"] in {"api", "node", "kernel", "ready"}]
+    assert found["what"] == f"no list of {', '.join(names)} came yet, for 9 seconds: {trouble}"
+    assert "put a valid token into that file of this node" in found["fix"]
 
 
 @pytest.mark.usefixtures("unlisted")

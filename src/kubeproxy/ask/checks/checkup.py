@@ -195,7 +195,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     if facts.reach is not None:
         reach = facts.reach
         if report.look("API server", lambda: contact.reached(reach)):
-            covered.add("api")
+            covered |= {"api"} if facts.listed else facts.unready.keys()
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
@@ -300,9 +300,8 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
 def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     if node.running:
         traces = node.mode.traces(sight)
-        listed = node.facts is None or node.facts.listed
-        if node.facts is None or not node.facts.awaits:
-            yield from programming.there(traces, node.families, node.mode.name, listed=listed)
+        if node.facts is None or (node.facts.listed and not node.facts.awaits):  # else nothing is written yet
+            yield from programming.there(traces, node.families, node.mode.name)
     yield from _left(node, sight)
     filters: list[Filter] = []
     drops: list[Drop] = []

@@ -42,7 +42,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
-        effect = "no Service is known yet, and this process has written no rules: those of the previous process stay"
+        effect = "no Service is known yet, and this process has written no rules: those of a previous one stay, if any"
     if reach.trouble:
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -114,6 +114,8 @@ _PASSING: Final = (_UNRESOLVED, _CLOSED)
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
+    "the token file": "put a valid token into that file of this node, or correct the kubeconfig's field that names it; "
+    "the proxy reads the file again by itself",
     "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
     "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
     "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "

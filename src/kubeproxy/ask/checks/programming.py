@@ -53,10 +53,8 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
         )
 
 
-def there(
-    traces: Iterable[Trace], families: Iterable[Family], mode: str, *, listed: bool = True
-) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of the running mode, by family; `listed`: the proxy has received all lists."""
+def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
+    """Check whether the kernel has rules of the running mode, by family."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -66,9 +64,7 @@ def there(
                 what=f"nothing of {mode} mode is in the kernel for {family.label}",
                 why="no Service answers on this node",
                 fix="the proxy restores it within seconds; if it does not, see its log. Find the cause: "
-                "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
-                if listed
-                else "the proxy writes it as soon as it has the lists of the API server",
+                "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables",
             )
 
 
