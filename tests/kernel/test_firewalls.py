@@ -193,6 +193,17 @@ def test_what_a_chain_surely_drops_of_answers(dropped, rules):
     assert found == [Drop("table inet t", "c", ANSWER)] * dropped
 
 
+@pytest.mark.parametrize(
+    ("rules", "silent"),
+    [("drop", True), ("tcp dport 3000 reject; drop", False), ("ip saddr 10.0.0.0/8 log drop; reject", True)],
+)
+def test_which_chains_drop_without_an_answer(rules, silent):
+    with own_network():
+        nft(BASE.format(hook="forward", policy="accept", rules=rules, more=""))
+        (one,) = firewalls(chains.chains(), frozenset())
+        assert [bool(list(one.drops([REQUEST], silently=only))) for only in (False, True)] == [True, silent]
+
+
 @pytest.mark.parametrize(("priority", "dropped"), [(-150, True), (-100, False), (0, False)])
 def test_a_chain_sees_a_packet_between_two_priorities(priority, dropped):
     chain = f"chain c {{ type filter hook prerouting priority {priority}; ip daddr 10.0.0.2 tcp dport 30086 drop; }}"

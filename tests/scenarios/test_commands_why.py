@@ -191,6 +191,46 @@ async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live
         await live.cluster.exec("b1", ["nft", "delete table inet p"])
 
 
+async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # its chains reject elsewhere
+    made = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local")
+    live.service("empty", "", type="NodePort")
+    node, client = live.ips["node"]["IPv4"], live.ips["outside"]["IPv4"]
+    health, port = made["spec"]["healthCheckNodePort"], live.front("empty", "nodeport").port
+    await live.expect(live.front("empty", "nodeport"), {"outside": "refused"})
+    url = f"http://{node}:{health}/"
+
+    async def answers() -> bool:
+        code, _, _ = await live.cluster.exec("outside", ["curl", "-s", "-m", "1", "-o", "/dev/null", url])
+        return code == 0
+
+    async def why(number: int) -> tuple[int, str]:
+        return await live.ask("why", client, f"{node}:{number}")
+
+    assert await answers()
+    status, text = await why(health)
+    assert status == 0, text
+    status, text = await why(port)
+    assert (status, "unless a firewall" in text) == (1, False), text
+    rule = f"meta l4proto {{ tcp, udp }} th dport {{ {health}, {port} }} drop"
+    for priority in (-5, 5):
+        chain = f"chain i {{ type filter hook input priority {priority}; {rule}; }}"
+        await live.nft(f"table inet g {{ {chain}; }}")
+        try:
+            assert not await answers()
+            drops = f"x  table inet g, chain i: drops what goes to {node}:{{}} at the hook input"
+            status, text = await why(health)
+            assert (status, drops.format(health) in text, "but not all is well (x)" in text) == (1, True, True), text
+            first = priority < 0
+            await live.expect(live.front("empty", "nodeport"), {"outside": "timeout" if first else "refused"})
+            status, text = await why(port)
+            assert (status, drops.format(port) in text) == (1, first), text
+            assert ("unless a firewall of this node drops it first (x)" in text) is first
+        finally:
+            await live.nft("delete table inet g")
+
+
 @pytest.mark.slow("packets that each kind of rule drops")
 async def test_what_stops_real_packets_is_named(live: Live) -> None:
     if live.mode.name == "userspace":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,8 +18,9 @@ from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route.addresses import source_for
+from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
-from kubeproxy.model.answer import Packet
+from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
@@ -60,7 +62,10 @@ class Told(Struct, frozen=True):
         more += ", but an endpoint did not answer this node (?)" * (
             self.why.elsewhere is None and self.answer == "unknown"
         )
-        return self.why.heading + more + ", unless another kube-proxy's rules take it first (x)" * taken
+        refused = self.why.outcome == Outcome.REFUSED.value
+        dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
+        more += ", unless another kube-proxy's rules take it first (x)" * taken
+        return self.why.heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
     @property
     def fixes(self) -> list[str]:
@@ -178,7 +183,7 @@ def _way(asked: Source, why: Why) -> CheckedNode:
     ]
     at_proxy = node.mode.flows_end is FlowsEnd.PROXY
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
-    passing = list(packets.early(whole))
+    passing = list(packets.early(whole)) if why.forwarded else list(_to_node(whole, node, why))
     for address, number, masqueraded in known:
         if at_proxy:
             passing += packets.own(Packet(None, address, packet.protocol, number), local)
@@ -195,4 +200,19 @@ def _way(asked: Source, why: Why) -> CheckedNode:
             address for address in (source, *(address for address, _, _ in known)) if address and address not in local
         ],
         served=bool(why.service),
+        refused=why.outcome == Outcome.REFUSED.value,
     )
+
+
+def _to_node(whole: packets.CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection that this node itself answers, or that rules at its hook input reject."""
+    if why.outcome == Outcome.HEALTH.value:
+        yield from packets.to_node(whole)
+        return
+    at_input = whole.packet.destination in whole.local and not whole.is_local
+    if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
+        # Of two chains with the same priority, either may be the first.
+        yield from packets.to_node(whole, before=_FILTER + 1)
+
+
+_FILTER: Final = 0  # NF_IP_PRI_FILTER, the priority of the proxy's chains that reject

@@ -104,6 +104,28 @@ def own(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:
         yield made.answer("input", _FIRST, _SOURCE, client, (exit_, _NONE))
 
 
+def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError.
+
+    Without the answers, and only to chains of the hook input with a lower priority, if `before` is given.
+    """
+    packet, here = connection.packet, connection.is_local
+    entrance = _LOOPBACK if here else connection.interface
+    made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
+    if here:
+        yield made.request("output", _FIRST, _LAST, (_NONE, None))
+        yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
+    yield made.request("prerouting", _FIRST, _LAST)
+    yield made.request("input", _FIRST, min(before, _SOURCE))
+    client = packet.source if packet.source is not None else source_for(packet.destination)
+    if before == _LAST and client is not None:
+        yield made.answer("output", _FIRST, _LAST, client, (_NONE, None))
+        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, entrance))
+        if here:
+            yield made.answer("prerouting", _FIRST, _LAST, client, (_LOOPBACK, _NONE))
+            yield made.answer("input", _FIRST, _SOURCE, client, (_LOOPBACK, _NONE))
+
+
 def _answers(
     made: _Made, connection: CheckedConnection, client: bytes, *, masqueraded: bool
 ) -> Iterator[PassingPacket]:

@@ -138,8 +138,8 @@ class Firewall:
                 found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self._whole, 0)
                 yield _judged(found, chain, rules)
 
-    def drops(self, packets: Collection[PassingPacket]) -> Iterator[Drop]:
-        """Yield the chains that surely drop some of these packets."""
+    def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
+        """Yield the chains that surely drop or reject some of these packets; `silently`: only those that drop them."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
         for packet in packets if self._whole else ():
@@ -150,7 +150,7 @@ class Firewall:
             if walk is None:
                 rules, place = self._rules_of(family, packet.purpose)
                 walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
-            for chain in walk.dropping(packet):
+            for chain in walk.dropping(packet, silently=silently):
                 yield Drop(self.where, _short(chain.name), packet)
 
 
@@ -207,8 +207,8 @@ class _ChainWalk(Walk):
         self._here = place.local
         self._state, self._source_port = NEW, 0
 
-    def dropping(self, packet: PassingPacket) -> Iterator[ChainRules]:
-        """Yield the chains that drop a packet in every case."""
+    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[ChainRules]:
+        """Yield the chains that drop or reject a packet in every case; `silently`: those that never reject it."""
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
             if hook is not None and not hook.nat and packet.after < hook.priority < packet.before:
@@ -218,7 +218,8 @@ class _ChainWalk(Walk):
                 self._source_port = packet.port
                 ended: Ended = []
                 back = self._chain(chain, self._flow(packet), ended, 0)
-                if all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back):
+                sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
+                if sure and not (silently and any(each.refused for each, _ in ended)):
                     yield chain
 
     def _flow(self, packet: PassingPacket) -> PacketSet:

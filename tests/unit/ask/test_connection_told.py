@@ -164,6 +164,14 @@ def test_rules_of_another_proxy_may_take_what_this_one_has_not():
     assert (told.answer, told.heading.endswith(", unless another kube-proxy's rules take it first (x)")) == ("no", True)
 
 
+@pytest.mark.parametrize("outcome", ["refused", "dropped", "answered by the proxy"])
+def test_a_firewall_may_drop_what_is_refused_or_answered_here(outcome):
+    told = Told(why(outcome), tuple(around(Checkup(list(strangers.dropping(DROPS)), []))))
+    assert told.answer == "no"
+    assert told.heading.endswith(", unless a firewall of this node drops it first (x)") is (outcome == "refused")
+    assert told.heading.endswith(", but not all is well (x)") is (outcome == "answered by the proxy")
+
+
 @pytest.mark.parametrize(
     ("route", "source", "stopped"),
     [(None, "this node", True), (b"\1" * 4, "this node", False), (None, "10.0.0.1", False)],

@@ -60,8 +60,8 @@ class CheckedNode(Struct, frozen=True):
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
     restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
     it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
-    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), and whether a Service of this proxy has
-    the destination (`served`).
+    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), whether a Service of this proxy has
+    the destination (`served`), and whether the proxy's rules reject it (`refused`).
     """
 
     facts: Facts | None
@@ -77,6 +77,7 @@ class CheckedNode(Struct, frozen=True):
     masqueraded: bool = False
     ends: Collection[bytes] = ()
     served: bool = True
+    refused: bool = False
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -162,7 +163,9 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 
 def look_at_answer(node: CheckedNode) -> Checkup:
-    """Run the checks for a connection that the proxy does not forward: the state of the proxy, and leftover rules."""
+    """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
+    chains of other programs that surely drop its packets (`passing`) before its answer.
+    """
     report = look_at_knowledge(node)
 
     def left() -> Iterator[Diagnosis]:
@@ -170,6 +173,8 @@ def look_at_answer(node: CheckedNode) -> Checkup:
         return _left(node, Sight(known, chains.iptables_chains(known)))
 
     report.look("rules of other kube-proxies", left)
+    if node.passing:
+        report.look("firewalls", lambda: strangers.dropping(surely_dropped(node.passing, silently=node.refused)))
     return report
 
 
@@ -324,9 +329,13 @@ def _our_tables() -> frozenset[str]:
     return frozenset(mode.table for mode in modes.every() if mode.table)
 
 
-def surely_dropped(passing: Collection[PassingPacket]) -> list[Drop]:
-    """Return the chains of other programs that surely drop some of these packets. Raises KubeProxyError."""
-    return [drop for one in firewalls(chains.chains(), _our_tables()) for drop in one.drops(passing)]
+def surely_dropped(passing: Collection[PassingPacket], *, silently: bool = False) -> list[Drop]:
+    """Return the chains of other programs that surely drop some of these packets. Raises KubeProxyError.
+
+    `silently`: without those that reject them, as rules of ours in the filter table of iptables do.
+    """
+    found = firewalls(chains.chains(), _our_tables())
+    return [drop for one in found for drop in one.drops(passing, silently=silently)]
 
 
 def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
