@@ -9,7 +9,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at_answer, look_at_way, surely_dropped
+from kubeproxy.ask.checks import strangers
+from kubeproxy.ask.checks.checkup import (
+    CheckedNode,
+    Checkup,
+    checked,
+    look_at_answer,
+    look_at_way,
+    surely_dropped,
+)
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
@@ -17,6 +25,7 @@ from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
+from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route.addresses import source_for
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
@@ -41,18 +50,17 @@ class Told(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides or only this node's
-        probe failed."""
+        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides, no kube-proxy runs
+        here, or only this node's probe failed."""
         if self.why.elsewhere is not None:
             return "unknown"
         if not self.why.passes or self.stopped:
             return "no"
-        return "unknown" if self._unanswered else "yes"
+        return "unknown" if self._leaves_open("endpoints") or self._leaves_open("proxy") else "yes"
 
-    @property
-    def _unanswered(self) -> bool:
-        """Whether a probe of this node failed that may or may not say something about the client."""
-        return any(one.severity is Severity.UNKNOWN and one.about == "endpoints" for one in self.findings)
+    def _leaves_open(self, about: str) -> bool:
+        """Return whether a check could not decide: a probe that may not concern the client, or a missing proxy."""
+        return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
     def heading(self) -> str:
@@ -60,12 +68,14 @@ class Told(Struct, frozen=True):
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings) and not self.why.passes
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no")
         more += ", but an endpoint did not answer this node (?)" * (
-            self.why.elsewhere is None and self.answer == "unknown"
+            self.why.elsewhere is None and self.answer == "unknown" and self._leaves_open("endpoints")
         )
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
-        return self.why.heading + more + ", unless a firewall of this node drops it first (x)" * dropped
+        is_planned = self._leaves_open("proxy")
+        heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
+        return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
     @property
     def fixes(self) -> list[str]:
@@ -88,10 +98,10 @@ class Told(Struct, frozen=True):
 def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
     """Add findings of the node, and probes of endpoints by these protocols, to an answer. Raises KubeProxyError."""
     why, plan = explained.why, explained.plan
-    if why.elsewhere is not None or (plan is None and not asked.running):
+    if why.elsewhere is not None:
         return Told(why)
     if plan is None:
-        return Told(why, tuple(_around(look_at_answer(_way(asked, why)))))
+        return Told(why, tuple(_around(look_at_answer(_way(asked, why))) if asked.running else _unasked()))
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
@@ -101,6 +111,8 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
         node = _way(asked, why)
         around = look_at_way(node) if why.forwarded else look_at_answer(node)
         findings += [*present.look(asked, explained), *_unrouted(why), *_around(around)]
+    else:
+        findings += _unasked()
     return Told(why, (*findings, *probe.findings(probes, _probed_for(asked, why, probes))), probes)
 
 
@@ -126,6 +138,13 @@ def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe
     except (KubeProxyError, OSError):
         blocked = {}  # look_at_way reports the rules that cannot be read
     return probe.ProbedFor(is_node, own, blocked)
+
+
+def _unasked() -> Iterator[Diagnosis]:
+    """Yield the finding that objects alone decide the answer; without a proxy here, it is only what one would do."""
+    proxies = processes.proxies()
+    severity = Severity.NOTE if proxies else Severity.UNKNOWN
+    yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:

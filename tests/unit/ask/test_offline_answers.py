@@ -233,6 +233,36 @@ def test_the_doctor_takes_itself_for_no_proxy(
         assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
 
 
+@pytest.mark.parametrize("pids", [(), (812,)])
+def test_without_a_proxy_the_answer_is_what_one_would_do(
+    pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"addresses": ["192.0.2.9"], "conditions": {"ready": True}}
+    labels = {"kubernetes.io/service-name": "web"}
+    piece = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [ready]}
+    piece |= {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "ports": [{"port": 80, "name": ""}]}
+    Path(folder[1], "slice.json").write_text(json.dumps(piece))
+    monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
+    status = run(["why", "192.0.2.8", "shop/web:80", "--no-probe", *folder])
+    out = capfd.readouterr().out
+    if pids:
+        assert (status, "kube-proxy forwards it" in out, "(pid 812), and was not asked" in out) == (0, True, True)
+    else:
+        assert (status, "kube-proxy would forward it" in out) == (2, True), out
+        assert "no kube-proxy runs here; the answer is from the objects alone" in out
+
+
+def test_the_doctor_reports_a_node_without_any_rules(
+    folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(Mode, "traces", lambda *_: [])
+    monkeypatch.setattr(processes, "proxies", list)
+    assert run(["doctor", *folder]) == 1
+    assert "no kube-proxy runs here, and no rules of one are in the kernel" in capfd.readouterr().out
+
+
 class OutOfReach:
     """An API server of which nothing comes but troubles: of the connection, or of each list."""
 

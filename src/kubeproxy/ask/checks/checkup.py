@@ -307,6 +307,8 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
         traces = node.mode.traces(sight)
         if node.facts is None or (node.facts.listed and not node.facts.awaits):  # else nothing is written yet
             yield from programming.there(traces, node.families, node.mode.name)
+    elif node.facts is not None and not processes.proxies():
+        yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from _left(node, sight)
     filters: list[Filter] = []
     drops: list[Drop] = []

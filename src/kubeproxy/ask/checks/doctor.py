@@ -7,7 +7,7 @@ import os
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.checks import identity
+from kubeproxy.ask.checks import identity, strangers
 from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at
 from kubeproxy.ask.finding import Diagnosis, UnreadError
 from kubeproxy.ask.source import source
@@ -40,7 +40,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     if silence:
         report.unknown.insert(0, silence)
     if given.manifests or given.kubeconfig:
-        report.unknown.insert(0, _unasked())
+        report.unknown.insert(0, strangers.unasked(processes.proxies()))
     if os.geteuid():
         report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
     return node, report
@@ -54,14 +54,6 @@ def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
         "findings": [finding.row() for finding in report.findings],
         "unknown": report.unknown,
     }
-
-
-def _unasked() -> str:
-    """Yield remarks on a running proxy when the objects are read from elsewhere."""
-    pids = ", ".join(str(process.pid) for process in processes.proxies())
-    if not pids:
-        return "no kube-proxy runs here"
-    return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
 
 
 def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:

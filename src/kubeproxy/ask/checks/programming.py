@@ -68,6 +68,19 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
             )
 
 
+def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
+    """Check whether the kernel has rules of any kube-proxy, on a node where none runs."""
+    if not any(True for _ in traces):
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="kernel",
+            what="no kube-proxy runs here, and no rules of one are in the kernel",
+            why="no Service answers on this node",
+            fix="start kube-proxy on this node; `systemctl status kube-proxy` or `kubectl -n kube-system get pods` "
+            "says why it does not run",
+        )
+
+
 def versions(running: str, ours: str, started: float, now: float) -> Iterator[Diagnosis]:
     """Check whether the running proxy has the installed version."""
     if running != ours:

@@ -20,6 +20,14 @@ _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
 _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
+def unasked(proxies: Sequence[ProxyProcess]) -> str:
+    """Return in words which kube-proxies run here, though objects are read from elsewhere."""
+    pids = ", ".join(str(process.pid) for process in proxies)
+    if not pids:
+        return "no kube-proxy runs here"
+    return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
+
+
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
     """Check for other kube-proxies, each with its mode, '' if unknown; `mode` is that of the running proxy."""
     for process, theirs in others:
