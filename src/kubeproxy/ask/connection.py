@@ -218,9 +218,19 @@ def _way(asked: Source, why: Why) -> CheckedNode:
         ends=[
             address for address in (source, *(address for address, _, _ in known)) if address and address not in local
         ],
+        meeting=_meeting(whole, [address for address, _, masqueraded in known if not masqueraded]),
         served=bool(why.service),
         refused=why.outcome == Outcome.REFUSED.value,
     )
+
+
+def _meeting(whole: packets.CheckedConnection, ends: Collection[bytes]) -> str:
+    """Return the interface that leads to the client and to one of these endpoints, which answers it directly if that is
+    a bridge; '' for none. Endpoints that see this node as the client answer this node. Raises NetlinkError.
+    """
+    entrance = whole.interface
+    others = (end for end in ends if end not in whole.local)
+    return entrance if entrance and any(packets.interface_to(end) == entrance for end in others) else ""
 
 
 def _to_node(whole: packets.CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask import connection
-from kubeproxy.ask.checks import contact, settings, strangers
-from kubeproxy.ask.checks.checkup import Checkup
+from kubeproxy.ask import connection, packets
+from kubeproxy.ask.checks import checkup, contact, settings, strangers
+from kubeproxy.ask.checks.checkup import CheckedNode, Checkup
 from kubeproxy.ask.connection import Told, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -20,12 +20,16 @@ from kubeproxy.ask.kernel.probe import Probe, ProbedFor
 from kubeproxy.ask.whereabouts import Elsewhere
 from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
+from kubeproxy.kernel.route.addresses import Address
+from kubeproxy.kernel.route.bridges import Bridge
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.answer import Packet
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
 
 
 def why(outcome="forwarded", elsewhere=None):
@@ -205,3 +209,38 @@ def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
 def test_a_blackhole_is_called_so():
     error = OSError(errno.EINVAL, "Invalid argument")
     assert probe._failed("10.0.0.1:80", "TCP", 0.0, error).problem == "its route is a blackhole"
+
+
+POD, NEAR, FAR, HOST = (bytes((10, 244, third, 7)) for third in range(4))
+
+
+@pytest.mark.parametrize(
+    ("client", "ends", "meeting"),
+    [
+        (POD, [FAR, NEAR], "cni0"),
+        (POD, [FAR], ""),
+        (POD, [], ""),  # all are masqueraded
+        (FAR, [NEAR], ""),
+        (FAR, [FAR], "eth0"),
+        (POD, [HOST], ""),
+        (None, [NEAR], ""),
+    ],
+)
+def test_where_client_and_endpoint_meet(client, ends, meeting, monkeypatch):
+    ways = {POD: "cni0", NEAR: "cni0", HOST: "cni0", FAR: "eth0"}
+    monkeypatch.setattr(packets, "interface_to", lambda address: ways[address])
+    whole = packets.CheckedConnection(Packet(client, b"\n\x60\0\1", 6, 80), {HOST})
+    assert connection._meeting(whole, ends) == meeting
+
+
+@pytest.mark.parametrize(
+    ("packet", "meeting", "count"),
+    [(None, "", 1), (Packet(POD, NEAR, 6, 80), "cni0", 1), (Packet(POD, NEAR, 6, 80), "", 0)],
+)
+def test_only_connections_within_a_bridge_need_its_rules(packet, meeting, count, monkeypatch):
+    monkeypatch.setattr(checkup, "bridges", lambda: [Bridge("cni0", ())])
+    monkeypatch.setattr(checkup, "local_addresses", lambda _: [Address(HOST, 24, "cni0", 0)])
+    part = FamilyGlobals(detector=Detector("network", "10.244.0.0/16"))
+    facts = SimpleNamespace(world=Globals("node-a", ipv4=part))
+    node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4, packet=packet, meeting=meeting)
+    assert len(list(checkup._bridges(node))) == count

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,8 +60,9 @@ class CheckedNode(Struct, frozen=True):
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
     restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
     it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
-    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), whether a Service of this proxy has
-    the destination (`served`), and whether the proxy's rules reject it (`refused`).
+    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
+    endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
+    destination (`served`), and whether the proxy's rules reject it (`refused`).
     """
 
     facts: Facts | None
@@ -76,6 +77,7 @@ class CheckedNode(Struct, frozen=True):
     passing: Sequence[PassingPacket] = ()
     masqueraded: bool = False
     ends: Collection[bytes] = ()
+    meeting: str = ""
     served: bool = True
     refused: bool = False
 
@@ -430,14 +432,10 @@ def _links(node: CheckedNode) -> Iterator[Diagnosis]:
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
     if node.packet is not None:  # interfaces of its client and endpoints, else the uplinks
-        used = {name for end in node.ends for name in _holders(end, networks) or uplinks}
+        near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
+        used = {name for each in near for name in each or uplinks}
         roles = {name: role for name, role in roles.items() if name in used}
     yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
-
-
-def _holders(address: bytes, networks: Mapping[str, Sequence[Range]]) -> set[str]:
-    """Return the interfaces on whose networks an address is."""
-    return {name for name, held in networks.items() if within(address, held)}
 
 
 def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
@@ -492,7 +490,7 @@ def _bridges(node: CheckedNode) -> Iterator[Diagnosis]:
         (address.interface, family)
         for family, part in node.parts
         for address in local_addresses(family)
-        if _is_pods(part, address)
+        if _is_pods(part, address) and (node.packet is None or address.interface == node.meeting)
     ]
     return settings.bridged(bridges(), of_pods, node.mode.flows_end)
 
