@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_network
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.config.addresses import Network
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
 from kubeproxy.model.answer import Index, Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
@@ -249,6 +251,28 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
     if old.drops_unowned is not new.drops_unowned:
         sense = "is dropped" if new.drops_unowned else "is not dropped any more"
         yield f"traffic to addresses of ServiceCIDRs that no Service has {sense}"
+
+
+def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
+    """Yield the addresses that count as pods in one pod network only: clients there may exist, known or not."""
+    for family in Family:
+        old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+        if old == new or {old.kind, new.kind} != {"network"}:
+            continue
+        count = sum(len(pod.address) == family.address_size for pod in pods)
+        ours, theirs = ip_network(old.value), ip_network(new.value)
+        for one, other, verb in ((ours, theirs, "no longer count"), (theirs, ours, "newly count")):
+            if parts := _without(one, other):
+                where = ", ".join(map(str, parts[:_SHOWN])) + (", ..." if len(parts) > _SHOWN else "")
+                yield f"a client in {where} would {verb} as a pod; only {count} known pods or networks were compared"
+
+
+def _without(one: Network, other: Network) -> list[Network]:
+    """Return the networks that make up the part of a network outside of another one."""
+    if not one.overlaps(other):
+        return [one]
+    # Both are of one family.
+    return sorted(one.address_exclude(other)) if one.prefixlen < other.prefixlen else []  # type: ignore[arg-type]
 
 
 def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:

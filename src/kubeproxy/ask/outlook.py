@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, shifts
+from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, resized, shifts
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.leftovers import strays
@@ -68,7 +68,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
         mode=mode.name,
         fields=tuple(differences(now, new)),
         shifts=tuple(shifts(*sides, local, pods)),
-        remarks=(*_unmet(now, new), *remarks(*sides, same_mode=same)),
+        remarks=(*_unmet(now, new), *resized(*sides, pods), *remarks(*sides, same_mode=same)),
         node=tuple(node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),
         lacks=lacks,

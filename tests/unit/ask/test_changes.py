@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.changes import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, shifts
+from kubeproxy.ask.changes import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
@@ -114,6 +114,22 @@ def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
     made = shifts(before, after, LOCAL, [KnownPod(pack(pod), pod, node) for pod, node in pods.items()])
     assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
     assert bool(made) is bool(said_of)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("10.244.0.0/16", "10.244.0.0/17", ["10.244.128.0/17 would no longer count"]),
+        ("10.244.0.0/16", "10.244.128.0/18", ["10.244.0.0/17, 10.244.192.0/18 would no longer count"]),
+        ("10.244.0.0/17", "10.244.0.0/16", ["10.244.128.0/17 would newly count"]),
+        ("10.1.0.0/16", "10.2.0.0/16", ["10.1.0.0/16 would no longer count", "10.2.0.0/16 would newly count"]),
+        ("10.1.0.0/16", "10.1.0.0/16", []),
+    ],
+)
+def test_addresses_of_one_pod_network_only_are_named(old, new, parts):
+    pods = [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE), KnownPod(pack("fd00::1"), "fd00::1", HERE)]
+    compared = "as a pod; only 1 known pods or networks were compared"
+    assert list(resized(recognising(old), recognising(new), pods)) == [f"a client in {one} {compared}" for one in parts]
 
 
 def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
