@@ -194,6 +194,27 @@ def test_what_a_chain_surely_drops_of_answers(dropped, rules):
 
 
 @pytest.mark.parametrize(
+    ("rules", "harmless"),
+    [
+        ("ip daddr 10.244.1.11 tcp dport 80 drop", True),
+        ("ip daddr 10.244.1.11 notrack", True),
+        ("tcp dport 3000 accept; tcp sport 3000 accept; drop", True),
+        ("ip daddr 10.244.1.10 notrack", False),
+        ("ip daddr 10.244.1.10 meta mark 7 drop", False),
+        ("ip daddr 10.244.1.10 ct state established drop", False),
+        ("ip saddr 10.244.1.10 tcp sport 3000 drop", False),
+        ("limit rate over 1000/second drop", False),
+    ],
+)
+def test_which_chains_surely_let_a_connection_pass(rules, harmless):
+    with own_network():
+        nft(BASE.format(hook="forward", policy="accept", rules=rules, more=""))
+        (one,) = firewalls(chains.chains(), frozenset())
+        assert one.harmless([REQUEST, ANSWER]) == frozenset(["c"] if harmless else ())
+        assert one.harmless([EARLY]) == frozenset()
+
+
+@pytest.mark.parametrize(
     ("rules", "silent"),
     [("drop", True), ("tcp dport 3000 reject; drop", False), ("ip saddr 10.0.0.0/8 log drop; reject", True)],
 )

@@ -120,7 +120,13 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
     passing = [*packets.early(asked), *packets.translated(asked, end, masqueraded=client is None)]
     hooks = {"prerouting", "input", "output", "postrouting"} | ({"forward"} if client else set())
     found = firewalls(chains.chains(), frozenset({"kube-proxy"}))
-    filters = [one for each in found for one in each.filters() if one.hook in hooks]
+    covered = packets.covered(asked, [(*end, client is None)])
+    filters = [
+        one
+        for each in found
+        for one in each.filters()
+        if one.hook in hooks and not (one.hook in covered and one.chain in each.harmless(passing))
+    ]
     drops = [drop for each in found for drop in each.drops(passing)]
     general = list(strangers.firewalls(filters, FlowsEnd.ENDPOINTS, False))
     return bool(drops) or any(one.is_wrong for one in general), bool(general)

@@ -151,10 +151,10 @@ async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> N
 
 
 async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live) -> None:
-    live.service("guarded", "b1")
-    front, end, node = live.front("guarded"), live.ips["b1"]["IPv4"], live.ips["node"]["IPv4"]
+    live.service("selective", "b1")
+    front, end, node = live.front("selective"), live.ips["b1"]["IPv4"], live.ips["node"]["IPv4"]
     await live.expect(front, {"pod": "b1"})
-    asked = ("why", live.ips["pod"]["IPv4"], "default/guarded:80")
+    asked = ("why", live.ips["pod"]["IPv4"], "default/selective:80")
     at_proxy = live.mode.name == "userspace"
     chain = "table inet mine, chain mine drops packets of this node's own at the hook output"
     await live.nft("add table inet mine")
@@ -164,7 +164,7 @@ async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live
         status, text = await live.ask(*asked)
         assert (status, chain in text, "targetPort" in text) == (at_proxy, True, False), text
         assert ("; the client's are others" in text) is not at_proxy
-        status, text = await live.ask("why", "node", "default/guarded:80")
+        status, text = await live.ask("why", "node", "default/selective:80")
         assert (status, chain in text, "targetPort" in text) == (1, True, False), text
         if not at_proxy:
             await live.expect(front, {"pod": "b1"})
@@ -185,20 +185,36 @@ async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live
         ), text
         if not at_proxy:
             await live.expect(front, {"pod": "b1"})
-        status, text = await live.ask("why", "node", "default/guarded:80")
+        status, text = await live.ask("why", "node", "default/selective:80")
         assert (status, "Or a NetworkPolicy or a firewall rejects this node" in text) == (1, True), text
     finally:
         await live.cluster.exec("b1", ["nft", "delete table inet p"])
+
+
+async def test_only_chains_that_may_drop_this_connection_are_noted(live: Live) -> None:
+    live.service("free", "b1")
+    await live.expect(live.front("free"), {"pod": "b1"})
+    forward, early = "type filter hook forward priority 0;", "type filter hook prerouting priority -300;"
+    for there, noted in (("198.51.100.9", live.mode.name == "userspace"), ("0.0.0.0/0 meta mark 7", True)):
+        chains = f"chain f {{ {forward} ip daddr {there} drop; }}; chain p {{ {early} ip daddr {there} notrack; }}"
+        await live.nft(f"table inet other {{ {chains}; }}")
+        try:
+            status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/free:80")
+        finally:
+            await live.nft("delete table inet other")
+        said = [each in text for each in ("table inet other may drop", "table inet other, chain p: takes packets out")]
+        # The proxy itself connects in userspace mode, so packets of its own connections are not forwarded.
+        assert (status, said) == (0, [noted and live.mode.name != "userspace", noted]), text
 
 
 async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses(live: Live) -> None:
     if live.mode.name == "userspace":
         return  # its chains reject elsewhere
     made = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local")
-    live.service("empty", "", type="NodePort")
+    live.service("refusing", "", type="NodePort")
     node, client = live.ips["node"]["IPv4"], live.ips["outside"]["IPv4"]
-    health, port = made["spec"]["healthCheckNodePort"], live.front("empty", "nodeport").port
-    await live.expect(live.front("empty", "nodeport"), {"outside": "refused"})
+    health, port = made["spec"]["healthCheckNodePort"], live.front("refusing", "nodeport").port
+    await live.expect(live.front("refusing", "nodeport"), {"outside": "refused"})
     url = f"http://{node}:{health}/"
 
     async def answers() -> bool:
@@ -223,7 +239,7 @@ async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses
             status, text = await why(health)
             assert (status, drops.format(health) in text, "but not all is well (x)" in text) == (1, True, True), text
             first = priority < 0
-            await live.expect(live.front("empty", "nodeport"), {"outside": "timeout" if first else "refused"})
+            await live.expect(live.front("refusing", "nodeport"), {"outside": "timeout" if first else "refused"})
             status, text = await why(port)
             assert (status, drops.format(port) in text) == (1, first), text
             assert ("unless a firewall of this node drops it first (x)" in text) is first

@@ -220,6 +220,7 @@ def _way(asked: Source, why: Why) -> CheckedNode:
         ],
         meeting=_meeting(whole, [address for address, _, masqueraded in known if not masqueraded]),
         served=bool(why.service),
+        covered=packets.covered(whole, known) if not at_proxy and 0 < len(known) == len(why.endpoints) else (),
         refused=why.outcome == Outcome.REFUSED.value,
     )
 

@@ -9,7 +9,7 @@ of Linux 6.18.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.route.addresses import source_for, way_out
@@ -89,6 +89,20 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     client = packet.source if packet.source is not None else source_for(packet.destination)
     if client is not None:
         yield from _answers(made, connection, client, masqueraded=masqueraded)
+
+
+def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
+    """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints.
+
+    `ends`: each endpoint's address, port, and whether the connection to it is masqueraded. An answer to a masqueraded
+    connection has the node's address until it is translated back.
+    """
+    here = connection.is_local
+    if connection.taken_in or (here and any(address in connection.local for address, _, _ in ends)):
+        return ()
+    if any(masqueraded for _, _, masqueraded in ends):
+        return ("forward", "postrouting", "input", "output") if here else ("forward", "postrouting", "input")
+    return ("prerouting", "forward", "postrouting", "input", "output")
 
 
 def own(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:

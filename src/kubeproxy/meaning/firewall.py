@@ -140,6 +140,21 @@ class Firewall:
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that surely drop or reject some of these packets; `silently`: only those that drop them."""
+        for packet, walk in self._walks(packets):
+            for chain in walk.dropping(packet, silently=silently):
+                yield Drop(self.where, _short(chain.name), packet)
+
+    def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
+        """Return the chains that some of these packets pass, and that surely accept and track all that do."""
+        met: set[str] = set()
+        unsure: set[str] = set()
+        for packet, walk in self._walks(packets):
+            for chain, harms in walk.met(packet):
+                (unsure if harms else met).add(_short(chain.name))
+        return frozenset(met - unsure)
+
+    def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
+        """Yield the packets of the table's family with their walk; nothing for a table that was not read as a whole."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
         for packet in packets if self._whole else ():
@@ -150,8 +165,7 @@ class Firewall:
             if walk is None:
                 rules, place = self._rules_of(family, packet.purpose)
                 walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
-            for chain in walk.dropping(packet, silently=silently):
-                yield Drop(self.where, _short(chain.name), packet)
+            yield packet, walk
 
 
 def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]:
@@ -206,21 +220,41 @@ class _ChainWalk(Walk):
         self._rules = rules
         self._here = place.local
         self._state, self._source_port = NEW, 0
+        self._untracks = False
 
     def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[ChainRules]:
         """Yield the chains that drop or reject a packet in every case; `silently`: those that never reject it."""
+        for chain, drops in self._passed(packet):
+            back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
+            sure = all(code == DROP and not each.unknown for each, code in ended) and (drops or not back)
+            if sure and not (silently and any(each.refused for each, _ in ended)):
+                yield chain
+
+    def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
+        """Yield the chains that a packet passes, and whether they may drop it, or take it out of connection tracking.
+
+        Later packets of the connection count, too.
+        """
+        for chain, drops in self._passed(packet):
+            self._untracks = False
+            ends = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
+            dropped = any(code == DROP or each.unknown for _, ended in ends for each, code in ended)
+            yield chain, dropped or self._untracks or (drops and any(back for back, _ in ends))
+
+    def _passed(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
+        """Yield the base chains of a packet's hook and priorities, and whether their policy drops."""
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
             if hook is not None and not hook.nat and packet.after < hook.priority < packet.before:
-                self._state = ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW
-                if hook.priority <= _TRACKED:
-                    self._state = INVALID
-                self._source_port = packet.port
-                ended: Ended = []
-                back = self._chain(chain, self._flow(packet), ended, 0)
-                sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
-                if sure and not (silently and any(each.refused for each, _ in ended)):
-                    yield chain
+                yield chain, hook.drops
+
+    def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
+        """Return the flows of a packet in this state of connection tracking that leave a base chain, and the others."""
+        tracked = chain.hook is not None and chain.hook.priority > _TRACKED
+        self._state = state if tracked else INVALID
+        self._source_port = packet.port
+        ended: Ended = []
+        return self._chain(chain, self._flow(packet), ended, 0), ended
 
     def _flow(self, packet: PassingPacket) -> PacketSet:
         address, port = packet.original
@@ -255,7 +289,8 @@ class _ChainWalk(Walk):
             return self._source_port
         return super()._value(field, flow)
 
-    def _guesses(self, flow: PacketSet, missed: list[PacketSet]) -> bool:
+    def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
+        self._untracks = self._untracks or kind is Op.UNTRACK
         missed.append(flow.copy())
         return True
 

@@ -247,7 +247,7 @@ class Walk:
                     return
                 flow = kept
                 continue
-            if kind in _UNKNOWN and self._guesses(flow, missed):
+            if kind in _UNKNOWN and self._guesses(kind, flow, missed):
                 continue
             if not changed:
                 flow, changed = flow.copy(), True
@@ -258,7 +258,7 @@ class Walk:
                 return
         matched.append((flow, CONTINUE, ""))
 
-    def _guesses(self, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
+    def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
         """Return whether an operation that is not understood counts as a test; if so, append the flow that fails it."""
         return False
 

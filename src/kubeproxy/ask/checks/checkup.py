@@ -62,7 +62,8 @@ class CheckedNode(Struct, frozen=True):
     it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
     (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
     endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
-    destination (`served`), and whether the proxy's rules reject it (`refused`).
+    destination (`served`), whether the proxy's rules reject it (`refused`), and the hooks at which `passing` has all
+    its packets (`covered`).
     """
 
     facts: Facts | None
@@ -80,6 +81,7 @@ class CheckedNode(Struct, frozen=True):
     meeting: str = ""
     served: bool = True
     refused: bool = False
+    covered: Collection[str] = ()
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -316,7 +318,12 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     drops: list[Drop] = []
     for firewall in firewalls(sight.nf_tables, _our_tables()):
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
-            filters += [one for one in firewall.filters() if one.hook in node.hooks]
+            harmless = firewall.harmless(node.passing) if node.covered else frozenset()
+            filters += [
+                one
+                for one in firewall.filters()
+                if one.hook in node.hooks and not (one.hook in node.covered and one.chain in harmless)
+            ]
             drops += firewall.drops(node.passing)
     if node.masqueraded:
         filters = [one._replace(accepts=one.accepts or one.marked) for one in filters]
