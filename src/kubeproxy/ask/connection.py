@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import strangers
+from kubeproxy.ask.checks import settings, strangers
 from kubeproxy.ask.checks.checkup import (
     CheckedNode,
     Checkup,
@@ -27,6 +27,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route.addresses import source_for
+from kubeproxy.kernel.route.bridges import bridges, hairpin_ports
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
@@ -110,7 +111,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if asked.running:
         node = _way(asked, why)
         around = look_at_way(node) if why.forwarded else look_at_answer(node)
-        findings += [*present.look(asked, explained), *_unrouted(why), *_around(around)]
+        findings += [*present.look(asked, explained), *_unrouted(why), *_hairpin(node, why), *_around(around)]
     else:
         findings += _unasked()
     return Told(why, (*findings, *probe.findings(probes, _probed_for(asked, why, probes))), probes)
@@ -174,6 +175,18 @@ def _unrouted(why: Why) -> Iterator[Diagnosis]:
             fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
             "addresses of Services; any will do, as the rules replace the address",
         )
+
+
+def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
+    """Check a bridge that a pod's connection to itself passes, in a mode that translates packets on the bridge."""
+    source = node.packet.source if node.packet is not None else None
+    if source is None or node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
+        return
+    share = sum(one.share for one in why.endpoints if pack(probe.place(one.address)[0]) == source)
+    name = packets.interface_to(source) if share else None
+    for bridge in bridges() if name else ():
+        if bridge.name == name and family_of(source) in bridge.filtered:
+            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share)
 
 
 def _around(report: Checkup) -> Iterator[Diagnosis]:

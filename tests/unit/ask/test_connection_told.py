@@ -18,13 +18,13 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import probe
 from kubeproxy.ask.kernel.probe import Probe, ProbedFor
 from kubeproxy.ask.whereabouts import Elsewhere
-from kubeproxy.ask.why import Explained, Why
+from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.route.addresses import Address
-from kubeproxy.kernel.route.bridges import Bridge
+from kubeproxy.kernel.route.bridges import Bridge, hairpin_ports
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
@@ -244,3 +244,27 @@ def test_only_connections_within_a_bridge_need_its_rules(packet, meeting, count,
     facts = SimpleNamespace(world=Globals("node-a", ipv4=part))
     node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4, packet=packet, meeting=meeting)
     assert len(list(checkup._bridges(node))) == count
+
+
+@pytest.mark.parametrize(
+    ("ports", "filtered", "ends", "marks"),
+    [
+        ({"veth1": 0}, (Family.IPV4,), ["10.244.0.7:80"], ["x"]),
+        ({"veth1": 0, "veth2": 1}, (Family.IPV4,), ["10.244.0.7:80"], ["-"]),
+        ({"veth1": 1}, (Family.IPV4,), ["10.244.0.7:80"], []),
+        ({"veth1": 0}, (), ["10.244.0.7:80"], []),  # routed, not bridged
+        ({"veth1": 0}, (Family.IPV4,), ["10.244.1.7:80"], []),
+    ],
+)
+def test_a_pod_that_reaches_itself_needs_hairpin_mode(ports, filtered, ends, marks, tmp_path, monkeypatch):
+    for name, value in ports.items():
+        (tmp_path / "cni0" / "brif" / name).mkdir(parents=True)
+        (tmp_path / "cni0" / "brif" / name / "hairpin_mode").write_text(f"{value}\n")
+    monkeypatch.setattr(packets, "interface_to", lambda _: "cni0")
+    monkeypatch.setattr(connection, "bridges", lambda: [Bridge("cni0", filtered)])
+    monkeypatch.setattr(connection, "hairpin_ports", lambda name: hairpin_ports(name, tmp_path))
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=Packet(POD, NEAR, 6, 80))
+    asked = replace(why(), endpoints=tuple(Target(end, 0.5, masqueraded=True) for end in ends))
+    found = list(connection._hairpin(node, asked))
+    assert [one.severity.mark for one in found] == marks
+    assert all("50.0% of the connections come back" in one.why for one in found)

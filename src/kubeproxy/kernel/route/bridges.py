@@ -44,6 +44,14 @@ def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
     ]
 
 
+def hairpin_ports(bridge: str, sys: Path = SYS) -> dict[str, bool]:
+    """Return the ports of a bridge, each with whether it sends a frame back by the port of its arrival."""
+    try:
+        return {entry.name: _is_on(entry / "hairpin_mode") for entry in sorted((sys / bridge / "brif").iterdir())}
+    except OSError:
+        return {}
+
+
 def _is_on(path: Path) -> bool:
     try:
         return path.read_text(encoding="ascii").strip() == "1"
