@@ -315,7 +315,7 @@ async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -
 
     async def asked(target: str, *, caught: bool, passes: bool) -> str:
         status, text = await live.ask("why", live.ips["pod"]["IPv4"], target)
-        said = (f"{left}{target}: " in text, "Fix: see that no other kube-proxy runs" in text)
+        said = (f"{left}{target}: " in text, "Fix: make sure that no other kube-proxy runs" in text)
         return "" if (status, said) == (0 if passes and not caught else 1, (caught, caught)) else text
 
     try:
