@@ -256,8 +256,8 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
         await named(live, "proxies", f"(pid {second.pid}) in userspace mode", "stop one of them")
     finally:
         await second.stop()
-    await live.nft("delete table ip kube-proxy-userspace")
-    await live.nft("delete table ip6 kube-proxy-userspace")
+    for table in ("ip kube-proxy-userspace", "ip6 kube-proxy-userspace"):
+        await live.nft(f"add table {table}; delete table {table}")  # it may have been stopped before it made one
     assert live.proxy is first
     await healthy(live)
 
