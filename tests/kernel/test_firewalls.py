@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from kubeproxy.ask.checks.checkup import CheckedNode, _rules
+from kubeproxy.ask.checks.checkup import _rules
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
 from kubeproxy.config.types import KubeProxyConfiguration

@@ -11,19 +11,20 @@ from msgspec.structs import replace
 from kubeproxy.ask import packets
 from kubeproxy.ask.checks import settings, strangers
 from kubeproxy.ask.checks.checkup import (
-    CheckedNode,
     Checkup,
     checked,
     look_at_answer,
     look_at_way,
     surely_dropped,
 )
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route.addresses import source_for
@@ -135,7 +136,7 @@ def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe
     try:
         sent = [Packet(source_for(address), address, protocol, port) for address, port in failed]
         passing = [each for one in sent for each in packets.own(one, local[family_of(one.destination)])]
-        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(passing))}
+        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # look_at_way reports the rules that cannot be read
     return probe.ProbedFor(is_node, own, blocked)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup
+from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.doctor import answer, examine
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.commands import exit_code, output
 
 

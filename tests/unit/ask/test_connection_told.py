@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import connection, packets
-from kubeproxy.ask.checks import checkup, contact, settings, strangers
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup
+from kubeproxy.ask.checks import contact, settings, strangers
+from kubeproxy.ask.checks import node as node_checks
+from kubeproxy.ask.checks.checkup import Checkup
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import Told, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -238,12 +240,12 @@ def test_where_client_and_endpoint_meet(client, ends, meeting, monkeypatch):
     [(None, "", 1), (Packet(POD, NEAR, 6, 80), "cni0", 1), (Packet(POD, NEAR, 6, 80), "", 0)],
 )
 def test_only_connections_within_a_bridge_need_its_rules(packet, meeting, count, monkeypatch):
-    monkeypatch.setattr(checkup, "bridges", lambda: [Bridge("cni0", ())])
-    monkeypatch.setattr(checkup, "local_addresses", lambda _: [Address(HOST, 24, "cni0", 0)])
+    monkeypatch.setattr(node_checks, "bridges", lambda: [Bridge("cni0", ())])
+    monkeypatch.setattr(node_checks, "local_addresses", lambda _: [Address(HOST, 24, "cni0", 0)])
     part = FamilyGlobals(detector=Detector("network", "10.244.0.0/16"))
     facts = SimpleNamespace(world=Globals("node-a", ipv4=part))
     node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4, packet=packet, meeting=meeting)
-    assert len(list(checkup._bridges(node))) == count
+    assert len(list(node_checks.unfiltered_bridges(node))) == count
 
 
 @pytest.mark.parametrize(

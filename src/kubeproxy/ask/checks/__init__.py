@@ -1,1 +1,1 @@
-"""The checks of kube-proxy doctor: they turn facts into findings. Pure; ask/checks/checkup.py gathers the facts."""
+"""The checks of kube-proxy doctor: they turn facts into findings. Pure; checkup.py and node.py gather the facts."""

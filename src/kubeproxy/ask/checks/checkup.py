@@ -18,93 +18,39 @@ from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.source import Reach
 from kubeproxy.api.x509 import token_validity
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
+from kubeproxy.ask.checks.node import (
+    CheckedNode,
+    changed_sysctls,
+    closed_interfaces,
+    filtered_paths,
+    forwarding_settings,
+    full_conntrack,
+    full_rooms,
+    interfaces_down,
+    unfiltered_bridges,
+)
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
-from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
+from kubeproxy.backends.mode import Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
-from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.write import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.listening import listening
 from kubeproxy.kernel.proc.port_holder import holder
-from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.kernel.route import links
-from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
-from kubeproxy.kernel.route.bridges import SYS, bridges
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
-from kubeproxy.model.addresses import Family, Range, family_of, pack, place_text, unpack, within
-from kubeproxy.model.answer import Packet
-from kubeproxy.model.plan import FamilyGlobals
+from kubeproxy.model.addresses import Family, family_of, pack, place_text
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 1.0
 """Timeout in seconds for the API server: all checks of a healthy node take less than two."""
 
-_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
-_IP_FORWARD = settings.FORWARDING[Family.IPV4]
-_ROUTES = Path("/proc/thread-self/net/route")
 _OUTRANKED = ("hostnameOverride:", "logging.")
 """Fields for which a flag overrides the file."""
-
-
-class CheckedNode(Struct, frozen=True):
-    """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
-
-    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
-    are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
-    restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
-    it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
-    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
-    endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
-    destination (`served`), whether the proxy's rules reject it (`refused`), and the hooks at which `passing` has all
-    its packets (`covered`).
-    """
-
-    facts: Facts | None
-    pid: int
-    mode: Mode
-    config: KubeProxyConfiguration
-    running: bool = False
-    node_ports: bool = False
-    family: Family | None = None
-    hooks: Collection[str] = (*HOOKS, INGRESS)
-    packet: Packet | None = None
-    passing: Sequence[PassingPacket] = ()
-    masqueraded: bool = False
-    ends: Collection[bytes] = ()
-    meeting: str = ""
-    served: bool = True
-    refused: bool = False
-    covered: Collection[str] = ()
-
-    @property
-    def families(self) -> tuple[Family, ...]:
-        """The families to check: those that the proxy programs, or would program."""
-        if self.family is not None:
-            return (self.family,)
-        return self.facts.world.families if self.facts is not None else host.families()
-
-    @property
-    def parts(self) -> list[tuple[Family, FamilyGlobals]]:
-        """The globals of each family to check; empty if no proxy answers."""
-        world = self.facts.world if self.facts is not None else None
-        each = [(family, world.of(family)) for family in self.families] if world is not None else []
-        return [(family, part) for family, part in each if part is not None]
-
-    def concerns(self, family: Family | None) -> bool:
-        """Return whether a family is to be checked; None stands for both."""
-        return self.family is None or family is None or family is self.family
-
-    def path(self, text: str) -> Path:
-        """Return the path of a file of the proxy in our mount namespace, which may be another one."""
-        seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
-        return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
 class Checkup(Struct):
@@ -139,9 +85,9 @@ def look_at(node: CheckedNode) -> Checkup:
         _look_at_proxy(report, node, node.facts)
     _look_at_way(report, node)
     report.look("what the mode needs", lambda: _able(node))
-    report.look("sysctls", lambda: _sysctls(node))
-    report.look("reverse path filter", lambda: settings.filtered_ways(_ways(node)))
-    report.look("room in the kernel", lambda: _rooms(node))
+    report.look("sysctls", lambda: changed_sysctls(node))
+    report.look("reverse path filter", lambda: settings.filtered_ways(filtered_paths(node)))
+    report.look("room in the kernel", lambda: full_rooms(node))
     report.findings = worst_first(report.findings)
     return report
 
@@ -171,32 +117,36 @@ def look_at_answer(node: CheckedNode) -> Checkup:
     chains of other programs that surely drop its packets (`passing`) before its answer.
     """
     report = look_at_knowledge(node)
-
-    def left() -> Iterator[Diagnosis]:
-        known = chains.chains()
-        return _left(node, Sight(known, chains.iptables_chains(known)))
-
-    report.look("rules of other kube-proxies", left)
-    if node.passing:
-        report.look("firewalls", lambda: strangers.dropping(surely_dropped(node.passing, silently=node.refused)))
+    sight = _sight(report)
+    if sight is not None:
+        report.look("rules of other kube-proxies", lambda: _left(node, sight))
+        if node.passing:
+            drops = partial(surely_dropped, sight.nf_tables, node.passing, silently=node.refused)
+            report.look("firewalls", lambda: strangers.dropping(drops()))
     return report
 
 
-def _look_at_way(report: Checkup, node: CheckedNode) -> None:
+def _sight(report: Checkup) -> Sight | None:
+    """Return the chains of nf_tables and iptables; None, with the error in the report, if they cannot be read."""
     try:
         known = chains.chains()
-        sight = Sight(known, chains.iptables_chains(known))
+        return Sight(known, chains.iptables_chains(known))
     except (KubeProxyError, OSError) as error:
         report.unknown.append(f"rules of nf_tables and iptables: {error}")
-    else:
+        return None
+
+
+def _look_at_way(report: Checkup, node: CheckedNode) -> None:
+    sight = _sight(report)
+    if sight is not None:
         report.look("rules", lambda: _rules(node, sight))
     report.look("other proxies", lambda: _other_proxies(node))
     if "forward" in node.hooks:
-        report.look("forwarding", lambda: settings.forwarding(_forwarding(node), node.mode.flows_end))
-        report.look("forwarding of interfaces", lambda: _entrances(node))
-        report.look("bridges", lambda: _bridges(node))
-    report.look("conntrack", _conntrack)
-    report.look("interfaces", lambda: _links(node))
+        report.look("forwarding", lambda: settings.forwarding(forwarding_settings(node), node.mode.flows_end))
+        report.look("forwarding of interfaces", lambda: closed_interfaces(node))
+        report.look("bridges", lambda: unfiltered_bridges(node))
+    report.look("conntrack", full_conntrack)
+    report.look("interfaces", lambda: interfaces_down(node))
 
 
 def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
@@ -340,12 +290,15 @@ def _our_tables() -> frozenset[str]:
     return frozenset(mode.table for mode in modes.every() if mode.table)
 
 
-def surely_dropped(passing: Collection[PassingPacket], *, silently: bool = False) -> list[Drop]:
-    """Return the chains of other programs that surely drop some of these packets. Raises KubeProxyError.
+def surely_dropped(
+    known: Sequence[chains.Chain], passing: Collection[PassingPacket], *, silently: bool = False
+) -> list[Drop]:
+    """Return the chains of other programs, of those known, that surely drop some of these packets.
 
-    `silently`: without those that reject them, as rules of ours in the filter table of iptables do.
+    `silently`: without those that reject them, as rules of ours in the filter table of iptables do. Raises
+    KubeProxyError.
     """
-    found = firewalls(chains.chains(), _our_tables())
+    found = firewalls(known, _our_tables())
     return [drop for one in found for drop in one.drops(passing, silently=silently)]
 
 
@@ -381,126 +334,3 @@ def _mode_of(process: processes.ProxyProcess) -> str:
     except (OSError, UnicodeDecodeError, ConfigError):
         return ""
     return config.active_mode if process.ours else config.mode
-
-
-# -- the node ----------------------------------------------------------------------------------------------------------
-
-
-def _forwarding(node: CheckedNode) -> list[settings.Setting]:
-    keys = [settings.FORWARDING[family] for family in node.families]
-    return [settings.Setting(key, 1, _number(key)) for key in keys]
-
-
-def _entrances(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces that do not forward: those of one connection, or all.
-
-    For IPv4 the sysctl of the interface of arrival decides, for IPv6 only the one for all interfaces
-    (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
-    """
-    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
-        return
-    inner = modes.interfaces() | {"lo"}
-    closed = [
-        name
-        for _, name in socket.if_nameindex()
-        if name not in inner
-        and not (SYS / name / "master").exists()  # packets that arrive at a port of a bridge arrive by the bridge
-        and _number(f"net/ipv4/conf/{name}/forwarding") == 0
-    ]
-    if closed and node.passing:
-        # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
-        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}
-        yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
-        return
-    served = _served(node) if closed else frozenset()
-    yield from settings.entrances([name for name in closed if name in served], Severity.BROKEN)
-    yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
-
-
-def _served(node: CheckedNode) -> frozenset[str]:
-    """Return interfaces with an address of the Node or of pods, or with a route (to a pod) but no address."""
-    addresses = local_addresses(Family.IPV4)
-    parts = [part for family, part in node.parts if family is Family.IPV4]
-    known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
-    routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
-    return frozenset(known | routed - {one.interface for one in addresses})
-
-
-def _links(node: CheckedNode) -> Iterator[Diagnosis]:
-    roles: dict[str, str] = {}
-    networks: dict[str, list[Range]] = {}
-    uplinks = set()
-    for family, part in node.parts:
-        for address in local_addresses(family):
-            networks.setdefault(address.interface, []).append(address.network)
-            if address.ip in part.node_ips:
-                uplinks.add(address.interface)
-                roles[address.interface] = f"the Node's address {unpack(address.ip)}"
-            elif _is_pods(part, address):
-                roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # interfaces of its client and endpoints, else the uplinks
-        near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
-        used = {name for each in near for name in each or uplinks}
-        roles = {name: role for name, role in roles.items() if name in used}
-    yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
-
-
-def _sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
-    if not node.running:
-        return  # without a proxy, no sysctl was set
-    wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
-    known = {setting.key for setting in _forwarding(node)}
-    made = [
-        settings.Setting(key, value, _number(key))
-        for key, value in wanted
-        if key not in known and (node.node_ports or not key.endswith("route_localnet"))
-    ]
-    yield from settings.changed_back(made)
-
-
-def _number(key: str) -> int | None:
-    try:
-        return int(read_sysctl(key))
-    except (KubeProxyError, ValueError):
-        return None
-
-
-def _conntrack() -> Iterator[Diagnosis]:
-    count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
-    return settings.filled(settings.tracked(count, limit), "conntrack")
-
-
-def _rooms(node: CheckedNode) -> Iterator[Diagnosis]:
-    for room in node.mode.operations().rooms(node.families):
-        yield from settings.filled(room, "room")
-
-
-def _ways(node: CheckedNode) -> Iterator[settings.InterfacePath]:
-    """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
-    part = node.facts.world.ipv4 if node.facts is not None else None
-    inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
-    everywhere = _number("net/ipv4/conf/all/rp_filter") or 0
-    for address in local_addresses(Family.IPV4):
-        if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
-            continue
-        if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
-            continue
-        filtering = max(everywhere, _number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
-        if filtering == settings.STRICT:
-            out = way_out(address.ip, _ELSEWHERE)
-            is_node = address.ip in part.node_ips
-            yield settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
-
-
-def _bridges(node: CheckedNode) -> Iterator[Diagnosis]:
-    of_pods = [
-        (address.interface, family)
-        for family, part in node.parts
-        for address in local_addresses(family)
-        if _is_pods(part, address) and (node.packet is None or address.interface == node.meeting)
-    ]
-    return settings.bridged(bridges(), of_pods, node.mode.flows_end)
-
-
-def _is_pods(part: FamilyGlobals, address: Address) -> bool:
-    return part.detector.holds(address.ip, address.interface)

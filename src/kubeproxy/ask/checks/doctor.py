@@ -8,7 +8,8 @@ import os
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks import identity, strangers
-from kubeproxy.ask.checks.checkup import CheckedNode, Checkup, checked, look_at
+from kubeproxy.ask.checks.checkup import Checkup, checked, look_at
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, UnreadError
 from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options

@@ -1,0 +1,210 @@
+"""The node that is checked, and the findings about its sysctls, interfaces, bridges and tables. It writes nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from kubeproxy.ask.checks import settings
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.route import links
+from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
+from kubeproxy.kernel.route.bridges import SYS, bridges
+from kubeproxy.meaning.firewall import PassingPacket
+from kubeproxy.model.addresses import Family, Range, unpack, within
+from kubeproxy.model.answer import Packet
+from kubeproxy.model.plan import FamilyGlobals
+from kubeproxy.setup import host, modes
+
+_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
+_IP_FORWARD = settings.FORWARDING[Family.IPV4]
+_ROUTES = Path("/proc/thread-self/net/route")
+
+
+class CheckedNode(Struct, frozen=True):
+    """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
+
+    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
+    are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
+    restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
+    it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
+    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
+    endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
+    destination (`served`), whether the proxy's rules reject it (`refused`), and the hooks at which `passing` has all
+    its packets (`covered`).
+    """
+
+    facts: Facts | None
+    pid: int
+    mode: Mode
+    config: KubeProxyConfiguration
+    running: bool = False
+    node_ports: bool = False
+    family: Family | None = None
+    hooks: Collection[str] = (*HOOKS, INGRESS)
+    packet: Packet | None = None
+    passing: Sequence[PassingPacket] = ()
+    masqueraded: bool = False
+    ends: Collection[bytes] = ()
+    meeting: str = ""
+    served: bool = True
+    refused: bool = False
+    covered: Collection[str] = ()
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families to check: those that the proxy programs, or would program."""
+        if self.family is not None:
+            return (self.family,)
+        return self.facts.world.families if self.facts is not None else host.families()
+
+    @property
+    def parts(self) -> list[tuple[Family, FamilyGlobals]]:
+        """The globals of each family to check; empty if no proxy answers."""
+        world = self.facts.world if self.facts is not None else None
+        each = [(family, world.of(family)) for family in self.families] if world is not None else []
+        return [(family, part) for family, part in each if part is not None]
+
+    def concerns(self, family: Family | None) -> bool:
+        """Return whether a family is to be checked; None stands for both."""
+        return self.family is None or family is None or family is self.family
+
+    def path(self, text: str) -> Path:
+        """Return the path of a file of the proxy in our mount namespace, which may be another one."""
+        seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
+        return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
+
+
+def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
+    """Return the sysctls of forwarding of each family, with their present values."""
+    keys = [settings.FORWARDING[family] for family in node.families]
+    return [settings.Setting(key, 1, _number(key)) for key in keys]
+
+
+def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check for interfaces that do not forward: those of one connection, or all.
+
+    For IPv4 the sysctl of the interface of arrival decides, for IPv6 only the one for all interfaces
+    (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
+    """
+    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
+        return
+    inner = modes.interfaces() | {"lo"}
+    closed = [
+        name
+        for _, name in socket.if_nameindex()
+        if name not in inner
+        and not (SYS / name / "master").exists()  # packets that arrive at a port of a bridge arrive by the bridge
+        and _number(f"net/ipv4/conf/{name}/forwarding") == 0
+    ]
+    if closed and node.passing:
+        # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
+        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}
+        yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
+        return
+    served = _served(node) if closed else frozenset()
+    yield from settings.entrances([name for name in closed if name in served], Severity.BROKEN)
+    yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
+
+
+def _served(node: CheckedNode) -> frozenset[str]:
+    """Return interfaces with an address of the Node or of pods, or with a route (to a pod) but no address."""
+    addresses = local_addresses(Family.IPV4)
+    parts = [part for family, part in node.parts if family is Family.IPV4]
+    known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
+    routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
+    return frozenset(known | routed - {one.interface for one in addresses})
+
+
+def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check for interfaces that are down though the Node, pods or the connection need them."""
+    roles: dict[str, str] = {}
+    networks: dict[str, list[Range]] = {}
+    uplinks = set()
+    for family, part in node.parts:
+        for address in local_addresses(family):
+            networks.setdefault(address.interface, []).append(address.network)
+            if address.ip in part.node_ips:
+                uplinks.add(address.interface)
+                roles[address.interface] = f"the Node's address {unpack(address.ip)}"
+            elif _is_pods(part, address):
+                roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
+    if node.packet is not None:  # interfaces of its client and endpoints, else the uplinks
+        near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
+        used = {name for each in near for name in each or uplinks}
+        roles = {name: role for name, role in roles.items() if name in used}
+    yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
+
+
+def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check for sysctls that the running proxy set and another program changed."""
+    if not node.running:
+        return  # without a proxy, no sysctl was set
+    wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
+    known = {setting.key for setting in forwarding_settings(node)}
+    made = [
+        settings.Setting(key, value, _number(key))
+        for key, value in wanted
+        if key not in known and (node.node_ports or not key.endswith("route_localnet"))
+    ]
+    yield from settings.changed_back(made)
+
+
+def _number(key: str) -> int | None:
+    try:
+        return int(read_sysctl(key))
+    except (KubeProxyError, ValueError):
+        return None
+
+
+def full_conntrack() -> Iterator[Diagnosis]:
+    """Check whether the connection table is nearly full."""
+    count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
+    return settings.filled(settings.tracked(count, limit), "conntrack")
+
+
+def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether limited parts of the mode's rules are nearly full."""
+    for room in node.mode.operations().rooms(node.families):
+        yield from settings.filled(room, "room")
+
+
+def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
+    """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
+    part = node.facts.world.ipv4 if node.facts is not None else None
+    inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
+    everywhere = _number("net/ipv4/conf/all/rp_filter") or 0
+    for address in local_addresses(Family.IPV4):
+        if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
+            continue
+        if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
+            continue
+        filtering = max(everywhere, _number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
+        if filtering == settings.STRICT:
+            out = way_out(address.ip, _ELSEWHERE)
+            is_node = address.ip in part.node_ips
+            yield settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
+
+
+def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check for bridges of pods whose packets do not pass the rules."""
+    of_pods = [
+        (address.interface, family)
+        for family, part in node.parts
+        for address in local_addresses(family)
+        if _is_pods(part, address) and (node.packet is None or address.interface == node.meeting)
+    ]
+    return settings.bridged(bridges(), of_pods, node.mode.flows_end)
+
+
+def _is_pods(part: FamilyGlobals, address: Address) -> bool:
+    return part.detector.holds(address.ip, address.interface)
