@@ -5,7 +5,6 @@ same proxy with no page open, in turns of the same run.
 from __future__ import annotations
 
 import http.client
-import os
 import tempfile
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import objects
+from bench import memory, objects
 from bench.apiserver import ApiProcess
 from bench.charts import Chart
 from bench.contestant import OURS, Contestant
@@ -139,13 +138,7 @@ def _in_turns(proxy: Contestant, seconds: float, turns: int) -> dict[str, float]
 def _beside(proxy: Contestant) -> float:
     """Return the CPU time that the processes beside a proxy have used, and what those waited for, in seconds."""
     children = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
-    return sum(_cpu_seconds(int(pid)) for pid in children)
-
-
-def _cpu_seconds(pid: int) -> float:
-    own = time.clock_gettime((~pid << 3) | 2)  # the process's clock: see clock_getcpuclockid(3)
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return own + (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return sum(memory.cpu_seconds(int(pid)) for pid in children)
 
 
 def run(with_: Run) -> Report:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from e2e import dns, loadbalancer, page, run, scale
-from e2e.binaries import programs_to_run
+from e2e.binaries import OURS, programs_to_run
 from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
 from e2e.disruption import results as disruptions
@@ -20,7 +20,6 @@ from e2e.layout import FOLDER
 from e2e.results import RESULTS, SOME, file_of, read, read_file, write
 from lab.iproute import LinkError
 
-OURS = Path(sys.executable).with_name("kube-proxy")
 MODES = ("nftables", "iptables", "userspace")
 
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml
 
+from bench import memory
 from e2e import controlplane
 from e2e.cluster import alone, say
 from e2e.errors import E2EError
-from e2e.layout import FOLDER, HUB_IPV4, NODES
+from e2e.layout import FOLDER, HUB, HUB_IPV4, NODES
 from e2e.network import inside
 from e2e.nodes import proxy_configuration
 from e2e.processes import Processes
+from lab.netns import threads_in
 
 RESULTS: Final = Path(__file__).parent / "scale.json"
 PAGE: Final = Path(__file__).parent.parent / "docs/capacity.md"
@@ -39,12 +39,11 @@ _PATIENCE: Final = 300.0
 _SYNCED: Final = re.compile(
     r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE
 )
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One start of a kube-proxy: seconds until its first sync, its CPU seconds, resident and peak megabytes, megabytes
-    that it received, and CPU seconds of the API server.
+    """One start of a kube-proxy: seconds until its first sync, CPU seconds of it and its commands, resident and peak
+    megabytes, megabytes that it received, and CPU seconds of the API server.
     """
 
     case: str
@@ -103,7 +102,7 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
     """Start a kube-proxy, wait for its first sync, measure, and end it. Raises E2EError."""
     file = FOLDER / "proxy.yaml"
     file.write_text(yaml.safe_dump(proxy_configuration(_NODE, FOLDER, mode)))
-    received, cpu, began = _received(), _cpu(server), time.time()
+    received, cpu, began = _received(), memory.cpu_seconds(server), time.time()
     processes.start("kube-proxy", _NODE.namespace, [*command, "--config", str(file)])
     pid = processes.pid("kube-proxy")
     while not _synced(began):
@@ -113,17 +112,16 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
         time.sleep(0.05)
     seconds = time.time() - began
     time.sleep(2)  # the rest of the first sync, such as the clean-up of another mode's rules
-    status = Path(f"/proc/{pid}/status").read_text()
-    sizes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+)", status, re.MULTILINE))
+    resident, peak = memory.resident(pid)
     found = Measured(
         case,
         services,
         round(seconds, 2),
-        round(_cpu(pid), 2),
-        round(int(sizes["VmRSS"]) / 1024),
-        round(int(sizes["VmHWM"]) / 1024),
+        round(memory.cpu_seconds(pid), 2),
+        round(resident),
+        round(peak),
         round((_received() - received) / 1e6, 1),
-        round(_cpu(server) - cpu, 2),
+        round(memory.cpu_seconds(server) - cpu, 2),
     )
     processes.stop("kube-proxy")
     say(f"{case}: {found}")
@@ -140,7 +138,7 @@ def run(programs: Path, ours: str, counts: Sequence[int]) -> None:
             say(f"creating {count} Services of {ENDPOINTS} endpoints")
             controlplane.add_node(programs, FOLDER, _NODE)
             made = list(objects(count))
-            with ThreadPoolExecutor(_WRITERS) as pool:
+            with threads_in(HUB, _WRITERS) as pool:
                 list(pool.map(create, [made[n::_WRITERS] for n in range(_WRITERS)]))
             for mode in ("nftables", "iptables"):
                 for case, command in (
@@ -194,9 +192,3 @@ def _received() -> int:
     command = [*inside(_NODE.namespace), "ip", "-json", "-stats", "link", "show", "eth0"]
     shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return int(shown[0]["stats64"]["rx"]["bytes"])
-
-
-def _cpu(pid: int) -> float:
-    """Return the CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

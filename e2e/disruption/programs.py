@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from e2e.binaries import first_line
+from e2e.binaries import OURS, first_line
 from e2e.errors import E2EError
 from e2e.layout import NODES
 
@@ -41,7 +41,7 @@ class Program(NamedTuple):
 
 def ours(mode: str) -> Program:
     """Return our kube-proxy of this checkout."""
-    return Program("ours", mode, [str(Path(sys.executable).with_name("kube-proxy"))], FLAGS)
+    return Program("ours", mode, [str(OURS)], FLAGS)
 
 
 def go(folder: Path, mode: str) -> Program:

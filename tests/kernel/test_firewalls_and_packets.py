@@ -14,11 +14,13 @@ from typing import NamedTuple
 import pytest
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import strangers
-from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.ask.checks.checkup import _rules
+from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.backends.mode import Sight
+from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
-from kubeproxy.meaning.firewall import firewalls
 from kubeproxy.model.answer import Packet
+from kubeproxy.setup import modes
 from support.namespaces import inside, namespace, run
 
 CLIENT, FRONT, ENDPOINT = "10.0.0.1", "10.0.0.2", "10.244.1.10"
@@ -119,17 +121,18 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
     end = (socket.inet_aton(ENDPOINT), 3000)
     passing = [*packets.early(asked), *packets.translated(asked, end, masqueraded=client is None)]
     hooks = {"prerouting", "input", "output", "postrouting"} | ({"forward"} if client else set())
-    found = firewalls(chains.chains(), frozenset({"kube-proxy"}))
-    covered = packets.covered(asked, [(*end, client is None)])
-    filters = [
-        one
-        for each in found
-        for one in each.filters()
-        if one.hook in hooks and not (one.hook in covered and one.chain in each.harmless(passing))
-    ]
-    drops = [drop for each in found for drop in each.drops(passing)]
-    general = list(strangers.firewalls(filters, FlowsEnd.ENDPOINTS, False))
-    return bool(drops) or any(one.is_wrong for one in general), bool(general)
+    node = CheckedNode(
+        None,
+        0,
+        modes.named("nftables"),
+        KubeProxyConfiguration(),
+        hooks=hooks,
+        passing=passing,
+        masqueraded=client is None,
+        covered=packets.covered(asked, [(*end, client is None)]),
+    )
+    found = [one for one in _rules(node, Sight(chains.chains(), [])) if one.about == "firewall"]
+    return any(one.is_wrong for one in found), bool(found)
 
 
 def check(way: Way, wanted: str) -> None:

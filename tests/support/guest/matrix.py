@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -116,7 +117,7 @@ def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
         versions = run_in_machine(["sh", "-c", _VERSIONS], 120, system=system).output.split("\n")
         for name in checks:
             began = time.monotonic()
-            holds, printed = _unit(row, folder) if name == UNIT else _check(name, system)
+            holds, printed = _unit(row.suite, folder) if name == UNIT else _check(name, system)
             verdict = Verdict(holds, _last(printed), round(time.monotonic() - began))
             _record(row, [line.strip() for line in versions if line.strip()], name, verdict)
             print(f"{row.suite}, kernel of {row.kernel}: {name}: {verdict.line} ({verdict.seconds} s)", flush=True)
@@ -140,9 +141,10 @@ def _check(name: str, system: System) -> tuple[bool, str]:
     return holds, f"{printed}{text.partition(',')[0]}"
 
 
-def _unit(row: Row, folder: Path) -> tuple[bool, str]:
+@cache
+def _unit(suite: str, folder: Path) -> tuple[bool, str]:
     """Run the unit tests under this machine's kernel."""
-    command = [ROOT / "tools/test-python", row.suite, folder, "-q", "-m", "not slow"]
+    command = [ROOT / "tools/test-python", suite, folder, "-q", "-m", "not slow"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode == 0, done.stdout
 
