@@ -61,6 +61,19 @@ def test_a_plan_names_what_iptables_mode_left_in_either_variant_and_its_removal(
         assert outlook.leftovers(modes.named("nftables"), unknown) == unknown == []
 
 
+def test_a_plan_for_ipvs_mode_writes_nothing(monkeypatch):
+    """At its start this mode tries a write; a question about it must not."""
+    written: list[object] = []
+    monkeypatch.setattr(xtables.Commands, "restore", lambda *arguments: written.append(arguments))
+    with own_network():
+        restore("iptables-nft", go_rules(Family.IPV4))
+        monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
+        unknown: list[str] = []
+        left = outlook.leftovers(modes.named("ipvs"), unknown)
+    assert (written, unknown) == ([], [])
+    assert all(line.startswith(outlook.REMOVED) for line in left)
+
+
 def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):
     """iptables-nft takes a time that grows with the square of the chains in a restore: 10,000 Services took minutes."""
     monkeypatch.setattr(RuleWriter, "chains_at_once", 50)

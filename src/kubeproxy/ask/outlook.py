@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from msgspec import Struct, structs
@@ -20,6 +20,8 @@ from kubeproxy.errors import KubeProxyError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import links
+from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
@@ -156,10 +158,22 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
-    """Return the rules of other modes and proxies that are there beside those of a mode, each with its safe removal."""
+    """Return the rules of other modes and proxies that are there beside those of a mode, each with its safe removal.
+
+    The mode is taken to use the node's variant of iptables. It is not asked, since ipvs mode tries a write for that.
+    """
+    owns = mode.operations().owns
+
+    @cache
+    def used(family: Family) -> str:
+        return iptables_variant.commands(family, iptables_variant.chosen()).name
+
+    def keeps(commands: Commands, table: str, chain: str) -> bool:
+        return owns(table, chain) and commands.name == used(commands.family)
+
     try:
         known = chains.chains()
-        removed, stuck = strays(chains.iptables_chains(known), mode.operations().keeps)
+        removed, stuck = strays(chains.iptables_chains(known), keeps)
         others = [other for other in modes.every() if other.name != mode.name]
         removed = [*(trace for other in others for trace in other.traces(Sight(known, ()))), *removed]
     except (KubeProxyError, OSError) as error:
