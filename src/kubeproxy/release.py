@@ -57,12 +57,12 @@ def of_checkout(root: Path) -> Build:
         if not (root / ".git").exists():  # git would search the parent folders
             raise FileNotFoundError(root / ".git")
         status = ask("status", "--porcelain=v2", "--branch")
-        released = ask("tag", "--points-at", "HEAD", "--list", f"v{NUMBER}")
+        tree = "dirty" if any(not line.startswith("#") for line in status.splitlines()) else "clean"
+        released = tree == "clean" and ask("tag", "--points-at", "HEAD", "--list", f"v{NUMBER}")
     except (OSError, subprocess.CalledProcessError):
         return Build(f"{NUMBER}.dev0+unknown")
     commit = status.split()[2]
-    tree = "dirty" if any(not line.startswith("#") for line in status.splitlines()) else "clean"
-    if released and tree == "clean":
+    if released:
         return Build(NUMBER, commit, tree)
     return Build(f"{NUMBER}.dev0+g{commit[:12]}" + (".dirty" if tree == "dirty" else ""), commit, tree)
 

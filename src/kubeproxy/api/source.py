@@ -146,6 +146,11 @@ class Reach(Struct, frozen=True, kw_only=True):
     watched: tuple[WatchStanding, ...]
     certificates: Mapping[str, Validity]
 
+    @property
+    def nodes_listed(self) -> bool:
+        """Whether a complete list of Nodes was read."""
+        return any(one.resource == "nodes" and one.synced for one in self.watched)
+
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
     """Return the reason why the state may be old or missing, None when it is not; `now` is of time.monotonic().

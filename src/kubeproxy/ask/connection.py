@@ -102,23 +102,24 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     why, plan = explained.why, explained.plan
     if why.elsewhere is not None:
         return Told(why)
+    node = checked(asked)
     if plan is None:
-        return Told(why, tuple(_around(look_at_answer(_way(asked, why))) if asked.running else _unasked()))
+        return Told(why, tuple(_around(look_at_answer(_way(node, why))) if asked.running else _unasked()))
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
     probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
-        node = _way(asked, why)
-        around = look_at_way(node) if why.forwarded else look_at_answer(node)
-        findings += [*present.look(asked, explained), *_unrouted(why), *_hairpin(node, why), *_around(around)]
+        way = _way(node, why)
+        around = look_at_way(way) if why.forwarded else look_at_answer(way)
+        findings += [*present.look(asked, explained), *_unrouted(why), *_hairpin(way, why), *_around(around)]
     else:
         findings += _unasked()
-    return Told(why, (*findings, *probe.findings(probes, _probed_for(asked, why, probes))), probes)
+    return Told(why, (*findings, *probe.findings(probes, _probed_for(node, why, probes))), probes)
 
 
-def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe.ProbedFor:
+def _probed_for(node: CheckedNode, why: Why, probes: Sequence[probe.Probe]) -> probe.ProbedFor:
     """Return the clients that failed probes concern, and the chains that stop this node's own packets."""
     failed = {}
     for one in probes:
@@ -127,7 +128,7 @@ def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe
             failed[pack(where) or b"", port] = one.address
     if not failed:
         return probe.ProbedFor()
-    node, local = checked(asked), host.packed_local_addresses(tuple(Family), modes.interfaces())
+    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     source = pack(why.source) if why.source != THIS_NODE else None
     at_node = source is None or any(source in each for each in local.values())
     is_node = at_node or node.mode.flows_end is FlowsEnd.PROXY
@@ -138,7 +139,7 @@ def _probed_for(asked: Source, why: Why, probes: Sequence[probe.Probe]) -> probe
         passing = [each for one in sent for each in packets.own(one, local[family_of(one.destination)])]
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
-        blocked = {}  # look_at_way reports the rules that cannot be read
+        blocked = {}  # the checks of a running proxy report rules that cannot be read
     return probe.ProbedFor(is_node, own, blocked)
 
 
@@ -198,7 +199,7 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
-def _way(asked: Source, why: Why) -> CheckedNode:
+def _way(node: CheckedNode, why: Why) -> CheckedNode:
     """Return the hooks to check for a connection: the node does not forward connections that begin or end on it.
 
     In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here.
@@ -207,7 +208,7 @@ def _way(asked: Source, why: Why) -> CheckedNode:
     front, port = probe.place(where)
     source = pack(why.source) if why.source != THIS_NODE else None
     packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
-    node, family = checked(asked), family_of(packet.destination)
+    family = family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = packets.CheckedConnection(packet, local, bool(node.mode.interface))
     ends = [(*probe.place(one.address), one.masqueraded) for one in why.endpoints[: probe.MOST]]

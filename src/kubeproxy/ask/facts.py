@@ -43,6 +43,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     reach: Reach | None
     node: Node | None
 
+    @property
+    def writes(self) -> bool:
+        """Whether the proxy has what it needs before it writes rules: all lists, and its Node."""
+        return self.listed and not self.awaits
+
     def configuration(self) -> KubeProxyConfiguration:
         """Return the running configuration, decoded."""
         tree = {name: value for name, value in self.config.items() if name not in {"apiVersion", "kind"}}

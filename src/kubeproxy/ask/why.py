@@ -17,6 +17,7 @@ from kubeproxy.model.addresses import (
     family_of,
     front_text,
     is_loopback,
+    network_text,
     unpack,
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
@@ -145,7 +146,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
 def _nameless(snapshot: Snapshot) -> str:
     """Return the proxy's name for this node if no Node has it, so that another Node may be this one; else ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
-    listed = reach is not None and any(one.resource == "nodes" and one.synced for one in reach.watched)
+    listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""
 
 
@@ -260,7 +261,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
 
 def _network(address: bytes) -> str:
     """Return the network of one packed address as text."""
-    return f"{unpack(address)}/{8 * len(address)}"
+    return network_text((address, address))
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:

@@ -121,7 +121,6 @@ class Backlog:
         self.stale = True
         self.besides = False
         self.resting = False
-        self.refusals = 0  # in a row
         self._let_go = False  # the last portion left large changes out
         self._backoff = retries()
         self._clock = clock
@@ -129,6 +128,11 @@ class Backlog:
         self._sound_since: float | None = None
         self._refusal: str | None = None
         self._difference: str | None = None
+
+    @property
+    def refusals(self) -> int:
+        """Refusals in a row."""
+        return self._backoff.failures
 
     @property
     def standing(self) -> FamilyStanding:
@@ -160,7 +164,7 @@ class Backlog:
     def committed(self, changes: Sequence[Change]) -> None:
         """Record that the kernel has these queued changes, and all that were queued before them."""
         now = self._clock()
-        self._refusal, self.refusals = None, 0
+        self._refusal = None
         if not self.stale:  # else a difference was found during this sync
             self._difference = None
             if self._sound_since is None:  # so this was a full sync
@@ -173,7 +177,6 @@ class Backlog:
     def refused(self, why: str) -> float:
         """Record that the kernel refused; return the seconds until the next attempt."""
         self._refusal, self._sound_since = why, None
-        self.refusals += 1
         self.stale = self.resting = True
         return self._backoff.failed()
 

@@ -15,7 +15,8 @@ class Backoff:
     """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`.
 
     Each is longer or shorter by up to the share `spread`, at random, so that nodes do not try at the same time. After
-    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1).
+    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures`
+    counts those in a row.
     """
 
     def __init__(
@@ -34,23 +35,23 @@ class Backoff:
         self._healthy = healthy
         self._clock = clock
         self._jitter = jitter
-        self._failures = 0
+        self.failures = 0
         self._until = 0.0
 
     def failed(self) -> float:
         """Count a failure; return the seconds to wait."""
         now = self._clock()
         if now - self._until > self._healthy:
-            self._failures = 0
-        delay = min(self._slowest, self._first * 2.0 ** min(self._failures, 32))
+            self.failures = 0
+        delay = min(self._slowest, self._first * 2.0 ** min(self.failures, 32))
         delay *= 1 + self._spread * (2 * self._jitter() - 1)
-        self._failures += 1
+        self.failures += 1
         self._until = now + delay
         return delay
 
     def succeeded(self) -> None:
         """Make the next delay `first`."""
-        self._failures = 0
+        self.failures = 0
 
 
 class TokenBucket:

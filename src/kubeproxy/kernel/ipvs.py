@@ -29,7 +29,7 @@ from kubeproxy.kernel.netlink.protocol import (
     text_of,
     understood,
 )
-from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, place_text
+from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, family_of, place_text
 
 GENERIC: Final = struct.Struct("=BBH")
 """The header of generic netlink's families, struct genlmsghdr: command, version."""
@@ -281,12 +281,8 @@ def packed_key(key: bytes) -> bytes:
 
 
 def _key_attributes(key: bytes) -> bytes:
-    family = _family(key[:-3])
+    family = family_of(key[:-3])
     return _KEY.pack(6, _FAMILY, family, 6, _PROTOCOL, key[-3], 20, _ADDRESS, key[:-3], 6, _PORT, key[-2:])
-
-
-def _family(address: bytes) -> int:
-    return socket.AF_INET if len(address) == 4 else socket.AF_INET6
 
 
 def packed(change: ServerChange) -> bytes:
@@ -304,7 +300,7 @@ def packed(change: ServerChange) -> bytes:
 
 def _about_real_server(command: int, destination: bytes, weight: int, forwarding: int) -> bytes:
     address, port = destination[:-2], destination[-2:]
-    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, _family(address))
+    key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, family_of(address))
     if command == DELETE_DESTINATION:
         return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)

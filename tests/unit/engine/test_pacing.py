@@ -31,7 +31,7 @@ def test_a_time_without_failures_counts_as_a_success():
 
 def test_a_million_failures_are_no_overflow():
     backoff = Backoff(0.05, 10.0, jitter=lambda: 0.5)
-    backoff._failures = 1_000_000
+    backoff.failures = 1_000_000
     assert backoff.failed() == 10.0
 
 

@@ -157,10 +157,10 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
             covered |= {"api"} if facts.listed else facts.unready.keys()
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
-        if facts.node is not None or any(one.resource == "nodes" and one.synced for one in reach.watched):
+        if facts.node is not None or reach.nodes_listed:
             named = report.look("Node", lambda: _registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    if facts.listed and not facts.awaits and report.look("kernel", lambda: programming.standing(facts.standings)):
+    if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings)):
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
@@ -259,7 +259,7 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
 def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     if node.running:
         traces = node.mode.traces(sight)
-        if node.facts is None or (node.facts.listed and not node.facts.awaits):  # else nothing is written yet
+        if node.facts is None or node.facts.writes:
             yield from programming.there(traces, node.families, node.mode.name)
     elif node.facts is not None and not processes.proxies():
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))

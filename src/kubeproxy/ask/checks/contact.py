@@ -162,7 +162,7 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:
-    """Check the difference of clocks; `ahead` is the API server's clock minus ours, in seconds."""
+    """Check the difference of clocks; `skew` is the API server's clock minus ours, in seconds."""
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
         yield Diagnosis(

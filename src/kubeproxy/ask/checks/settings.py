@@ -53,15 +53,19 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Dia
             )
 
 
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
 def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnosis]:
     """Report interfaces with IPv4 forwarding disabled, if other interfaces of this node have it enabled."""
     if interfaces:
         names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield Diagnosis(
             severity=severity,
             about="sysctl",
-            what=f"{', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'} 0",
+            what=f"{_some(names)} {'are' if len(names) > 1 else 'is'} 0",
             why="packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
             "connections time out",
             fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
@@ -138,12 +142,11 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float) -> Iterator[Di
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:
         return
-    names = ", ".join(off[:_SHOWN]) + (f" and {len(off) - _SHOWN} more" if len(off) > _SHOWN else "")
     sure = len(off) == len(ports)
     yield Diagnosis(
         severity=Severity.BROKEN if sure else Severity.NOTE,
         about="hairpin",
-        what=f"hairpin mode is off for {'all ports' if sure else names} of the bridge {bridge}",
+        what=f"hairpin mode is off for {'all ports' if sure else _some(off)} of the bridge {bridge}",
         why=f"{share:.1%} of the connections come back to the pod that opens them, and time out"
         + ("" if sure else " if that is the port of the pod"),
         fix=f"for the pod's port: ip link set {off[0] if len(off) == 1 else 'PORT'} type bridge_slave hairpin on; for "

@@ -66,7 +66,7 @@ class IptablesExaminer(Examiner):
         """See Examiner. iptables-legacy lists whole tables only: its other commands take the lock of the proxy."""
         contents = self._contents(plans)
         asked = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
-        asked["nat"] |= _possible(contents).keys()
+        asked["nat"] |= _possible(contents, _own_chains(contents)).keys()
         tables = {table: found.read_some(self._commands, table, names) for table, names in asked.items()}
         suspects = [
             *self._own(contents, tables["nat"]),
@@ -108,9 +108,9 @@ class IptablesExaminer(Examiner):
         Empty surplus chains are allowed: rules of other programs may jump to them.
         """
         yield from found.own_suspects(contents, nat)
-        wanted = {chain for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
-        owners = _possible(contents)
-        for chain in sorted(nat.chains - wanted):
+        own = _own_chains(contents)
+        owners = _possible(contents, own)
+        for chain in sorted(nat.chains - own.keys()):
             if chain.startswith(SERVICE_PREFIXES) and (present := nat.present(chain)):
                 yield Suspect(("nat", chain), owners.get(chain), "", present)
 
@@ -166,11 +166,16 @@ class IptablesExaminer(Examiner):
                 yield from words.differences(suspect, wanted)
 
 
-def _possible(contents: Contents) -> dict[str, ServiceName]:
-    """Return the Services by chain, for all chains that a Service has or could have under other policies."""
+def _own_chains(contents: Contents) -> dict[str, ServiceName]:
+    """Return the Services by chain, for all chains that a Service has."""
+    return {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
+
+
+def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
+    """Return the Services by chain, for their own chains and all that they could have under other policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
-    return possible | {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
+    return possible | own
 
 
 def _where(place: Place, family: Family) -> str:

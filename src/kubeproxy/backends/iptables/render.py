@@ -231,5 +231,5 @@ def _choice_rules(
 
 @lru_cache(maxsize=4096)
 def _chance(left: int) -> str:
-    """Return the match for one connection in `count`, '' for all."""
+    """Return the match for one connection in `left`, '' for all."""
     return f" -m statistic --mode random --probability {1 / left:.10f}" if left > 1 else ""

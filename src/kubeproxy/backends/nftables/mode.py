@@ -14,6 +14,7 @@ from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
 from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import of_family
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
@@ -38,8 +39,7 @@ def _weigh(
 ) -> Weight:
     """See backends.mode.Weigh."""
     numbers = Numbers()
-    of_family = ([plan for plan in plans if plan.key.family is family] for plans in wanted.values())
-    parts = Parts(item for plans in of_family for item in place_all(plans, (), numbers))
+    parts = Parts(item for plans in of_family(wanted, family).values() for item in place_all(plans, (), numbers))
     return Weight(sum(map(len, parts.elements.values())) + sum(map(len, parts.pools.values())), "elements")
 
 

@@ -81,7 +81,7 @@ _FIRST_OF_TCP: Final[x.Rule] = (
 
 
 def _traced(per_second: int) -> x.Rule:
-    """Return expressions that mark packets for tracing, at most `rate` per second."""
+    """Return expressions that mark packets for tracing, at most `per_second` packets a second."""
     return (
         x.Limit(per_second, 1, per_second),
         x.Immediate(_REGISTER, b"\1"),
