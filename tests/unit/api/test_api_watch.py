@@ -222,7 +222,7 @@ def test_a_short_watch_that_said_something_is_no_failure():
 
     async def use(seen, server, reflector):
         await seen.until(7)
-        return reflector._recovery._watching._failures
+        return reflector._recovery._watching.failures
 
     assert watch(script, use) == 0
 

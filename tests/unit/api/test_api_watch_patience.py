@@ -152,4 +152,4 @@ def test_junk_in_watches_costs_lists_nothing():
 
     wait, reflector = watch(script, use, pace=pace)
     assert wait < 0.1
-    assert reflector._recovery._listing._failures == 0
+    assert reflector._recovery._listing.failures == 0
