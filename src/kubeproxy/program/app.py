@@ -32,8 +32,7 @@ from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.features import STARTUP_TAINT
 from kubeproxy.kernel.proc.capability import raise_net_admin
-from kubeproxy.kernel.proc.descriptors import raise_limit
-from kubeproxy.kernel.proc.orphans import INIT, Orphans
+from kubeproxy.kernel.proc.processes import INIT, Orphans, raise_limit
 from kubeproxy.kernel.route.addresses import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event

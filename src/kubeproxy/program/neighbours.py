@@ -16,7 +16,7 @@ from typing import Final
 
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.proc.port_holder import Process, holder
+from kubeproxy.kernel.proc.processes import Process, holder
 from kubeproxy.release import NUMBER
 
 COMMAND: Final = "kube-proxy"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kubeproxy.kernel.proc.descriptors import shares
+from kubeproxy.kernel.proc.processes import shares
 from kubeproxy.model.addresses import MAPPED
 
 _PATIENCE: Final = 2.0  # seconds

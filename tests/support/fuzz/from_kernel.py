@@ -26,8 +26,7 @@ from kubeproxy.kernel.nftables.changes import ChangeMonitor, Interest
 from kubeproxy.kernel.nftables.elements import all_elements, element_counts, look_up, one_pass
 from kubeproxy.kernel.nftables.tables import chains_by_name, counter_packets, listed_chains
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
-from kubeproxy.kernel.proc.port_holder import holder
-from kubeproxy.kernel.proc.processes import descriptors, proxies
+from kubeproxy.kernel.proc.processes import descriptors, holder, proxies
 from kubeproxy.kernel.route import addresses
 from kubeproxy.kernel.xtables import xtables
 

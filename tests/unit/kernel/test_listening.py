@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from kubeproxy.kernel.proc.listening import Listening, listening
+from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.model.addresses import Family
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP

@@ -9,7 +9,7 @@ import textwrap
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, subprocess, sys, time
-    from kubeproxy.kernel.proc.orphans import Orphans
+    from kubeproxy.kernel.proc.processes import Orphans
 
     def left():
         found = map(int, filter(str.isdecimal, os.listdir("/proc")))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kernel.proc import port_holder
-from kubeproxy.kernel.proc.port_holder import Process, holder
+from kubeproxy.kernel.proc import processes
+from kubeproxy.kernel.proc.processes import Process, holder
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "   0: {address}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 {inode} 1 0\n"
@@ -52,14 +52,14 @@ def proc(tmp_path):
 
 def hide(monkeypatch, *pids):
     """These processes do not show what they hold, as those with more capabilities."""
-    usual = port_holder._holds
+    usual = processes._holds
 
     def holds(folder, links):
         if int(folder.name) in pids:
             raise PermissionError(13, "Permission denied")
         return usual(folder, links)
 
-    monkeypatch.setattr(port_holder, "_holds", holds)
+    monkeypatch.setattr(processes, "_holds", holds)
 
 
 def test_only_who_listens_counts(proc):

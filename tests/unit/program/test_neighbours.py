@@ -9,7 +9,7 @@ import os
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.proc.port_holder import Process
+from kubeproxy.kernel.proc.processes import Process
 from kubeproxy.program.neighbours import PAUSE, Neighbours, TakenPort, user_agent
 
 OURS = os.getpid()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kernel.proc.descriptors import Shares, shares_of
+from kubeproxy.kernel.proc.processes import Shares, shares_of
 from kubeproxy.server.admission import Admission, peer_of
 
 

@@ -39,8 +39,7 @@ from kubeproxy.config.write import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.proc.listening import listening
-from kubeproxy.kernel.proc.port_holder import holder
+from kubeproxy.kernel.proc.processes import holder, listening
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.model.addresses import Family, family_of, pack, place_text
 from kubeproxy.release import build

@@ -38,7 +38,7 @@ from kubeproxy.backends.state import Elements, Examiner, Finding, Kind, Plans, f
 from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.proc.listening import Listening, listening
+from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
 

@@ -20,7 +20,7 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Final, Protocol, Self, TypeVar
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.proc.descriptors import shares
+from kubeproxy.kernel.proc.processes import shares
 
 log = logging.getLogger("kubeproxy.relay")
 

@@ -40,7 +40,7 @@ from kubeproxy.backends.userspace.ruleset import (
 )
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import Entries
-from kubeproxy.kernel.proc.listening import Listening
+from kubeproxy.kernel.proc.processes import Listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 

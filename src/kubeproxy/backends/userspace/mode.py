@@ -20,7 +20,7 @@ from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.presence import require
-from kubeproxy.kernel.proc.listening import listening
+from kubeproxy.kernel.proc.processes import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry

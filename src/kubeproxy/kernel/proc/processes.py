@@ -1,11 +1,23 @@
-"""The kube-proxy processes of this network namespace that /proc shows. Reads only."""
+"""Processes, their sockets and descriptors: kube-proxies, the process that listens on a port, orphans to reap, and the
+limit of open files.
+
+What reads /proc of every process is for occasional messages only. Sources: proc(5), ptrace(2).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
-from collections.abc import Sequence
+import resource
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
+
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
 
 PROC: Final = Path("/proc")
 
@@ -32,17 +44,17 @@ def proxies(proc: Path = PROC) -> list[ProxyProcess]:
     """Return the kube-proxies of the caller's network namespace, without subcommands."""
     here = _namespace(proc / "self")
     found = []
-    for entry in sorted(proc.iterdir()):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-            process = _read(int(entry.name), words)
-            if process is not None and here is not None and _namespace(entry) == here:
+    for pid in _pids(proc):
+        with suppress(OSError):  # it has ended, or is not to be seen
+            words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            process = _read(pid, words)
+            if process is not None and here is not None and _namespace(proc / str(pid)) == here:
                 found.append(process)
-        except OSError:
-            continue  # it has ended, or is not to be seen
     return found
+
+
+def _pids(proc: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
 
 
 def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
@@ -86,3 +98,203 @@ def _namespace(process: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+class Process(NamedTuple):
+    """A process: its number, as this process sees it, and the name of its command."""
+
+    pid: int
+    command: str
+
+
+def holder(port: int, name: str, proc: Path = PROC) -> Process | None:
+    """Return the process that listens on a port of any address, None if it is not visible.
+
+    A process with capabilities that this one lacks hides its descriptors (ptrace(2), "access mode checking"). If
+    exactly one process named `name` in this network namespace does so, that one is returned.
+    """
+    sockets = _listeners(port, proc / "net")
+    if not sockets:
+        return None
+    links = {f"socket:[{inode}]" for inode in sockets}
+    hidden = []
+    for process in _processes(proc):
+        try:
+            if _holds(proc / str(process.pid), links):
+                return process
+        except PermissionError:
+            if process.command == name:
+                hidden.append(process)
+        except OSError:
+            continue  # it has ended
+    near = [process for process in hidden if _listeners(port, proc / str(process.pid) / "net") & sockets]
+    return near[0] if len(near) == 1 else None
+
+
+def _processes(proc: Path) -> Iterator[Process]:
+    for pid in _pids(proc):
+        with suppress(OSError):
+            yield Process(pid, (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip())
+
+
+def _holds(process: Path, links: set[str]) -> bool:
+    for entry in (process / "fd").iterdir():
+        try:
+            if str(entry.readlink()) in links:
+                return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+def _listeners(port: int, net: Path) -> set[str]:
+    """Return the inodes of the sockets that listen on a port."""
+    found = set()
+    wanted = b":%04X " % port
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (net / table).read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
+            if wanted in line:
+                words = line.split()
+                if len(words) > 9 and words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode():
+                    found.add(words[9].decode(errors="replace"))
+    return found
+
+
+_SOCKET_TABLES: Final = {
+    (Family.IPV4, socket.IPPROTO_TCP): "tcp",
+    (Family.IPV4, socket.IPPROTO_UDP): "udp",
+    (Family.IPV6, socket.IPPROTO_TCP): "tcp6",
+    (Family.IPV6, socket.IPPROTO_UDP): "udp6",
+}
+_LISTEN: Final = "0A"  # TCP_LISTEN
+_UNCONNECTED: Final = "07"  # TCP_CLOSE, as UDP sockets that have no peer
+
+
+class Listening(NamedTuple):
+    """A packed address, zeros for any, and a port."""
+
+    address: bytes
+    port: int
+
+
+def listening(family: Family, protocol: int) -> frozenset[Listening]:
+    """Return the listening addresses of a family for TCP or UDP. Raises ApplyError."""
+    path = Path("/proc/thread-self/net", _SOCKET_TABLES[family, protocol])
+    try:
+        lines = path.read_text().splitlines()[1:]
+    except FileNotFoundError:  # the kernel has no IPv6
+        return frozenset()
+    except OSError as error:
+        raise ApplyError(f"cannot read {path}: {error.strerror}") from error
+    wanted = _LISTEN if protocol == socket.IPPROTO_TCP else _UNCONNECTED
+    rows = (line.split(None, 4) for line in lines)
+    return frozenset(_endpoint(row[1]) for row in rows if row[3] == wanted)
+
+
+def _endpoint(text: str) -> Listening:
+    """Parse an address, which is in 32-bit words in host byte order, and a port."""
+    address, _, port = text.partition(":")
+    words = (int(address[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(address), 8))
+    return Listening(b"".join(words), int(port, 16))
+
+
+_RESERVED: Final = 512
+_MOST_CLIENTS: Final = 1024
+_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections need memory as well
+
+
+class Shares(NamedTuple):
+    """Numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
+
+    The proxy itself needs some, however many clients connect: for the API server, netlink, pipes and files. Without
+    them it cannot restore a table that another program deletes.
+    """
+
+    clients: int
+    listeners: int
+    relayed: int
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of open files to the hard one, as Go programs do; return it.
+
+    The default soft limit of 1,024 is for programs with select(), which supports no higher numbers. Child processes of
+    the proxy open few files, so their numbers stay low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft
+
+
+def shares() -> Shares:
+    """Return the division of the current limit; at least an eighth of it is left for the proxy itself."""
+    return shares_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def shares_of(limit: int) -> Shares:
+    """Return the division of a limit."""
+    if limit < 0:  # RLIM_INFINITY
+        limit = 1 << 30
+    clients, listeners = min(_MOST_CLIENTS, limit // 8), limit // 8
+    rest = limit - clients - listeners - min(_RESERVED, limit // 4)
+    return Shares(clients, listeners, min(rest, _MOST_RELAYED))
+
+
+INIT: Final = 1
+LOOK: Final = 2.0
+"""Seconds between two checks; a check without zombies is one system call."""
+
+
+class Orphans:
+    """Reaps processes whose parents ended, which the kernel gives to process 1, the proxy in a container.
+
+    They stay zombies, for which a container has a limit: a credential plugin that leaves processes behind adds some
+    with every token. A separate init process would take memory only for this. Our own children are not reaped, as other
+    code waits for them: they are in our session, except credential plugins, which asyncio reaps at once, with a thread
+    for each: a zombie that is there in two checks is no plugin.
+    """
+
+    def __init__(self) -> None:
+        self._seen: frozenset[int] = frozenset()
+
+    async def run(self) -> None:
+        """Reap orphans until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK)
+            self.reap()
+
+    def reap(self) -> int:
+        """Reap the orphans that were there at the last check too; return how many."""
+        ended = frozenset(_strangers()) if _any_ended() else frozenset()
+        gone = ended & self._seen
+        self._seen = ended - gone
+        for pid in gone:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return len(gone)
+
+
+def _any_ended() -> bool:
+    """Return whether any child is a zombie."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def _strangers() -> Iterator[int]:
+    """Yield the zombies among the children in another session."""
+    ours = str(os.getpid()), str(os.getsid(0))
+    for pid in _pids(PROC):
+        with suppress(OSError):
+            words = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if words[0] == "Z" and words[1] == ours[0] and words[3] != ours[1]:
+                yield pid

@@ -9,7 +9,7 @@ from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged, shapes
 from kubeproxy.kernel.nftables.tables import ChainContents, Hook
-from kubeproxy.kernel.proc.listening import Listening
+from kubeproxy.kernel.proc.processes import Listening
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.nftables_plans import WORLD, plans_of
