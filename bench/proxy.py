@@ -19,7 +19,7 @@ from kubeproxy.engine.observer import Commit, Notice
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import PackedSlice
-from kubeproxy.model.kept import kept
+from kubeproxy.model.events import kept
 from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Change, Counts

@@ -19,8 +19,7 @@ from bench.charts import Chart
 from bench.figures import median, ratio, spreads
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
-from kubeproxy.kernel.conntrack.counts import level
-from kubeproxy.kernel.conntrack.tracked import target_of
+from kubeproxy.kernel.conntrack.tracked import level, target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
 from kubeproxy.model.addresses import Family

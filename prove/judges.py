@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeproxy.ask.facts import Facts, ProgrammedService
-from kubeproxy.ask.kernel.examiners import examiners
-from kubeproxy.ask.kernel.looks import look
+from kubeproxy.ask.kernel.looks import examiners, look
 from kubeproxy.ask.source import Running
 from kubeproxy.config.decode import decode
 from kubeproxy.control.client import Client

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.ipvs.chains import JUMPS, Rules
-from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.layout import JUMPS, Rules, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family

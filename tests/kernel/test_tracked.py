@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeproxy.kernel.conntrack.counts import level, refusals
 from kubeproxy.kernel.conntrack.events import Events, filter_program
 from kubeproxy.kernel.conntrack.tracked import (
     ANSWERED,
@@ -17,6 +16,8 @@ from kubeproxy.kernel.conntrack.tracked import (
     Wanted,
     entries,
     entries_to,
+    level,
+    refusals,
     target_of,
 )
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink

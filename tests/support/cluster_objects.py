@@ -7,8 +7,7 @@ from typing import Literal
 
 from msgspec.structs import astuple
 
-from kubeproxy.features import BALANCING, ENTRIES
-from kubeproxy.features.feature import Features
+from kubeproxy.features import BALANCING, ENTRIES, Features
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
 from kubeproxy.model.endpoints import Slice, parse_slice
 from kubeproxy.model.objects import (

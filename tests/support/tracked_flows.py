@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice, product
 
-from kubeproxy.kernel.conntrack.counts import level
+from kubeproxy.kernel.conntrack.tracked import level
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Netlink, attribute, nested
 from kubeproxy.model.addresses import pack
 

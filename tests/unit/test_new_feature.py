@@ -13,7 +13,7 @@ from kubeproxy.model.objects import Annotations
 
 PROGRAM = """
 from kubeproxy import features
-from kubeproxy.features.feature import Feature
+from kubeproxy.features import Feature
 
 ECHO = Feature[int](
     flag="echo-after", kind="int32", default="0", usage="Echo.", off=0, unset=0, modes=frozenset({"ipvs"}),

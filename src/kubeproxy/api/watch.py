@@ -21,8 +21,7 @@ from kubeproxy.api.status import MalformedAnswer, NoInitialEnd, OutOfStep, Statu
 from kubeproxy.api.zones import Zones
 from kubeproxy.errors import SourceError
 from kubeproxy.model.endpoints import PackedSlice
-from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.kept import kept
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted, kept
 from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import ServiceName
 

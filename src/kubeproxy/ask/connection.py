@@ -28,7 +28,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route.addresses import source_for
-from kubeproxy.kernel.route.bridges import bridges, hairpin_ports
+from kubeproxy.kernel.route.links import bridges, hairpin_ports
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet

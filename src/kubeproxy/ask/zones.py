@@ -13,8 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.whereabouts import Elsewhere
-from kubeproxy.ask.why import Explained, Target, Why, moved
+from kubeproxy.ask.why import Elsewhere, Explained, Target, Why, moved
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import pack

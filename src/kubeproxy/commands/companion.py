@@ -21,9 +21,8 @@ import msgspec
 
 from kubeproxy.ask.checks.doctor import answer, examine
 from kubeproxy.ask.connection import tell
-from kubeproxy.ask.flows.beginnings import Beginnings
-from kubeproxy.ask.flows.owners import Owners, nodeport_addresses
-from kubeproxy.ask.flows.sampling import ProcessorShare, Sampled
+from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Owners, nodeport_addresses
+from kubeproxy.ask.flows.sampling import Beginnings, ProcessorShare, Sampled
 from kubeproxy.ask.source import knowing, source
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import UNKNOWN, YES
@@ -31,7 +30,6 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
 from kubeproxy.kernel.conntrack.tracked import Wanted
 from kubeproxy.model.addresses import Family
-from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)

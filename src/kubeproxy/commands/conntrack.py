@@ -18,8 +18,7 @@ from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
-from kubeproxy.kernel.conntrack.counts import level, refusals
-from kubeproxy.kernel.conntrack.tracked import entries
+from kubeproxy.kernel.conntrack.tracked import entries, level, refusals
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kubeproxy.features import FEATURES, STARTUP_TAINT
-from kubeproxy.features.feature import Feature
+from kubeproxy.features import FEATURES, STARTUP_TAINT, Feature
 
 
 class Flag(NamedTuple):

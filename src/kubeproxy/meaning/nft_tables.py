@@ -1,8 +1,15 @@
-"""Reads an nf_tables table from the kernel, with all elements of its sets."""
+"""Reads an nf_tables table from the kernel, with all elements of its sets; the parts of its rules: values of registers,
+interfaces by name or index, and iptables extensions.
+
+Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -10,6 +17,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_lists
+from kubeproxy.meaning.rules import ACCEPT, DROP, Op, Operation, Property
 
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
@@ -91,3 +99,61 @@ def ranges(
         begin = None if ends else (key, value)
     if begin is not None:
         yield begin[0], b"\xff" * size, begin[1]
+
+
+_TARGETS: Final = frozenset({"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS"})
+"""iptables targets after which the next rule is evaluated, with an unknown mark."""
+_STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
+_KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
+
+
+class Term(NamedTuple):
+    """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map.
+
+    It may also be a constant: its possible values, one after the other.
+    """
+
+    field: Property | None
+    size: int
+    width: int = 0
+    mask: int = -1
+    xor: int = 0
+    modulus: int = 0
+    offset: int = 0
+    value: bytes = b""
+    table: int = -1
+
+
+def interface(term: Term, value: bytes) -> str:
+    """Return the interface name or pattern with which a term is compared; '' if no interface has the index."""
+    if term.width == 4:
+        try:
+            return socket.if_indextoname(int.from_bytes(value, sys.byteorder))
+        except OSError:
+            return ""
+    name = value.rstrip(b"\0").decode(errors="replace")
+    return name if len(value) == 16 or value.endswith(b"\0") else f"{name}*"
+
+
+class UnknownRuleError(Exception):
+    """An expression is not understood."""
+
+
+def extension(kind: str, raw: bytes, where: str) -> Sequence[Operation]:
+    """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
+    parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
+    name = parts[nfta.MATCH_NAME].rstrip(b"\0").decode(errors="replace")
+    if kind == "target":
+        if name == "REJECT":
+            return (Op.REFUSE,), (Op.VERDICT, DROP, "")
+        if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][:1] == b"\1"):
+            return ((Op.UNTRACK, f"notrack in {where}"),)
+        return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))
+    info = parts.get(nfta.MATCH_INFO, b"")
+    if name == "conntrack" and len(info) >= _STATES.size:
+        flags, inverted, mask = _STATES.unpack_from(info)
+        if flags == 1 and not mask & ~_KNOWN_STATES:
+            return ((Op.VALUE, Property.STATES, mask, 0, 1, mask, bool(inverted & 1)),)
+    if name != "comment":
+        raise UnknownRuleError(f"match {name}")
+    return ()

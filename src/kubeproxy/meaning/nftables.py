@@ -14,8 +14,7 @@ from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS, TABLE_FAMILIES
 from kubeproxy.meaning import regions
-from kubeproxy.meaning.nft_parts import Term, UnknownRuleError, extension, interface
-from kubeproxy.meaning.nft_tables import Elements, NftTable
+from kubeproxy.meaning.nft_tables import Elements, NftTable, Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct, structs
 
-from kubeproxy.features.feature import Features
+from kubeproxy.features import Features
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
 ServiceName = tuple[str, str]

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.balancing import asks, entries, expected_entries, slow_start
+from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
 from kubeproxy.model.budget import FairOrder, NodeBudget
 from kubeproxy.model.claims import Claimant, Claims, Right, parted, written_addresses
 from kubeproxy.model.compile import compiling
@@ -33,7 +33,6 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
 )
-from kubeproxy.model.slow_start import SlowStart
 from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")

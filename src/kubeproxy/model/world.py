@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
 
-from kubeproxy.features.feature import Features
+from kubeproxy.features import Features
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     Family,

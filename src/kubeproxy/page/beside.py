@@ -11,13 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.flows.owners import Keys, keys_by_port
+from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Keys, keys_by_port
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.engine.turns import in_turns
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.page.companion import Companion
-from kubeproxy.page.wire import COMPLETE, FollowedNode, Fronts
 
 Tell = Callable[[str, Any], None]
 """Sends all pages an event of a kind: a value to encode as JSON, or bytes of JSON."""

@@ -1,6 +1,7 @@
-"""Runs a process of this program beside the proxy, for work that would block its event loop.
+"""Runs processes of this program beside the proxy, for work that would block its event loop: one for the checks and
+the connections of open pages, one for each question to `kube-proxy why`.
 
-The process reads lines from its standard input and ends at the end of the input: so it also ends when the proxy is
+Such a process reads lines from its standard input and ends at the end of the input: so it also ends when the proxy is
 killed.
 """
 
@@ -10,12 +11,15 @@ import asyncio
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from kubeproxy.engine.pacing import Backoff
+from kubeproxy.errors import KubeProxyError
 
 log = logging.getLogger("kubeproxy.page")
 
@@ -124,3 +128,46 @@ async def end(process: Process) -> None:
                     pass  # a pipe must be read to its end before it closes
                 await process.wait()
                 return
+
+
+QUESTION_SECONDS: Final = 10.0
+"""Timeout of a question in seconds, including the wait for earlier questions."""
+
+
+class UnansweredError(KubeProxyError):
+    """A question was not answered; the message has the reason."""
+
+
+class FormQuestions:
+    """Answers one question at a time. `socket` is the path of this proxy's control socket, '' for none."""
+
+    def __init__(self, socket: str, command: Callable[[], list[str]] = ourselves) -> None:
+        self._socket = socket
+        self._command = command
+        self._turn = asyncio.Lock()
+
+    async def why(self, question: Mapping[str, str]) -> bytes:
+        """Return an answer, as JSON. Raises UnansweredError."""
+        if not self._socket:
+            raise UnansweredError("this proxy has no control socket: remove --control-socket, or give it a path")
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS), self._turn:
+                answer = await self._once(msgspec.json.encode(question))
+        except TimeoutError:
+            raise UnansweredError(f"the process beside the proxy took longer than {QUESTION_SECONDS:.0f} s") from None
+        except OSError as error:
+            raise UnansweredError(f"the process beside the proxy cannot be started: {error.strerror}") from error
+        if answer.startswith(b'{"error"'):
+            raise UnansweredError(msgspec.json.decode(answer)["error"])
+        return answer
+
+    async def _once(self, question: bytes) -> bytes:
+        words = [*self._command(), "companion", "question", "--control-socket", self._socket]
+        process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
+        try:
+            answer, _ = await process.communicate(question + b"\n")
+        finally:
+            await end(process)
+        if process.returncode or not answer:
+            raise UnansweredError(f"the process beside the proxy ended with exit code {process.returncode}")
+        return answer

@@ -1,4 +1,4 @@
-"""The routes below /ui/: the page, and the answers to its requests; access.py has the access rules.
+"""The page: its routes below /ui/, the answers to its requests, and who may send them. Loaded at the first request.
 
 Short answers are written at once, the list of Services a hundred at a time, with the event loop running in between.
 """
@@ -6,8 +6,10 @@ Short answers are written at once, the list of Services a hundred at a time, wit
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -17,20 +19,21 @@ from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import fields
 from kubeproxy.ask.zones import Zones
+from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.options import PageAccess
+from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.turns import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, place_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.page import ROOT
-from kubeproxy.page.access import Content, refusal
-from kubeproxy.page.asking import UnansweredError
-from kubeproxy.page.document import SAFE, Document
+from kubeproxy.page.beside import Beside
+from kubeproxy.page.companion import FormQuestions, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
-from kubeproxy.page.rows import Row
+from kubeproxy.page.news import News, Row, Rows
 from kubeproxy.report.pages import GZIP, takes_gzip
-from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, refused
+from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
 _RUN: Final = 100
 """Services that are written before the event loop runs again."""
@@ -244,3 +247,153 @@ async def _zipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
     async for piece in pieces:
         yield packer.compress(piece)
     yield packer.flush()
+
+
+SAFE: Final[Headers] = (
+    ("Cache-Control", "no-store"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Frame-Options", "DENY"),
+)
+"""The headers of every answer below /ui."""
+_HTML: Final[Headers] = (("Content-Type", "text/html; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+_PART: Final = rb"^\{\{([\w.]+)\}\}\n"
+_INLINE: Final = rb"<%b(?:\s[^>]*)?>(.*?)</%b\s*>"
+
+
+class Document:
+    """The page, read at the first request."""
+
+    def __init__(self) -> None:
+        self._response: Response | None = None
+
+    def handle(self, _: Request) -> Response:
+        """Answer with the page."""
+        if self._response is None:
+            try:
+                self._response = page(joined())
+            except OSError as error:
+                reason = f"a file of page/site cannot be read ({error.strerror}): install kube-proxy anew\n"
+                return Response(404, TEXT, reason.encode())
+        return self._response
+
+
+def joined() -> bytes:
+    """Return site/page.html with each line {{NAME}} replaced by the file of that name beside it. Raises OSError."""
+    from importlib import resources  # noqa: PLC0415 - not loaded by a proxy without an open page
+
+    site = resources.files(__package__).joinpath("site")
+    html = site.joinpath("page.html").read_bytes()
+    return re.sub(_PART, lambda found: site.joinpath(found[1].decode()).read_bytes(), html, flags=re.MULTILINE)
+
+
+def page(html: bytes) -> Response:
+    """Return a page's response; by their hashes only its own scripts and styles run."""
+    policy = (
+        "default-src 'none'",
+        " ".join(["script-src", *(_hashes(html, b"script") or ["'none'"])]),
+        " ".join(["style-src", *(_hashes(html, b"style") or ["'none'"])]),
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return Response(200, (*_HTML, ("Content-Security-Policy", "; ".join(policy))), html)
+
+
+def _hashes(html: bytes, element: bytes) -> list[str]:
+    """Return the hashes of the contents of all elements of a kind, in CSP's form."""
+    return list(dict.fromkeys(_each(html, element)))
+
+
+def _each(html: bytes, element: bytes) -> Iterator[str]:
+    from base64 import b64encode  # noqa: PLC0415 - as above
+    from hashlib import sha256  # noqa: PLC0415
+
+    for found in re.finditer(_INLINE % (element, element), html, re.DOTALL | re.IGNORECASE):
+        # A browser replaces CRLF by LF before it computes the hash.
+        text = found[1].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        yield f"'sha256-{b64encode(sha256(text).digest()).decode()}'"
+
+
+_OWN_SITE: Final = frozenset(("", "same-origin", "none"))
+"""Accepted values of Sec-Fetch-Site: none (not a browser), of the page itself, and of an address that a user typed."""
+
+
+class Content(Enum):
+    """The requested content: the page, which has no data of this node and may be linked to, or the node's data."""
+
+    PAGE = "the page"
+    STATE = "the state of the node"
+
+
+def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
+    """Return the reason why a request is refused, None if it is allowed.
+
+    By the client's address, the Host header, and the site that a browser names. A browser sends requests on behalf of
+    any web page that is open in it. Requests of other sites are recognised by two headers: Host has the other site's
+    name, even if it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the requesting site.
+    """
+    peer = _address(request.peer)
+    if peer is None or not any(peer in network for network in access.networks):
+        return (
+            f"this page is not for clients at {request.peer}: come by loopback, as with kubectl port-forward or "
+            "ssh -L, or add their network to --page-from"
+        )
+    name = host_name(request.host)
+    if not _is_known(name, request.local, access):
+        return (
+            f"this page is not asked for by the name {name!r} (against DNS rebinding): use localhost, or add the name "
+            "to --page-hosts"
+        )
+    if content is Content.STATE:
+        if request.origin and request.origin.lower().partition("://")[2] != request.host.lower():
+            return f"this is for the page of this proxy alone, not for pages of {request.origin}"
+        if request.site not in _OWN_SITE:
+            return "this is for the page of this proxy alone, not for pages of another site"
+    return None
+
+
+def _is_known(name: str, local: str, access: PageAccess) -> bool:
+    """Return whether a Host's name is ours: localhost, loopback, the connection's local address, or in --page-hosts."""
+    if name == "localhost" or name in access.hosts:
+        return True
+    address = _address(name)
+    if address is None:
+        return False
+    return is_loopback(address.packed) or address == _address(local) or str(address) in access.hosts
+
+
+def _address(text: str) -> Address | None:
+    """Return the parsed address, for an IPv4-mapped one the IPv4 address; None if the text is no address."""
+    return parse_ip(text.partition("%")[0])
+
+
+class Whole:
+    """The page of one proxy. `watched` sets the observer of changes, None for none."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        watched: Callable[[Audience | None], None],
+    ) -> None:
+        snapshot, options = desk.snapshot, desk.snapshot.options
+        rows = Rows(snapshot)
+        news = News(snapshot, rows)
+
+        def row(name: ServiceName) -> Row | None:
+            return rows.one(name, news.seen(name))
+
+        def beside(tell: Callable[[str, Any], None]) -> Beside:
+            return Beside(snapshot, tell)
+
+        self._feed = Feed(news, lambda: facts(desk), watched, beside)
+        self.handlers: Mapping[str, Handler] = page_pages(
+            options.page, desk, self._feed, row, FormQuestions(options.control_socket).why
+        )
+
+    async def close(self) -> None:
+        """End the tasks for pages, and wait for their end."""
+        await self._feed.close()

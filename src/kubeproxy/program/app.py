@@ -45,10 +45,9 @@ from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
-from kubeproxy.report.health import ProxyHealth, eligible
+from kubeproxy.report.health import ProxyHealth, ServiceHealth, eligible
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter
-from kubeproxy.report.service_health import ServiceHealth
 from kubeproxy.report.systemd import Notifier
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources

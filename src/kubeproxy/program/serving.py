@@ -42,7 +42,7 @@ from kubeproxy.server.server import HttpServer
 from kubeproxy.setup.sources import Sources
 
 if TYPE_CHECKING:
-    from kubeproxy.page.whole import Whole
+    from kubeproxy.page.pages import Whole
 
 log = logging.getLogger("kubeproxy.serving")
 
@@ -167,7 +167,7 @@ class Servers:
     def _show(self, request: Request) -> Response:
         """Serve the page, most of which is loaded at the first request."""
         if self._page is None:
-            from kubeproxy.page.whole import Whole  # noqa: PLC0415 - loaded at the first request
+            from kubeproxy.page.pages import Whole  # noqa: PLC0415 - loaded at the first request
 
             served = self._served
             self._page = Whole(self._desk, served.watched)

@@ -19,10 +19,9 @@ from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, Service
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
-from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.health import HealthCheckAddress, LocalEndpoints, ProxyHealth, ServiceHealth
 from kubeproxy.report.logs import level
 from kubeproxy.report.metrics import ProxyMetrics
-from kubeproxy.report.service_health import HealthCheckAddress, LocalEndpoints, ServiceHealth
 
 log = logging.getLogger("kubeproxy.reporter")
 

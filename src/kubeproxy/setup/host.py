@@ -21,7 +21,7 @@ from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
-from kubeproxy.features.feature import Features
+from kubeproxy.features import Features
 from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
 from kubeproxy.kernel.route.addresses import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from kubeproxy.page.document import joined
+from kubeproxy.page.pages import joined
 from support.browser.scene import Json, Scene, facts
 
 

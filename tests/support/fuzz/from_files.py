@@ -15,7 +15,7 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.write import dump
-from kubeproxy.page.access import Content, refusal
+from kubeproxy.page.pages import Content, refusal
 from kubeproxy.report.pages import takes_gzip
 from kubeproxy.server.connection import ServerConnection
 from kubeproxy.server.http import TEXT, Request, Response, routes

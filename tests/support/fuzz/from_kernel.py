@@ -15,8 +15,8 @@ from typing import Any, Final
 from kubeproxy.backends.iptables.examine import owner_of
 from kubeproxy.backends.iptables.found import by_chain
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel.conntrack import counts as tracking_counts
 from kubeproxy.kernel.conntrack import events, tracked, udp_flows
+from kubeproxy.kernel.conntrack import tracked as tracking_counts
 from kubeproxy.kernel.ipset import Ipsets, SetKind
 from kubeproxy.kernel.ipvs import Ipvs, family_id, server_key
 from kubeproxy.kernel.netlink.announcements import Announcements

@@ -13,8 +13,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
-from kubeproxy.kernel.route.bridges import Bridge
-from kubeproxy.kernel.route.links import NetworkInterface
+from kubeproxy.kernel.route.links import Bridge, NetworkInterface
 from kubeproxy.meaning.firewall import Filter
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta

@@ -19,14 +19,13 @@ from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import probe
 from kubeproxy.ask.kernel.probe import Probe, ProbedFor
-from kubeproxy.ask.whereabouts import Elsewhere
-from kubeproxy.ask.why import Explained, Target, Why
+from kubeproxy.ask.why import Elsewhere, Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.route.addresses import Address
-from kubeproxy.kernel.route.bridges import Bridge, hairpin_ports
+from kubeproxy.kernel.route.links import Bridge, hairpin_ports
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family

@@ -6,8 +6,7 @@ import pytest
 
 from kubeproxy.ask.flows.fullness import Fillers, fullness
 from kubeproxy.ask.flows.users import ServedPorts
-from kubeproxy.kernel.conntrack.counts import Level, Refusals
-from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Level, Refusals, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.nftables_plans import plans_of
 

@@ -28,7 +28,7 @@ from kubeproxy.control.client import Client
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.conntrack.counts import Level, Refusals
+from kubeproxy.kernel.conntrack.tracked import Level, Refusals
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 

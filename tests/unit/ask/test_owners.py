@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kubeproxy.ask.flows.beginnings import MOST_ENDPOINTS, MOST_SERVICES, Beginnings
 from kubeproxy.ask.flows.owners import Owners, keys_by_port
+from kubeproxy.ask.flows.sampling import MOST_ENDPOINTS, MOST_SERVICES, Beginnings
 from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced

@@ -3,8 +3,7 @@
 import pytest
 
 from kubeproxy.backends.mode import Abilities
-from kubeproxy.features import RESETS
-from kubeproxy.features.feature import Features
+from kubeproxy.features import RESETS, Features
 from kubeproxy.model import gone as model
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Upserted

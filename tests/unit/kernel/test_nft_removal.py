@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kubeproxy.kernel.netlink.protocol import DumpInterruptedError, NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink, presence
+from kubeproxy.kernel.nftables import messages, nfnetlink
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT])
@@ -16,7 +16,7 @@ def test_a_kernel_without_nf_tables_has_nothing_to_remove(code, monkeypatch):
         raise NetlinkError(code, "nf_tables tables")
 
     monkeypatch.setattr(nfnetlink, "table", table)
-    assert presence.remove_table("kube-proxy") == []
+    assert messages.remove_table("kube-proxy") == []
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_a_kernel_that_does_not_say_is_asked_again_later(error, monkeypatch):
         raise error
 
     monkeypatch.setattr(nfnetlink, "table", table)
-    failures = presence.remove_table("kube-proxy")
+    failures = messages.remove_table("kube-proxy")
     assert len(failures) == 2
     assert all("kube-proxy" in failure for failure in failures)

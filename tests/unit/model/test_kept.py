@@ -4,8 +4,7 @@ from hypothesis import given
 from msgspec.json import decode
 
 from kubeproxy.model.endpoints import PackedSlice
-from kubeproxy.model.events import Replaced
-from kubeproxy.model.kept import kept
+from kubeproxy.model.events import Replaced, kept
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner

@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import ConfigError
-from kubeproxy.page.access import Content, refusal
+from kubeproxy.page.pages import Content, refusal
 from kubeproxy.server.http import Request
 
 LOOPBACK = page_access(["127.0.0.0/8", "::1/128"], [])

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from kubeproxy.page import asking as module
-from kubeproxy.page.asking import FormQuestions, UnansweredError
+from kubeproxy.page import companion as module
+from kubeproxy.page.companion import FormQuestions, UnansweredError
 
 ECHO = "import sys, json; print(json.dumps({'words': sys.argv[1:], 'asked': json.loads(sys.stdin.readline())}))"
 
@@ -46,7 +46,7 @@ def test_one_runs_at_a_time(tmp_path):
     ],
 )
 def test_without_an_answer_it_says_why(monkeypatch, program, socket, said):
-    monkeypatch.setattr(module, "PATIENCE", 0.5 if "600" in program else 30.0)
+    monkeypatch.setattr(module, "QUESTION_SECONDS", 0.5 if "600" in program else 30.0)
     (error,) = ask(program, {}, socket=socket)
     assert isinstance(error, UnansweredError)
     assert said in str(error)

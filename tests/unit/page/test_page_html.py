@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kubeproxy.page.document import joined
+from kubeproxy.page.pages import joined
 from support.places import ROOT
 
 PAGE = joined().decode()

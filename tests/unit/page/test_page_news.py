@@ -27,8 +27,7 @@ from kubeproxy.model.objects import (
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.page import news as module
-from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News
-from kubeproxy.page.rows import Rows
+from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News, Rows
 from support.snapshots import snapshot
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)

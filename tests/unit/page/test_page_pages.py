@@ -23,17 +23,16 @@ from kubeproxy.ask.why import Why
 from kubeproxy.ask.zones import Places, with_zones
 from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import QuestionError
-from kubeproxy.features.feature import Features
+from kubeproxy.features import Features
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, SliceEndpoint
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
-from kubeproxy.page.asking import UnansweredError
-from kubeproxy.page.document import page
+from kubeproxy.page.companion import UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
-from kubeproxy.page.pages import page_pages
+from kubeproxy.page.pages import page, page_pages
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import Request, routes
 from kubeproxy.server.server import HttpServer

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.report.service_health import HealthCheckAddress, LocalEndpoints, ServiceHealth
+from kubeproxy.report.health import HealthCheckAddress, LocalEndpoints, ServiceHealth
 
 V4, V6 = Family.IPV4, Family.IPV6
 

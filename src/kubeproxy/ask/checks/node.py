@@ -18,7 +18,7 @@ from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import links
 from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
-from kubeproxy.kernel.route.bridges import SYS, bridges
+from kubeproxy.kernel.route.links import SYS, bridges
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import Family, Range, unpack, within
 from kubeproxy.model.answer import Packet

@@ -9,8 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.ask.flows.users import MOST_CLIENTS, ServedPorts
-from kubeproxy.kernel.conntrack.counts import Level, Refusals
-from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Tracked
+from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Level, Refusals, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 
 NEARLY_FULL: Final = 0.9

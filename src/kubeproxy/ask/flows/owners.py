@@ -1,9 +1,14 @@
-"""Maps a destination of clients to its Service and port, as Services change. Pure."""
+"""Maps a destination of clients to its Service and port, as Services change. Pure.
+
+The process of the page that follows connections gets them as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
@@ -85,3 +90,21 @@ class Owners(Targets[tuple[str, str]]):
             self._ports[service] = ports
         for port, keys in ports.items():
             self.give(keys, (service, port))
+
+
+class FollowedNode(Struct, frozen=True):
+    """The first line: the mode, and the packed addresses of NodePorts by family's number, None for all local ones."""
+
+    mode: str
+    nodeports: dict[int, tuple[bytes, ...] | None]
+
+
+class Fronts(Struct, frozen=True, array_like=True):
+    """Each further line: the present frontends of a Service (see keys_by_port), none for a deleted one."""
+
+    service: str
+    ports: Mapping[str, Sequence[bytes]]
+
+
+COMPLETE: Final = b"complete"
+"""The line that ends the initial list of Services. The lines after it are changes."""

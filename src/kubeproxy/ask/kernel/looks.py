@@ -7,14 +7,17 @@ and after them. An element without a Service counts if it has none in two passes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 
 from msgspec import Struct
 
-from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.backends.state import Examiner, Finding
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName, ServicePlan
+from kubeproxy.setup import modes
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
 """Returns these Services from the proxy, all if none is named."""
@@ -121,3 +124,12 @@ def _by_service(findings: Iterable[Finding]) -> dict[ServiceName, list[Finding]]
         if finding.service is not None:
             found.setdefault(finding.service, []).append(finding)
     return found
+
+
+@contextmanager
+def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examiner]]:
+    """Open the examiners of these families, for the mode in a proxy's facts. Raises KubeProxyError."""
+    examine = modes.named(facts.mode).operations().examine
+    config = facts.configuration()
+    with ExitStack() as opened:
+        yield [opened.enter_context(closing(each)) for each in examine(config, facts.world, list(families))]

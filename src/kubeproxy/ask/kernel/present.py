@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.kernel.examiners import examiners
+from kubeproxy.ask.kernel.looks import examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.probe import place
 from kubeproxy.ask.source import Source

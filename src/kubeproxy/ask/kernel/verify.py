@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.kernel.examiners import examiners
-from kubeproxy.ask.kernel.looks import Seen, look
+from kubeproxy.ask.kernel.looks import Seen, examiners, look
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
 from kubeproxy.backends.state import Finding

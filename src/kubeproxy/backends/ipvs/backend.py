@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from kubeproxy.backends.ipvs.chains import Rules
 from kubeproxy.backends.ipvs.desired import NO_WISH, Desired, NodeAddresses, render
 from kubeproxy.backends.ipvs.graceful import ActualServer, Draining, ServerStep, Verb
-from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Scheduler
+from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.state import Difference, diff

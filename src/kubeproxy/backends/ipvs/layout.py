@@ -1,17 +1,19 @@
-"""Names and types of ipvs mode's objects in the kernel: the interface, the ipsets, the schedulers.
+"""The fixed objects of ipvs mode in the kernel: the interface, the ipsets, the schedulers, and the iptables rules.
 
-Pure data. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either proxy can take over the
-other's objects. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a local policy without local
-endpoints to endpoints of other nodes.
+Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either proxy
+can take over the other's objects. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a
+local policy without local endpoints to endpoints of other nodes.
 """
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kubeproxy.backends.rules import Jump, pods_in_iptables
 from kubeproxy.kernel.ipset import (
     BITMAP_PORT,
     HASH_IP,
@@ -23,6 +25,7 @@ from kubeproxy.kernel.ipset import (
 )
 from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.plan import FamilyGlobals, Globals
 
 MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32 with the final zero
 MAX_ELEMENTS: Final = 1 << 20
@@ -115,3 +118,147 @@ def scheduler_named(name: str) -> Scheduler:
     Unknown names are accepted: the kernel checks them.
     """
     return _BY_NAME.get(name) or Scheduler(name or DEFAULT_SCHEDULER)
+
+
+JUMPS: Final = (
+    Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+    Jump("filter", "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    Jump("filter", "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+    Jump("filter", "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+    Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+)
+
+OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
+"""A chain that no other mode has."""
+
+_NEW: Final = "-m conntrack --ctstate NEW"
+_LOCAL: Final = "-m addrtype --src-type LOCAL"
+DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
+"""iptables refuses DROP in nat.
+
+A packet for a queue that no program reads is dropped as well (nf_queue): the sender gets no error, and conntrack keeps
+no entry.
+"""
+
+
+_RULES: Final = f"""
+filter KUBE-FORWARD -m mark --mark <mark>/<mark> -j ACCEPT
+filter KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+
+filter KUBE-NODE-PORT [HEALTH_CHECK_NODE_PORT dst] -j ACCEPT
+filter KUBE-PROXY-FIREWALL {_NEW} [LOAD_BALANCER_FW] -j KUBE-SOURCE-RANGES-FIREWALL
+
+filter KUBE-SOURCE-RANGES-FIREWALL [LOAD_BALANCER_SOURCE_CIDR dst,dst,src] -j RETURN
+filter KUBE-SOURCE-RANGES-FIREWALL [LOAD_BALANCER_SOURCE_IP dst,dst,src] -j RETURN
+filter KUBE-SOURCE-RANGES-FIREWALL -j DROP
+
+# Connections that a local policy excludes are dropped. Services' addresses give no access to the node's own ports.
+filter KUBE-IPVS-FILTER -m conntrack ! --ctstate NEW -j RETURN
+filter KUBE-IPVS-FILTER [DROP] -j DROP
+filter KUBE-IPVS-FILTER [DROP_OUTSIDE]<not pods> -m addrtype ! --src-type LOCAL -j DROP
+filter KUBE-IPVS-FILTER [LOAD_BALANCER] -j RETURN
+filter KUBE-IPVS-FILTER [CLUSTER_IP] -j RETURN
+filter KUBE-IPVS-FILTER [EXTERNAL_IP] -j RETURN
+filter KUBE-IPVS-FILTER [EXTERNAL_IP_LOCAL] -j RETURN
+filter KUBE-IPVS-FILTER [HEALTH_CHECK_NODE_PORT dst] -j RETURN
+filter KUBE-IPVS-FILTER [IPVS_IPS dst] -j REJECT
+
+# This node's own connections to frontends that drop everybody, and to load balancers that it may not use. Their source
+# is the frontend's own address, which the kernel picks, whichever node address is allowed (desired.py, _sources).
+nat KUBE-SERVICES [DROP] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] \
+[! LOAD_BALANCER_SOURCE_CIDR dst,dst,src] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] [IPVS_IPS src] {_LOCAL} {DROP_IN_NAT}
+nat KUBE-SERVICES -s <loopback> -j RETURN
+nat KUBE-SERVICES [LOAD_BALANCER] -j KUBE-LOAD-BALANCER
+nat KUBE-SERVICES [CLUSTER_IP]<masqueraded> -j KUBE-MARK-MASQ
+nat KUBE-SERVICES [EXTERNAL_IP] -j KUBE-MARK-MASQ
+nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] {_LOCAL} -j KUBE-MARK-MASQ
+# Before the NodePorts: their sets contain ports alone, and would match a Service's address as well.
+nat KUBE-SERVICES [EXTERNAL_IP] -j ACCEPT
+nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] -j ACCEPT
+nat KUBE-SERVICES [CLUSTER_IP] -j ACCEPT
+nat KUBE-SERVICES [LOAD_BALANCER] -j ACCEPT
+nat KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_LOCAL_TCP dst] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_LOCAL_TCP dst] -j RETURN
+nat KUBE-NODE-PORT -p tcp [NODE_PORT_TCP dst] -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p udp [NODE_PORT_LOCAL_UDP dst] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p udp [NODE_PORT_LOCAL_UDP dst] -j RETURN
+nat KUBE-NODE-PORT -p udp [NODE_PORT_UDP dst] -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_LOCAL_SCTP] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_LOCAL_SCTP] -j RETURN
+nat KUBE-NODE-PORT -p sctp [NODE_PORT_SCTP] -j KUBE-MARK-MASQ
+
+nat KUBE-LOAD-BALANCER [LOAD_BALANCER_LOCAL] {_LOCAL} -j KUBE-MARK-MASQ
+nat KUBE-LOAD-BALANCER [LOAD_BALANCER_LOCAL] -j RETURN
+nat KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+
+nat KUBE-MARK-MASQ -j MARK --or-mark <mark>
+
+nat KUBE-POSTROUTING [LOOP_BACK dst,dst,src] -j MASQUERADE
+nat KUBE-POSTROUTING -m mark ! --mark <mark>/<mark> -j RETURN
+# A packet that comes through again, as within a tunnel, is not masqueraded again.
+nat KUBE-POSTROUTING -j MARK --xor-mark <mark>
+nat KUBE-POSTROUTING -j MASQUERADE --random-fully
+"""
+"""Table, chain and rule. [SET FIELDS] matches an ipset, by destination address and port without FIELDS."""
+
+_SET: Final = re.compile(r"\[(! )?(\w+)(?: ([a-z,]+))?\]")
+_LINES: Final = [line.split(" ", 2) for line in _RULES.splitlines() if line and not line.startswith("#")]
+CHAINS: Final = {
+    table: tuple(dict.fromkeys(chain for place, chain, _ in _LINES if place == table)) for table in ("filter", "nat")
+}
+"""Our chains by table, in the order in which they are created."""
+
+
+class Rules:
+    """The iptables rules of one family, by table and chain; they exist even if the sets are empty.
+
+    Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Differences: this node's own connections under policy
+    Local are masqueraded, and connections of this node to be dropped are dropped in nat, because IPVS handles them
+    before filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains have the Go kube-proxy's
+    names, so it replaces them when it takes over, and removes them when it cleans up.
+    """
+
+    def __init__(self, family: Family, world: Globals) -> None:
+        self._family = family
+        pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
+        values = {
+            "<not pods>": f" ! {pods}" if pods else "",
+            # The node's own connections have a Service's address as their source, because it is on kube-ipvs0.
+            "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
+            "<mark>": f"{world.masquerade_mark:#x}",
+            "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
+        }
+        self.tables: dict[str, dict[str, list[str]]] = {
+            table: {chain: [] for chain in chains} for table, chains in CHAINS.items()
+        }
+        for table, chain, rule in _LINES:
+            filled = re.sub("<[a-z ]+>", lambda found: values[found[0]], rule)
+            self.tables[table][chain].append(_SET.sub(self._match, filled))
+
+    def _match(self, found: re.Match[str]) -> str:
+        name = IpsetId[found[2]].named(self._family)
+        return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
+
+    def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
+        """Return the inputs of iptables-restore that fill our chains again, and insert missing jumps at the head."""
+        lines = []
+        for table in tables:
+            chains = self.tables[table]
+            lines.append(f"*{table}")
+            lines += (f":{chain} - [0:0]" for chain in chains)
+            lines += (f"-I {jump.rule}" for jump in reversed(missing) if jump.table == table)
+            lines += (f"-A {chain} {rule}" for chain, rules in chains.items() for rule in rules)
+            lines.append("COMMIT")
+        return "\n".join(lines) + "\n"
+
+    def references(self, set_id: IpsetId) -> int:
+        """Return the number of rules that match a set: the kernel counts them, so a loss shows without a listing."""
+        word = f"--match-set {set_id.named(self._family)} "
+        return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

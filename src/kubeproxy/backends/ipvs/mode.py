@@ -12,10 +12,9 @@ from itertools import chain
 from typing import Final
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.chains import CHAINS, DROP_IN_NAT, OWN_CHAIN
 from kubeproxy.backends.ipvs.desired import NodeAddresses, render
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
-from kubeproxy.backends.ipvs.layout import Scheduler, scheduler_named
+from kubeproxy.backends.ipvs.layout import CHAINS, DROP_IN_NAT, OWN_CHAIN, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
 from kubeproxy.backends.state import of_family

@@ -12,9 +12,8 @@ from contextlib import ExitStack
 from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.chains import JUMPS, Rules
 from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, Addresses, Entries, IpsetId, Scheduler, kind_of
+from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, Scheduler, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
-from kubeproxy.backends.nftables import affinity, audit, found, replacing
+from kubeproxy.backends.nftables import affinity, audit, found
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
@@ -394,10 +394,10 @@ class NftablesBackend:
         log.info("Replacing the table that is there table=%r elements=%d", self._ruleset.name, total.elements)
         place, elements = (self.family, TABLE), [*self._node_messages(), *total.messages()]
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
-        ranges = replacing.spelled_out(self._ruleset, self._placed.values())
+        ranges = audit.spelled_out(self._ruleset, self._placed.values())
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:
-            self._transact(replacing.ordinary(self._ruleset))
+            self._transact(audit.ordinary(self._ruleset))
         self._sign()
         return total.elements
 

@@ -15,8 +15,7 @@ from contextlib import suppress
 from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from kubeproxy.backends.relay.balance import Balancer
-from kubeproxy.backends.relay.datapath import DataPath
+from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 

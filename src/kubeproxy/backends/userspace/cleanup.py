@@ -7,7 +7,7 @@ from typing import Final
 from kubeproxy.backends.leftovers import table_traces
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.backends.userspace.ruleset import TABLE
-from kubeproxy.kernel.nftables.presence import remove_table
+from kubeproxy.kernel.nftables.messages import remove_table
 
 _WORDS: Final = {
     "nat-prerouting": "for incoming packets",

@@ -19,7 +19,7 @@ from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.presence import require
+from kubeproxy.kernel.nftables.messages import require
 from kubeproxy.kernel.proc.processes import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan

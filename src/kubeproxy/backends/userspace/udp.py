@@ -14,8 +14,7 @@ from contextlib import suppress
 from select import EPOLLIN
 from typing import Any, Final
 
-from kubeproxy.backends.relay.balance import Balancer
-from kubeproxy.backends.relay.datapath import DataPath
+from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 

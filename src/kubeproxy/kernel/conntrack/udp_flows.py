@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.kernel.conntrack import tracked
-from kubeproxy.kernel.conntrack.counts import level
+from kubeproxy.kernel.conntrack.tracked import level
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, attributes, netfilter_header
 from kubeproxy.kernel.proc.sysctl import read_sysctl
 

@@ -7,19 +7,19 @@ libnftnl 1.2.4, nf_tables_parse_netdev_hooks of Linux 6.18.
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import closing
 from itertools import count
 from typing import Final
 
-from kubeproxy.kernel.netlink.protocol import (
-    attribute,
-    nested,
-    number_attribute,
-    text_attribute,
-)
+from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel.netlink.protocol import NetlinkError, attribute, nested, number_attribute, text_attribute
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.elements import element_messages
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
 from kubeproxy.kernel.nftables.nfnetlink import (
@@ -56,6 +56,7 @@ from kubeproxy.kernel.nftables.tables import (
     TableContents,
     fields,
 )
+from kubeproxy.kernel.proc.modules import kernel_version
 
 _NUMBERS: Final = count(1)
 _HOST_ENDIAN, _BIG_ENDIAN = 1, 2  # enum byteorder of nft
@@ -301,3 +302,43 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
 def _element(key: bytes, data: bytes | x.RuleVerdict) -> bytes:
     value = nested(nfta.SET_ELEM_DATA, x.pack_value(data)) if data else b""
     return nested(nfta.LIST_ELEM, nested(nfta.SET_ELEM_KEY, x.pack_value(key)), value)
+
+
+_NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
+"""Errors of a kernel without nf_tables, or without nfnetlink."""
+
+
+def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
+    """Raise Unsupported unless nf_tables works and the kernel is new enough; `otherwise` is the fix for an old one."""
+    release = os.uname().release
+    if (0, 0) < kernel_version(release) < kernel:
+        oldest = ".".join(map(str, kernel))
+        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
+    try:
+        nfnetlink.table(socket.AF_INET, "kube-proxy")
+    except NetlinkError as error:
+        reason = str(error).replace(": ", ", ")  # the text after the first ": " is the fix
+        raise Unsupported(
+            f"nf_tables does not answer ({reason}): load the kernel module nf_tables (modprobe nf_tables), "
+            "and give the process the capability CAP_NET_ADMIN"
+        ) from error
+
+
+def remove_table(name: str) -> list[str]:
+    """Remove the table of this name from both families, if it exists; return the errors."""
+    failures = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            if nfnetlink.table(family, name) is None:
+                continue
+        except ApplyError as error:
+            if not isinstance(error, NetlinkError) or error.code not in _NO_NF_TABLES:
+                failures.append(f"cannot look for the table {name}: {error}")
+            continue
+        try:
+            with closing(nfnetlink.Transactions.open()) as transactions:
+                transactions.commit([table_removal(family, name)])
+        except ApplyError as error:
+            if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program removed it
+                failures.append(f"cannot remove the table {name}: {error}")
+    return failures

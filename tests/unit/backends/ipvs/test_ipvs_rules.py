@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 
 from kubeproxy.backends.ipvs import cleanup
-from kubeproxy.backends.ipvs.chains import CHAINS, JUMPS, Rules
-from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler, scheduler_named
+from kubeproxy.backends.ipvs.layout import CHAINS, JUMPS, IpsetId, Rules, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.mode import CONN_REUSE, OPERATIONS, STRICT_ARP, excluded, settings
 from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.config.fields import IPVS

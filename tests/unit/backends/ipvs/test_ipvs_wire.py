@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.ipvs.chains import Rules
-from kubeproxy.backends.ipvs.layout import scheduler_named
+from kubeproxy.backends.ipvs.layout import Rules, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Commands

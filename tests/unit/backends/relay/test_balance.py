@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.backends.relay import balance
-from kubeproxy.backends.relay.balance import Balancer
+from kubeproxy.backends.relay import datapath
+from kubeproxy.backends.relay.datapath import Balancer
 
 POOL = tuple(bytes((10, 0, 0, n, 0, 80)) for n in range(1, 6))
 
@@ -104,7 +104,7 @@ def test_affinity_that_is_switched_off_is_forgotten() -> None:
 
 
 def test_the_longest_quiet_client_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "CLIENTS", 2)
+    monkeypatch.setattr(datapath, "CLIENTS", 2)
     made = balancer(affinity=10)
     a, _ = made.pick("a"), made.pick("b")
     assert made.pick("a") == a
