@@ -281,7 +281,7 @@ class NftablesBackend:
             self._lost()
             self._load()
             yield from self._synced(wanted.items())
-        elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired():
+        elif not header.dormant and header.comment.startswith(COMMENT) and not self._is_shared() and self._repaired():
             self._chains = audit.affinity_chains(self._signature.chains)
             self._transact(audit.catch_all_removals(self._table))
             elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
@@ -299,6 +299,10 @@ class NftablesBackend:
             self._devices.forget()
         self._numbers.compared()
         self._is_whole, self._differs = True, False
+
+    def _is_shared(self) -> bool:
+        """Return whether the Go kube-proxy has written its chains into our table: comparing them costs seconds."""
+        return any("/" in name for name in self._table.chains())
 
     def _repaired(self) -> bool:
         """Repair chains and rules, and take the signature; return False if the table must be replaced instead."""
