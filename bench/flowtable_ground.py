@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.features import FAST_FORWARDING, Forwarding
-from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
+from kubeproxy.kernel.route import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import (

@@ -24,7 +24,7 @@ from bench.worker import another_namespace
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, StartOptions
 from kubeproxy.backends.iptables.watch import watch
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
@@ -109,7 +109,7 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
     gc.freeze()
     proxy.collect_as_the_proxy_does()
     planner = Planner(proxy.world())
-    commands = iptables_variant.commands(Family.IPV4, variant)
+    commands = xtables.variant_commands(Family.IPV4, variant)
     recorder, backend = _opened(commands)
     plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import yaml
 
-from kubeproxy.engine.turns import to_its_end
+from kubeproxy.engine.pacing import to_its_end
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
 from lab import objects, proxyprocess
 from lab.answers import Answers

@@ -23,7 +23,7 @@ import msgspec
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import examiners, look
 from kubeproxy.ask.source import Running
-from kubeproxy.config.decode import decode
+from kubeproxy.config.load import decode
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.model.plan import ServiceName

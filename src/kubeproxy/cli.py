@@ -54,7 +54,7 @@ def _run(line: CommandLine) -> int:
         _say(version_text(version) + "\n")
         return 0
     from kubeproxy.config.options import build_options  # noqa: PLC0415 - not for --version
-    from kubeproxy.config.write import write_file  # noqa: PLC0415
+    from kubeproxy.config.types import write_file  # noqa: PLC0415
 
     for notice in line.notices:
         print(notice, file=sys.stderr)

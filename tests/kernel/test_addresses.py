@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from kubeproxy.kernel.route.addresses import (
+from kubeproxy.kernel.route import (
     SCOPE_UNIVERSE,
     Address,
     AddressMonitor,

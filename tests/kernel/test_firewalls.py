@@ -14,7 +14,7 @@ from kubeproxy.backends.mode import Sight
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS
-from kubeproxy.kernel.route.addresses import source_for, way_out
+from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family

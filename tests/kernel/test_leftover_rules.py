@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.ask import outlook
 from kubeproxy.backends.leftovers import remove_iptables_rules
-from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import Family
 from kubeproxy.setup import modes
@@ -45,7 +45,7 @@ def test_a_plan_names_what_iptables_mode_left_in_either_variant_and_its_removal(
             restore(variant, go_rules(Family.IPV4))
         restore("iptables-nft", "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
         restore("iptables-nft", KUBELET)
-        monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
+        monkeypatch.setattr(xtables, "chosen", lambda: "nft")
         unknown: list[str] = []
 
         def named(mode: str) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_plan_for_ipvs_mode_writes_nothing(monkeypatch):
     monkeypatch.setattr(xtables.Commands, "restore", lambda *arguments: written.append(arguments))
     with own_network():
         restore("iptables-nft", go_rules(Family.IPV4))
-        monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
+        monkeypatch.setattr(xtables, "chosen", lambda: "nft")
         unknown: list[str] = []
         left = outlook.leftovers(modes.named("ipvs"), unknown)
     assert (written, unknown) == ([], [])

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeproxy.kernel.conntrack.events import Events, filter_program
 from kubeproxy.kernel.conntrack.tracked import (
     ANSWERED,
     DESTINATION_TRANSLATED,
+    Events,
     Wanted,
     entries,
     entries_to,
+    filter_program,
     level,
     refusals,
     target_of,
@@ -124,7 +125,7 @@ def test_one_in_so_many_is_announced_with_its_end(link):
 
 
 def test_what_is_lost_is_noticed(link, monkeypatch):
-    monkeypatch.setattr("kubeproxy.kernel.conntrack.events._RECEIVE_BUFFER", 4096)
+    monkeypatch.setattr("kubeproxy.kernel.conntrack.tracked._RECEIVE_BUFFER", 4096)
     with Events.open() as events:
         datagrams("127.0.0.1", 400)
         assert len(list(events.until(time.monotonic() + 0.2))) < 400

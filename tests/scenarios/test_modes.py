@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.backends.iptables.names import chain_hashes
+from kubeproxy.backends.iptables.skeleton import chain_hashes
 from lab.proxyprocess import proxy_command
 from lab.topology import NODE_A
 from support.foreign import load_iptables

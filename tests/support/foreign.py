@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kubeproxy.backends.iptables.names import chain_hashes
+from kubeproxy.backends.iptables.skeleton import chain_hashes
 from support.live import Live
 
 # What the Go kube-proxy v1.36 starts its first transaction with: base chains made anew, others and maps emptied.

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.skeleton import SHARED, StartOptions
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
@@ -23,7 +23,7 @@ SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
 
 
 def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None) -> IptablesBackend:
-    return IptablesBackend.open(iptables_variant.commands(family, variant), WORLD, OPTIONS, told or Told())
+    return IptablesBackend.open(xtables.variant_commands(family, variant), WORLD, OPTIONS, told or Told())
 
 
 def plans(name: str, number: int, *addresses: str, **spec):

@@ -9,12 +9,12 @@ from kubeproxy.kernel.nftables import compiling, tables
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables.fields import FIELDS, padded
 from kubeproxy.kernel.nftables.tables import SetForm
-from kubeproxy.meaning import iptables, nft_tables, nftables, regions
+from kubeproxy.meaning import iptables, nft_tables, nftables, rules
 from kubeproxy.meaning.compare import Comparison, compare
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 
 NODE = "192.168.100.10"
-PLACE = NodePlace(32, regions.union([(127 << 24, (128 << 24) - 1), (int(ipaddress.ip_address(NODE)),) * 2]))
+PLACE = NodePlace(32, rules.union([(127 << 24, (128 << 24) - 1), (int(ipaddress.ip_address(NODE)),) * 2]))
 
 Sets = Mapping[str, tuple[str, Mapping[str, str]]]
 """By name: the fields of the key, with ' . ' between them, and the elements: key to '' or a verdict or a value."""

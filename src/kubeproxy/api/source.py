@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from kubeproxy.api.cluster import Validity
 from kubeproxy.api.connection import LIST, OBJECT
-from kubeproxy.api.x509 import Validity
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
 

@@ -15,7 +15,7 @@ from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.ask.state.page import Query
 from kubeproxy.ask.why import Explained, explain
 from kubeproxy.ask.zones import Places, with_node, with_zones
-from kubeproxy.config.write import describe
+from kubeproxy.config.types import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.release import build

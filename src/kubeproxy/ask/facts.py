@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from kubeproxy.api.source import Reach
-from kubeproxy.config.decode import decode
+from kubeproxy.config.load import decode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.endpoints import Slice

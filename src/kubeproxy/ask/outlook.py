@@ -1,29 +1,44 @@
-"""The question of `kube-proxy plan`: what another configuration would change for clients and on this node."""
+"""The question of `kube-proxy plan`: what another configuration would change for clients and on this node.
+
+For each address of each Service, model/answer.py gives the outcome of a connection from a pod, from this node and from
+elsewhere, in both configurations. Other differences between modes follow from their habits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Final
+from ipaddress import ip_network
+from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from kubeproxy.ask.changes import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, resized, shifts
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.leftovers import strays
 from kubeproxy.backends.mode import Mode, Sight, Weight
-from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.config.write import differences
+from kubeproxy.config.addresses import Network
+from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import KubeProxyError, Unsupported
-from kubeproxy.kernel import chains
+from kubeproxy.kernel import chains, route
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.kernel.route import links
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
+from kubeproxy.model.answer import Index, Outcome, Packet, answer
+from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.plan import (
+    Detector,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Globals,
+    Habits,
+    ServiceName,
+    ServicePlan,
+)
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.setup import host, modes
@@ -123,7 +138,7 @@ def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []
-    if any(one.name == name for one in links.interfaces()):
+    if any(one.name == name for one in route.interfaces()):
         return []
     return [f"pods of this node count as outside: there is no interface {name} (detectLocal.bridgeInterface)"]
 
@@ -166,7 +181,7 @@ def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
 
     @cache
     def used(family: Family) -> str:
-        return iptables_variant.commands(family, iptables_variant.chosen()).name
+        return xtables.variant_commands(family, xtables.chosen()).name
 
     def keeps(commands: Commands, table: str, chain: str) -> bool:
         return owns(table, chain) and commands.name == used(commands.family)
@@ -180,3 +195,272 @@ def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
         unknown.append(f"what other modes and proxies left: {error}")
         return []
     return [f"{REMOVED}: {trace.what}" for trace in removed] + [f"{trace.what}, {STAYS}" for trace in stuck]
+
+
+_OUTSIDE: Final = {
+    Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
+    Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
+}
+_LOOPBACK: Final = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\1"}
+_KINDS: Final = {
+    FrontendKind.CLUSTER: "cluster IPs",
+    FrontendKind.EXTERNAL: "external IPs",
+    FrontendKind.LOADBALANCER: "load balancer addresses",
+}
+_SHOWN: Final = 5
+_SERVED: Final = "served"
+_NOTHING: Final = "not answered by Services"
+_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
+
+
+class ConfiguredNode(NamedTuple):
+    """The node under one configuration: its compiled plans, and the habits of its mode."""
+
+    planner: Planner
+    habits: Habits
+
+
+class ClientKind(NamedTuple):
+    """A kind of client: its name, its address (None for this node's own), and the interface of arrival."""
+
+    words: str
+    source: bytes | None
+    interface: str = ""
+
+
+class Shift(Struct, frozen=True, rename="camel"):
+    """The same change for some Services: the outcome of connections to `where` from `who`, before and after.
+
+    `services` are NAMESPACE/NAME, all of them.
+    """
+
+    where: tuple[str, ...]
+    who: tuple[str, ...]
+    before: str
+    after: str
+    services: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The shift as a sentence."""
+        where, who = ", ".join(self.where), ", ".join(self.who)
+        count = f"{len(self.services)} Services: " if len(self.services) > 1 else ""
+        shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")
+        if self.before == _NOTHING and self.after.startswith(_SERVED):
+            return f"{where} begin to answer {who}{self.after.removeprefix(_SERVED)} ({shown})"
+        if self.before.startswith(_SERVED) and self.after == _NOTHING:
+            return f"{where} cease to answer {who} ({shown})"
+        return f"{where}, for {who}: {self.before} -> {self.after} ({shown})"
+
+
+class _Met(NamedTuple):
+    """The outcome for a client: a text, and the endpoints."""
+
+    words: str
+    endpoints: frozenset[bytes] = frozenset()
+
+
+Local = Mapping[Family, Sequence[bytes]]
+"""The node's own addresses, packed."""
+
+
+class KnownPod(NamedTuple):
+    """A pod or a pod network: an address of it, its name in texts, and its Node, '' if unknown."""
+
+    address: bytes
+    words: str
+    node: str
+
+
+def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: Local) -> list[KnownPod]:
+    """Return the pods to compare: all endpoints except this node's own addresses, and the pod networks of the Node."""
+    own = {address for addresses in local.values() for address in addresses}
+    found = {each.address: each.node for piece in slices for each in piece.endpoints if each.address not in own}
+    networks = ((cidr, parse_network(cidr)) for cidr in cidrs)
+    named = [KnownPod(address, unpack(address), where) for address, where in sorted(found.items())]
+    return [*named, *(KnownPod(_late(network), cidr, node) for cidr, network in networks if network)]
+
+
+def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
+    """Return the changes for clients; `pods` are the pods of the cluster, as far as they are known."""
+    found: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    indices = Index(before.planner), Index(after.planner)
+    here = {address for addresses in local.values() for address in addresses}
+    clients = {family: _clients(family, before, after, pods) for family in Family}
+    for name in sorted({*before.planner.compiled, *after.planner.compiled}):
+        for where, client, packet in _questions(name, (before, after), clients, local):
+            old, new = _met(before, packet, here, indices[0]), _met(after, packet, here, indices[1])
+            if old != new:
+                words = (old.words, new.words if old.words != new.words else "other endpoints")
+                found.setdefault((where, client.words, *words), {})["/".join(name)] = None
+    return _folded(found)
+
+
+def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
+    """Return shifts in which equal changes are joined, for several clients and then for several places."""
+    by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (where, who, old, new), services in found.items():
+        by_place.setdefault((where, old, new, tuple(services)), []).append(who)
+    folded: dict[tuple[tuple[str, ...], str, str, tuple[str, ...]], list[str]] = {}
+    for (where, old, new, names), clients in by_place.items():
+        folded.setdefault((tuple(clients), old, new, names), []).append(where)
+    return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
+
+
+def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -> _Met:
+    made = answer(side.planner, packet, here, side.habits, index)
+    if made.outcome is not Outcome.FORWARDED:
+        return _Met(_WORDS.get(made.outcome, made.outcome.value))
+    if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
+        return _Met("refused, as this mode carries no SCTP")
+    # A pod that reaches itself sees this node's address in any configuration.
+    hidden = any(choice.masqueraded and choice.destination[:-2] != packet.source for choice in made.choices)
+    endpoints = frozenset(choice.destination for choice in made.choices)
+    return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
+
+
+def _questions(
+    name: ServiceName, sides: Iterable[ConfiguredNode], clients: Mapping[Family, Sequence[ClientKind]], local: Local
+) -> Iterator[tuple[str, ClientKind, Packet]]:
+    """Yield the connections to compare for a Service: the destination in words, the client, and the first packet."""
+    asked: set[tuple[Family, bytes]] = set()
+    for side in sides:
+        compiled = side.planner.compiled.get(name)
+        for plan in compiled.plans if compiled is not None else ():
+            for frontend in plan.frontends:
+                family = plan.key.family
+                if (family, frontend.key) not in asked:
+                    asked.add((family, frontend.key))
+                    yield from _packets(frontend, family, clients[family], local)
+
+
+def _packets(
+    frontend: Frontend, family: Family, clients: Sequence[ClientKind], local: Local
+) -> Iterator[tuple[str, ClientKind, Packet]]:
+    sctp = f" ({PROTOCOL_NAMES[frontend.protocol]})" if frontend.protocol == socket.IPPROTO_SCTP else ""
+    if frontend.kind is not FrontendKind.NODEPORT:
+        places = [(f"{family.label} {_KINDS[frontend.kind]}{sctp}", frontend.address)]
+    else:
+        addresses = dict.fromkeys((*local.get(family, ()), _LOOPBACK[family]))
+        places = [(f"NodePorts on {unpack(address)}{sctp}", address) for address in addresses]
+    for where, address in places:
+        for client in clients:
+            if client.source is None or not is_loopback(address):
+                packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)
+                yield where, client, packet
+
+
+def _clients(
+    family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
+) -> list[ClientKind]:
+    """Return the clients to compare: this node, a client outside, and a pod as either configuration recognises it.
+
+    Known pods are grouped by the configurations that recognise them; without known pods, one is invented for each
+    configuration.
+    """
+    found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
+    detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+    if len(detectors) == 1:
+        return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
+    known = [one for one in pods if len(one.address) == family.address_size]
+    if known and all(detector.kind == "network" for detector in detectors):
+        groups: dict[tuple[str, str], list[KnownPod]] = {}
+        for one in known:
+            words = " and ".join(d.words for d in detectors if d.holds(one.address, ""))
+            where = "this node" if one.node == before.planner.world.node_name else "other nodes"
+            groups.setdefault((f"pods on {where}" if one.node else "pods", words), []).append(one)
+        return found + [_known(f"{who} by {words}", each) for (who, words), each in groups.items() if words]
+    made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
+    return found + _together([pod for pod in made_up if pod is not None])
+
+
+def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
+    """Return invented pods of two configurations; of a network and an interface, pods that fit both as well."""
+    networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
+    if not networks or not entering:
+        return list(pods)
+    ((network, *_), (one, *_)) = networks, entering
+    by = one.words.removeprefix("pods by ")
+    return [
+        network._replace(words=f"{network.words} that come in by {by}", interface=one.interface),
+        network._replace(words=f"{network.words} that do not come in by {by}"),
+        one._replace(words=f"what comes in by {by} from outside of {network.words.removeprefix('pods by ')}"),
+    ]
+
+
+def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
+    """Return one client for pods that no configuration distinguishes; the first pod stands for all."""
+    more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
+    return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
+
+
+def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
+    if detector.kind == "network":
+        network = parse_network(detector.value)
+        if network is None or len(network[0]) != family.address_size:
+            return None
+        return ClientKind(words, _late(network))
+    return ClientKind(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+
+
+def _late(network: Range) -> bytes:
+    """Return the last address but one of a network: most likely no endpoint has it."""
+    last = network[1]
+    return last[:-1] + bytes((last[-1] & 0xFE,))
+
+
+# -- differences that answers do not show ------------------------------------------------------------------------------
+
+
+def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
+    """Yield other changes that clients notice, as sentences with the number of Services concerned."""
+    old, new = before.habits, after.habits
+    plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]
+    if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
+    if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"session affinity starts again: each client may get another endpoint once ({count})"
+    kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
+    for kind in sorted(kinds & _KINDS.keys()):
+        if (refused := kind in new.refuses_ports) is not (kind in old.refuses_ports):
+            sense = "are refused" if refused else "are not refused any more: they go where their route leads"
+            yield f"connections to {_KINDS[kind]} on ports that no Service has {sense}"
+    if old.drops_unowned is not new.drops_unowned:
+        sense = "is dropped" if new.drops_unowned else "is not dropped any more"
+        yield f"traffic to addresses of ServiceCIDRs that no Service has {sense}"
+
+
+def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
+    """Yield the addresses that count as pods in one pod network only: clients there may exist, known or not."""
+    for family in Family:
+        old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+        if old == new or {old.kind, new.kind} != {"network"}:
+            continue
+        count = sum(len(pod.address) == family.address_size for pod in pods)
+        ours, theirs = ip_network(old.value), ip_network(new.value)
+        for one, other, verb in ((ours, theirs, "no longer count"), (theirs, ours, "newly count")):
+            if parts := _without(one, other):
+                where = ", ".join(map(str, parts[:_SHOWN])) + (", ..." if len(parts) > _SHOWN else "")
+                yield f"a client in {where} would {verb} as a pod; only {count} known pods or networks were compared"
+
+
+def _without(one: Network, other: Network) -> list[Network]:
+    """Return the networks that make up the part of a network outside of another one."""
+    if not one.overlaps(other):
+        return [one]
+    # Both are of one family.
+    return sorted(one.address_exclude(other)) if one.prefixlen < other.prefixlen else []  # type: ignore[arg-type]
+
+
+def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
+    """Return the effect on established connections, as a sentence."""
+    if not before.outlives_mode and (not same_mode or before.carries):
+        return "established connections end with the old proxy, which relays them, or with its virtual servers"
+    if not same_mode and not after.outlives_mode:
+        return "established connections go on; later ones will end when the mode is changed again"
+    return "established connections go on"
+
+
+def _services(plans: Iterable[ServicePlan]) -> str:
+    count = len({(plan.key.namespace, plan.key.name) for plan in plans})
+    return f"{count} Service{'s' if count != 1 else ''}" if count else ""

@@ -27,8 +27,7 @@ from kubeproxy.ask.source import knowing, source
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.commands import UNKNOWN, YES
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel.conntrack.events import BEGINNINGS, NOT_ANNOUNCED, Events, announced
-from kubeproxy.kernel.conntrack.tracked import Wanted
+from kubeproxy.kernel.conntrack.tracked import BEGINNINGS, NOT_ANNOUNCED, Events, Wanted, announced
 from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import time
 
+from kubeproxy.ask.flows.follow import ground
 from kubeproxy.ask.flows.fullness import Fillers, Fullness, fullness
-from kubeproxy.ask.flows.ground import ground
 from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output

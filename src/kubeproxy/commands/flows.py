@@ -21,9 +21,7 @@ import time
 from collections.abc import Sequence
 
 from kubeproxy.ask import cluster
-from kubeproxy.ask.flows.follow import Follower, Known
-from kubeproxy.ask.flows.ground import Ground, ground
-from kubeproxy.ask.flows.look import Cost, Look
+from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
 from kubeproxy.ask.flows.sampling import Sampled
 from kubeproxy.ask.flows.users import PortUse, ServedPorts, uses
 from kubeproxy.ask.snapshot import unwatched
@@ -31,7 +29,7 @@ from kubeproxy.ask.source import source
 from kubeproxy.commands import YES, exit_code, output
 from kubeproxy.commands.services import service_name
 from kubeproxy.errors import QuestionError, Unsupported
-from kubeproxy.kernel.conntrack.events import NOT_ANNOUNCED, Events, announced
+from kubeproxy.kernel.conntrack.tracked import NOT_ANNOUNCED, Events, announced
 from kubeproxy.model.plan import ServiceName
 
 _SHOWN = 20

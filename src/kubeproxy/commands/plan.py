@@ -26,9 +26,8 @@ from kubeproxy.commands import exit_code, output
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.pflag import parse
-from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.config.types import KubeProxyConfiguration, with_values
 from kubeproxy.config.validate import validate
-from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
 from kubeproxy.setup import modes
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from kubeproxy.ask.kernel.journey import Journey
-from kubeproxy.ask.kernel.tracing import Limits, Traced, look
+from kubeproxy.ask.kernel.tracing import Journey, Limits, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.backends.mode import Mode

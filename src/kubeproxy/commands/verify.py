@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from kubeproxy.ask.kernel.present import REPAIR, text
-from kubeproxy.ask.kernel.verify import Report, verify
+from kubeproxy.ask.kernel.present import REPAIR, Report, text, verify
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name

@@ -22,9 +22,8 @@ from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.messages import Mistake
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.pflag import KINDS, CommandLine
-from kubeproxy.config.types import KubeProxyConfiguration, with_defaults
+from kubeproxy.config.types import KubeProxyConfiguration, with_defaults, with_values
 from kubeproxy.config.validate import validate
-from kubeproxy.config.write import with_values
 from kubeproxy.errors import ConfigError
 
 _LABEL: Final = r"[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?"

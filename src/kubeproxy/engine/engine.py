@@ -21,8 +21,7 @@ from kubeproxy.backends.mode import Backend, ForeignChange
 from kubeproxy.engine.backlog import Backlog, FamilyStanding, LatestPlans, Plans, note, retries
 from kubeproxy.engine.inspection import Inspector
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
-from kubeproxy.engine.pacing import TokenBucket
-from kubeproxy.engine.turns import Intake, exhaust, in_turns, to_its_end
+from kubeproxy.engine.pacing import Intake, TokenBucket, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
 from kubeproxy.features import RESETS
 from kubeproxy.model.addresses import Family

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kubeproxy.backends.mode import Backend, Depth, ForeignChange
 from kubeproxy.engine.backlog import Backlog
-from kubeproxy.engine.turns import to_its_end
+from kubeproxy.engine.pacing import to_its_end
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 

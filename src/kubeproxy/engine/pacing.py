@@ -1,11 +1,23 @@
-"""Limits of rates: delays that double after failures, and a bucket of tokens."""
+"""Limits of rates, as delays that double after failures and a bucket of tokens; and long work that does not hold the
+event loop: in turns of 10 ms, as for lists of events, or in a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+from kubeproxy.model.events import Event, Rejected, Upserted
+from kubeproxy.model.objects import Node, ServiceCIDR
+from kubeproxy.model.planner import Planner
 
 Clock = Callable[[], float]
 """Returns seconds of a monotonic clock."""
@@ -82,3 +94,122 @@ class TokenBucket:
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HOLD: Final = 0.01
+"""Seconds for which work may hold the event loop at a time: 44,000 Services are seconds of work, and health checks,
+watches and requests must not wait for that."""
+
+
+def end_of_turn() -> float:
+    """Return the end of a turn that begins now, in seconds of time.monotonic()."""
+    return time.monotonic() + HOLD
+
+
+async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
+    """Yield from steps of work; run the event loop between two turns."""
+    end = end_of_turn()
+    for step in steps:
+        yield step
+        if time.monotonic() > end:
+            await asyncio.sleep(0)
+            end = end_of_turn()
+
+
+async def exhaust(transactions: Iterator[int]) -> None:
+    """Run an iterator that commits transactions, in a thread: another program may hold the kernel's locks for seconds.
+
+    A cancelled caller waits for the transaction under way; a generator is closed.
+    """
+    stopped = threading.Event()
+
+    def commit() -> None:
+        try:
+            for _ in transactions:
+                if stopped.is_set():
+                    return
+        finally:
+            if isinstance(transactions, Generator):
+                transactions.close()
+
+    await _in_thread(commit, stopped.set)
+
+
+async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a call in a thread. A cancelled caller waits for its end.
+
+    A thread cannot be stopped, and its sockets and other resources are closed after the caller has ended.
+    """
+    return await _in_thread(partial(work, *args, **kwargs), lambda: None)
+
+
+async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        await asyncio.wait([doing])
+        return doing.result()
+    except asyncio.CancelledError:
+        cancelled()
+        while not doing.done():
+            with suppress(asyncio.CancelledError):  # cancelled again, which changes nothing
+                await asyncio.wait([doing])
+        doing.exception()  # marks the exception as retrieved
+        raise
+    finally:
+        del doing  # breaks the cycle of the exception and this frame
+
+
+class Intake:
+    """Applies events to a planner: few at once, a long list in turns. `reject` gets unusable objects and entries.
+
+    Events after a list wait, except those of Nodes and ServiceCIDRs, as not only the engine reads these.
+    """
+
+    def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
+        self._planner = planner
+        self._reject = reject
+        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first is under way
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the planner has all events."""
+        return not self._waiting
+
+    def arrive(self, events: Sequence[Event]) -> bool:
+        """Apply or queue events; return whether some concern the node, which are applied at once."""
+        about_node = [event for event in events if _is_about_node(event)]
+        if about_node:
+            self._reject_all(self._planner.apply(about_node))
+            events = [event for event in events if not _is_about_node(event)]
+        self._waiting.append(self._planner.applying(events))
+        if len(self._waiting) == 1:
+            self.digest()
+        return bool(about_node)
+
+    def digest(self) -> None:
+        """Apply waiting events for one turn."""
+        end = end_of_turn()
+        while self._waiting:
+            try:
+                for rejected in self._waiting[0]:
+                    self._reject_all(rejected)
+                    if time.monotonic() > end:
+                        return
+            except BaseException:
+                self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+
+    def _reject_all(self, rejected: Sequence[Rejected]) -> None:
+        for one in rejected:
+            self._reject(one)
+
+
+def _is_about_node(event: Event) -> bool:
+    """Return whether an event may change the globals of the node."""
+    if isinstance(event, Upserted):
+        return isinstance(event.object, Node | ServiceCIDR)
+    return event.resource in {"nodes", "servicecidrs"}

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Final, NamedTuple
 
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
-from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import CompiledRules, NodePlace
+from kubeproxy.meaning.rules import Addresses, CompiledRules, NodePlace
 from kubeproxy.meaning.shapes import Shapes, Unit
 from kubeproxy.meaning.walk import Walk
 
@@ -40,7 +39,7 @@ class FirstPacket(NamedTuple):
     output: str
 
     def __str__(self) -> str:
-        name = regions.NAMES.get(self.protocol, f"protocol {self.protocol}")
+        name = rules.NAMES.get(self.protocol, f"protocol {self.protocol}")
         host = f"[{self.destination}]" if ":" in self.destination else self.destination
         place = f"in by {self.interface}" if self.interface else "made here"
         return f"{self.source} -> {host}:{self.port} {name}, {place}"
@@ -89,7 +88,7 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
     interfaces = Interfaces((ruleset,))
     walk = Walk(ruleset, place, interfaces)
     destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))
-    services = regions.service(packet.protocol, packet.port) or regions.protocol_set(packet.protocol)
+    services = rules.service(packet.protocol, packet.port) or rules.protocol_set(packet.protocol)
     leaves = walk.outcomes(destination, services, here=not packet.interface)
     box = Box(
         services, ((source, source),), interfaces.named(packet.interface), interfaces.named(packet.output or "other")
@@ -156,7 +155,7 @@ class _Comparing:
         packet = FirstPacket(
             str(family(_example(box.sources, self._place.bits))),
             str(family(destination)),
-            *regions.first_of(box.services),
+            *rules.first_of(box.services),
             self._interfaces.example(box.inputs),
             self._interfaces.example(box.outputs),
         )
@@ -174,7 +173,7 @@ class Box(NamedTuple):
 
 def _example(sources: Addresses, bits: int) -> int:
     likely = int(ipaddress.ip_address(_LIKELY[bits == 128]))
-    return likely if regions.holds(sources, likely) else max(sources[0][0], min(1, sources[0][1]))
+    return likely if rules.holds(sources, likely) else max(sources[0][0], min(1, sources[0][1]))
 
 
 def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
@@ -206,7 +205,7 @@ def _sum(boxes: Mapping[Box, float], part: Box) -> float:
 
 def _covers(box: Box, part: Box) -> bool:
     alike = box.services & part.services and box.inputs & part.inputs and box.outputs & part.outputs
-    return bool(alike) and regions.holds(box.sources, part.sources[0][0])
+    return bool(alike) and rules.holds(box.sources, part.sources[0][0])
 
 
 def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
@@ -214,7 +213,7 @@ def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
     edges = sorted({edge for box in boxes for low, high in box.sources for edge in (low, high + 1)})
     sources: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
     for low, end in pairwise(edges):
-        sources[tuple([regions.holds(box.sources, low) for box in boxes])].append((low, end - 1))
+        sources[tuple([rules.holds(box.sources, low) for box in boxes])].append((low, end - 1))
     masks = [_atoms(each) for each in zip(*((box.services, box.inputs, box.outputs) for box in boxes), strict=True)]
     for key, parts in sources.items():
         if any(key):

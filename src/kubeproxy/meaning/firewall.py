@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, Chain, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES
-from kubeproxy.kernel.route.addresses import local_addresses
+from kubeproxy.kernel.route import local_addresses
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.meaning import iptables, nft_tables, nftables, regions
+from kubeproxy.meaning import iptables, nft_tables, nftables, rules
 from kubeproxy.meaning.flow import Ended, Interfaces, PacketSet
 from kubeproxy.meaning.rules import (
     ACCEPT,
@@ -55,7 +55,7 @@ A larger table gives no certain result.
 def place_of(family: Family) -> NodePlace:
     """Return the node's own addresses of one family. Raises NetlinkError."""
     own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
-    return NodePlace(8 * family.address_size, regions.union([_LOOPBACK[family], *((each, each) for each in own)]))
+    return NodePlace(8 * family.address_size, rules.union([_LOOPBACK[family], *((each, each) for each in own)]))
 
 
 class Filter(NamedTuple):
@@ -259,12 +259,12 @@ class _ChainWalk(Walk):
     def _flow(self, packet: PassingPacket) -> PacketSet:
         address, port = packet.original
         self._destination = int.from_bytes(address, "big")
-        every = regions.protocol_set(packet.protocol)
+        every = rules.protocol_set(packet.protocol)
         is_request = packet.purpose is CompiledFor.REQUEST
         source = int.from_bytes(packet.source, "big") if packet.source is not None else None
         came_in, leaves = packet.interfaces
         flow = PacketSet(
-            (regions.service(packet.protocol, port) if is_request else 0) or every,
+            (rules.service(packet.protocol, port) if is_request else 0) or every,
             self._here if source is None else ((source, source),),
             self._bits(came_in),
             self._bits(leaves),
@@ -272,7 +272,7 @@ class _ChainWalk(Walk):
         )
         flow.translated = packet.translated
         if packet.translated and is_request:
-            flow.current = regions.service(packet.protocol, packet.port) or every
+            flow.current = rules.service(packet.protocol, packet.port) or every
         return flow
 
     def _bits(self, name: str | None) -> int:

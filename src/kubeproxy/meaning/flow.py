@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from kubeproxy.meaning import regions
-from kubeproxy.meaning.regions import Addresses
-from kubeproxy.meaning.rules import CompiledRules, Op
+from kubeproxy.meaning import rules
+from kubeproxy.meaning.rules import Addresses, CompiledRules, Op
 
 
 class PacketOutcome(NamedTuple):
@@ -160,8 +159,8 @@ def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, origina
 
 def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
     """Split by the source address."""
-    inside = regions.meet(flow.sources, wanted)
-    outside = regions.minus(flow.sources, wanted) if inside and inside != flow.sources else ()
+    inside = rules.meet(flow.sources, wanted)
+    outside = rules.minus(flow.sources, wanted) if inside and inside != flow.sources else ()
     return _split(flow, "sources", flow.sources, inside, outside, missed)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.tables import listed_chains
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.meaning import iptables, nft_tables, nftables
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family
@@ -28,7 +28,7 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
 def _saved(family: Family) -> str:
     """Return the output of iptables-save; '' if iptables is not installed."""
     try:
-        commands = iptables_variant.commands(family, iptables_variant.chosen())
+        commands = xtables.variant_commands(family, xtables.chosen())
     except ApplyError:
         return ""
     done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)

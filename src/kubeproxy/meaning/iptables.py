@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from typing import Final
 
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,
@@ -218,7 +218,7 @@ def _destination(text: str) -> tuple[bytes | None, bytes | None]:
 
 
 @lru_cache(maxsize=65536)
-def _network(text: str) -> regions.Addresses:
+def _network(text: str) -> rules.Addresses:
     network = ipaddress.ip_network(text, strict=False)
     return ((int(network.network_address), int(network.broadcast_address)),)
 
@@ -229,7 +229,7 @@ def _addresses(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
             found = _network(text)
         except ValueError as error:
             raise _Unknown(f"address {text}") from error
-        return kind, regions.minus(place.everywhere, found) if negated else found
+        return kind, rules.minus(place.everywhere, found) if negated else found
 
     return test
 
@@ -238,7 +238,7 @@ def _local(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
     def test(place: NodePlace, text: str, negated: bool) -> Operation:
         if text != "LOCAL":
             raise _Unknown(f"address type {text}")
-        return kind, regions.minus(place.everywhere, place.local) if negated else place.local
+        return kind, rules.minus(place.everywhere, place.local) if negated else place.local
 
     return test
 
@@ -247,20 +247,20 @@ def _protocol(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa:
     number = int(text) if text.isdecimal() else _PROTOCOLS.get(text)
     if number is None:
         raise _Unknown(f"protocol {text}")
-    return _services(regions.protocol_set(number), negated)
+    return _services(rules.protocol_set(number), negated)
 
 
 def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
     found = 0
     for part in text.split(","):
         first, _, last = part.partition(":")
-        found |= regions.port_range(int(first), int(last or first))
+        found |= rules.port_range(int(first), int(last or first))
     return _services(found, negated)
 
 
 @lru_cache(maxsize=65536)
 def _services(found: int, negated: bool) -> Operation:
-    return Op.SERVICE, regions.EVERY & ~found if negated else found
+    return Op.SERVICE, rules.EVERY & ~found if negated else found
 
 
 @lru_cache(maxsize=65536)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS, TABLE_FAMILIES
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.nft_tables import Elements, NftTable, Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.rules import (
     ACCEPT,
@@ -271,14 +271,14 @@ class _Rule:
             if low != high or low != _LOCAL:
                 raise UnknownRuleError("fib saddr type")
             local = self._place.local
-            self._done.append((Op.SOURCE, regions.minus(self._place.everywhere, local) if negated else local))
+            self._done.append((Op.SOURCE, rules.minus(self._place.everywhere, local) if negated else local))
         elif field in {Property.SOURCE, Property.DESTINATION}:
             self._done.append((Op(int(field)), self._addresses(term, low, high, size, negated)))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
             of_protocol = field is Property.PROTOCOL
-            found = regions.protocol_range(low, high) if of_protocol else regions.port_range(low, high)
+            found = rules.protocol_range(low, high) if of_protocol else rules.port_range(low, high)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
-            self._done.append((kind, regions.EVERY & ~found if negated else found))
+            self._done.append((kind, rules.EVERY & ~found if negated else found))
         elif field is Property.CONSTANT:
             self._constant(term, 8 * (term.size - size), [(low, high)], negated)
         elif field is Property.RANDOM and term.mask == -1:
@@ -301,7 +301,7 @@ class _Rule:
         if negated in found:
             self._done.append((Op.SERVICE, 0))
 
-    def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> regions.Addresses:
+    def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> rules.Addresses:
         """Return the set of addresses with masked first `size` bytes in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
@@ -314,7 +314,7 @@ class _Rule:
         elif term.xor:
             raise UnknownRuleError("address with xor")
         found = ((low << shift, (high << shift) | ((1 << shift) - 1)),)
-        return regions.minus(self._place.everywhere, found) if negated else found
+        return rules.minus(self._place.everywhere, found) if negated else found
 
     def _compare_names(self, term: Term, value: bytes, op: int) -> None:
         if op not in {0, 1} or term.mask != -1:
@@ -389,14 +389,14 @@ class _Rule:
             for first, last, _ in elements
         ]
         if field in {Property.SOURCE, Property.DESTINATION} and not term.modulus and term.size == term.width:
-            found = regions.union(pairs)
-            self._done.append((Op(int(field)), regions.minus(self._place.everywhere, found) if inverted else found))
+            found = rules.union(pairs)
+            self._done.append((Op(int(field)), rules.minus(self._place.everywhere, found) if inverted else found))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT}:
             services = 0
             for pair in pairs:
-                services |= regions.protocol_range(*pair) if field is Property.PROTOCOL else regions.port_range(*pair)
+                services |= rules.protocol_range(*pair) if field is Property.PROTOCOL else rules.port_range(*pair)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
-            self._done.append((kind, regions.EVERY & ~services if inverted else services))
+            self._done.append((kind, rules.EVERY & ~services if inverted else services))
         elif field is Property.CONSTANT:
             self._constant(term, 0, pairs, inverted)
         elif len(pairs) == 1 and field is not None:

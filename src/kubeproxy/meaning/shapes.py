@@ -15,9 +15,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from kubeproxy.meaning import regions
-from kubeproxy.meaning.regions import Addresses
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.rules import (
+    Addresses,
     CompiledRules,
     Keyed,
     NodePlace,
@@ -159,7 +159,7 @@ class _Side:
                 if not single(op[1]):
                     self.addresses.add(op[1])
             elif kind in _SERVICES:
-                if id(op[1]) not in self.services and regions.point(op[1]) is None:
+                if id(op[1]) not in self.services and rules.point(op[1]) is None:
                     self.services[id(op[1])] = op[1]
             elif kind is Op.VALUE and op[1] is Property.ORIGINAL_DESTINATION:
                 self.values.add(op[2:])
@@ -250,11 +250,11 @@ class Shapes:
                     free[inside] = found
         for destination in sorted(self.named.union(free.values())):
             services = {each for side in self.sides for each in _services_at(side.named.get(destination, ()))}
-            if regions.holds(self._place.local, destination):
+            if rules.holds(self._place.local, destination):
                 services.update(self.services)
             others = tuple(sorted(services))
             for only in others:
-                yield Unit(destination, regions.service(*only), only, ())
+                yield Unit(destination, rules.service(*only), only, ())
             yield Unit(destination, _rest(others), None, others)
 
     def shape(self, unit: Unit) -> object:
@@ -272,7 +272,7 @@ class Shapes:
         """Return the sets that contain a port, and the port itself where rules name it that are not the unit's own."""
         found = self._port_sets.get(port)
         if found is None:
-            each = range(port, 3 * regions.PORTS, regions.PORTS)
+            each = range(port, 3 * rules.PORTS, rules.PORTS)
             found = self._port_sets[port] = tuple([services >> at & 1 for services in self._services for at in each])
         return found if own or port not in self._ports else port
 
@@ -281,7 +281,7 @@ class Shapes:
         found = self._known.get(id(op))
         if found is None:
             if op[0] in _SERVICES:
-                found = regions.point(op[1])
+                found = rules.point(op[1])
             if found is None:
                 found = self._numbers.setdefault(op, len(self._numbers))
             self._known[id(op)] = found
@@ -291,9 +291,9 @@ class Shapes:
 @lru_cache(maxsize=1024)
 def _rest(services: tuple[Service, ...]) -> int:
     """Return all services but some."""
-    found = regions.EVERY
+    found = rules.EVERY
     for each in services:
-        found &= ~regions.service(*each)
+        found &= ~rules.service(*each)
     return found
 
 
@@ -303,8 +303,8 @@ def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Servi
         if isinstance(mention, _Elements):
             found = [mention.table.service(entry) for _, entry in mention.pairs]
         else:
-            found = [regions.point(op[1]) for op in mention.rule if op[0] is Op.SERVICE]
-        yield from (each for each in found if each is not None and each[0] in regions.BLOCKS)
+            found = [rules.point(op[1]) for op in mention.rule if op[0] is Op.SERVICE]
+        yield from (each for each in found if each is not None and each[0] in rules.BLOCKS)
 
 
 class _Shaping:
@@ -336,11 +336,11 @@ class _Shaping:
                     self._mentions(number, side.named.get(each, ()), -1)
             elif each[0] == _PORT:
                 for number, side in enumerate(self._shapes.sides):
-                    self._mentions(number, side.named.get(destination, ()), regions.port_range(each[1], each[1]))
+                    self._mentions(number, side.named.get(destination, ()), rules.port_range(each[1], each[1]))
             else:
-                rules = self._shapes.sides[each[0]].chains[each[1]].rules
-                parts += [self._rule(each[0], rule) for rule in rules]
-                parts.append(len(rules))
+                own = self._shapes.sides[each[0]].chains[each[1]].rules
+                parts += [self._rule(each[0], rule) for rule in own]
+                parts.append(len(own))
         return tuple(parts)
 
     # -- names -------------------------------------------------------------------------------------------------------

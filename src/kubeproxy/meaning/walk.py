@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.flow import (
     Ended,
     Interfaces,
@@ -58,7 +58,7 @@ class Walk:
         self._ruleset = ruleset
         self._place = place
         self._interfaces = interfaces
-        self._remote = regions.minus(place.everywhere, place.local)
+        self._remote = rules.minus(place.everywhere, place.local)
         self._destination = 0
         self._is_local: dict[int, bool] = {}
         self.leaves_out = False
@@ -114,7 +114,7 @@ class Walk:
     def _local(self, address: int) -> bool:
         known = self._is_local.get(address)
         if known is None:
-            known = self._is_local[address] = regions.holds(self._place.local, address)
+            known = self._is_local[address] = rules.holds(self._place.local, address)
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
@@ -144,7 +144,7 @@ class Walk:
         destination = self._destination
         for flow in flows:
             if flow.translated or flow.destination != destination or flow.current is not None:
-                port = -1 if flow.current is None else regions.first_of(flow.current)[1]
+                port = -1 if flow.current is None else rules.first_of(flow.current)[1]
                 outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade, flow.remembered)
             else:
                 outcome = PacketOutcome("passed", 0, -1, flow.masquerade)
@@ -206,7 +206,7 @@ class Walk:
                 if not op[1] & (flow.services if flow.current is None else flow.current):
                     return True
             elif kind is Op.DESTINATION:
-                if not regions.holds(op[1], flow.destination):
+                if not rules.holds(op[1], flow.destination):
                     return True
             elif kind is Op.FIND:
                 services = flow.services if flow.current is None else flow.current
@@ -279,7 +279,7 @@ class Walk:
             wanted = self._interfaces.of(patterns)
             return by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
         if kind is Op.DESTINATION:
-            holds = regions.holds(op[1], flow.destination)
+            holds = rules.holds(op[1], flow.destination)
         else:
             _, field, mask, xor, low, high, negated = op
             holds = (low <= (self._value(field, flow) & mask) ^ xor <= high) is not negated
@@ -445,14 +445,14 @@ class Walk:
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
         """Set the port of a flow; return its parts with other protocols."""
         mine = flow.services if flow.current is None else flow.current
-        only = regions.point(mine)
+        only = rules.point(mine)
         if only is not None:
-            flow.current = regions.service(only[0], port)
+            flow.current = rules.service(only[0], port)
             return []
         parts = [
-            (part, 0 if protocol is None else regions.service(protocol, port))
-            for protocol in (*regions.BLOCKS, None)
-            if (part := mine & (regions.OTHERS if protocol is None else regions.protocol_set(protocol)))
+            (part, 0 if protocol is None else rules.service(protocol, port))
+            for protocol in (*rules.BLOCKS, None)
+            if (part := mine & (rules.OTHERS if protocol is None else rules.protocol_set(protocol)))
         ]
         flows = [flow, *(flow.copy() for _ in parts[1:])]
         for each, (part, target) in zip(flows, parts, strict=True):

@@ -15,8 +15,7 @@ from msgspec import Struct, structs
 from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
-from kubeproxy.model.budget import FairOrder, NodeBudget
-from kubeproxy.model.claims import Claimant, Claims, Right, parted, written_addresses
+from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, written_addresses
 from kubeproxy.model.compile import compiling
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted, ZonedSlice

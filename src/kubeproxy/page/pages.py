@@ -22,14 +22,13 @@ from kubeproxy.ask.zones import Zones
 from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.observer import Audience
-from kubeproxy.engine.turns import in_turns
+from kubeproxy.engine.pacing import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, pack, place_text, unpack
 from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.page import ROOT
-from kubeproxy.page.beside import Beside
-from kubeproxy.page.companion import FormQuestions, UnansweredError
+from kubeproxy.page.beside import Beside, FormQuestions, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.news import News, Row, Rows
 from kubeproxy.report.pages import GZIP, takes_gzip

@@ -33,22 +33,21 @@ from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.features import STARTUP_TAINT
 from kubeproxy.kernel.proc.capability import raise_net_admin
 from kubeproxy.kernel.proc.processes import INIT, Orphans, raise_limit
-from kubeproxy.kernel.route.addresses import AddressMonitor
+from kubeproxy.kernel.route import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs, primary_family
-from kubeproxy.program import lifetime, privileges
+from kubeproxy.program import lifetime
 from kubeproxy.program.serving import Served, Servers
 from kubeproxy.program.startup_taint import StartupTaint
 from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
-from kubeproxy.report.health import ProxyHealth, ServiceHealth, eligible
+from kubeproxy.report.health import Notifier, ProxyHealth, ServiceHealth, eligible
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter
-from kubeproxy.report.systemd import Notifier
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources
 
@@ -122,7 +121,7 @@ def _in_mode(options: Options) -> tuple[Options, Mode, Settings]:
 
 
 async def _main(options: Options, settings: Settings, mode: Mode, output: logs.Output) -> int:
-    async with opened(options, settings, mode, output, privileges.give_up) as app:
+    async with opened(options, settings, mode, output, lifetime.give_up) as app:
         return await app.run()
 
 
@@ -137,7 +136,7 @@ async def opened(
     """Make the program, ready to run. Everything that may fail without changing the host comes first.
 
     `give_up` is called when the host is prepared and no thread runs yet, with the files that are read again later and
-    the program that makes credentials; it drops capabilities (privileges.py).
+    the program that makes credentials; it drops capabilities (lifetime.py).
 
     Raises ConfigError, Unsupported or ApplyError.
     """

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from kubeproxy.engine.turns import to_its_end
+from kubeproxy.engine.pacing import to_its_end
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translation

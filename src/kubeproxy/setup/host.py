@@ -23,7 +23,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.features import Features
 from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
-from kubeproxy.kernel.route.addresses import local_addresses
+from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family

@@ -27,7 +27,7 @@ from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.ipvs import Ipvs, VirtualServer, server_key
 from kubeproxy.kernel.proc.sysctl import read_sysctl
-from kubeproxy.kernel.route.links import link_addresses, link_index
+from kubeproxy.kernel.route import link_addresses, link_index
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, ServicePort

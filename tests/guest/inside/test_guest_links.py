@@ -10,13 +10,13 @@ import pytest
 
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc.modules import ipvs_modules, load, present, release, require
-from kubeproxy.kernel.route.addresses import local_addresses
-from kubeproxy.kernel.route.links import (
+from kubeproxy.kernel.route import (
     add_addresses,
     delete_link,
     ensure_dummy,
     link_addresses,
     link_index,
+    local_addresses,
     remove_addresses,
 )
 

@@ -16,7 +16,7 @@ from kubeproxy.kernel.ipvs import (
     Ipvs,
     ServerChange,
 )
-from kubeproxy.kernel.route.links import add_addresses, ensure_dummy
+from kubeproxy.kernel.route import add_addresses, ensure_dummy
 from support.namespaces import inside, namespace, run
 from support.virtual_servers import UDP, real, server
 

@@ -9,10 +9,15 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.backend import IptablesBackend
-from kubeproxy.backends.iptables.names import chain_hashes
-from kubeproxy.backends.iptables.skeleton import CANARY_TABLES, INVALID_COUNTER, LOCALHOST_COUNTER, StartOptions
+from kubeproxy.backends.iptables.skeleton import (
+    CANARY_TABLES,
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    StartOptions,
+    chain_hashes,
+)
 from kubeproxy.backends.mode import Depth
-from kubeproxy.kernel.xtables import iptables_variant, nfacct
+from kubeproxy.kernel.xtables import nfacct, xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.fake_tables import Told
@@ -53,7 +58,7 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
     wanted = conformance_plans(family)
     assert len(wanted) > 100
     pods = "10.244.0.0/16" if family is Family.IPV4 else "fd00:244::/32"
-    commands = iptables_variant.commands(family, variant)
+    commands = xtables.variant_commands(family, variant)
     for detector in (Detector("network", pods), Detector("bridge", "cni0"), Detector("prefix", "veth")):
         ours = structs.replace(WORLD.of(family), detector=detector, nodeport_ips=None)
         world = structs.replace(WORLD, **{"ipv4" if family is Family.IPV4 else "ipv6": ours})
@@ -68,7 +73,7 @@ def test_rules_with_packet_counters_are_printed_as_expected(variant, family):
     assert nfacct.ensure(LOCALHOST_COUNTER)
     assert nfacct.ensure(INVALID_COUNTER)
     made = IptablesBackend.open(
-        iptables_variant.commands(family, variant), WORLD, StartOptions(True, False, True), Told()
+        xtables.variant_commands(family, variant), WORLD, StartOptions(True, False, True), Told()
     )
     list(made.resync(state() if family is Family.IPV4 else {}))
     assert suspects(made) == []

@@ -17,7 +17,7 @@ from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.backends.mode import Depth
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables import iptables_variant, xtables, xtables_lock
+from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import Family
 from support.fake_tables import Told
@@ -281,7 +281,7 @@ def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lo
 
 def test_a_start_waits_for_no_lock(netns, lock_file, monkeypatch):
     """Another program may hold it for long, as the restore of a proxy that was killed: 8 s for 10,000 Services."""
-    legacy = iptables_variant.commands(Family.IPV4, "legacy")
+    legacy = xtables.variant_commands(Family.IPV4, "legacy")
     monkeypatch.setattr(mode, "_commands", lambda family: legacy)
     monkeypatch.setattr(xtables, "LOCK_PATIENCE", 1)
     mode.OPERATIONS.check(KubeProxyConfiguration(), [Family.IPV4])
@@ -296,12 +296,12 @@ def test_a_start_waits_for_no_lock(netns, lock_file, monkeypatch):
 
 
 def test_the_variant_is_the_one_with_the_hint_else_with_more_rules(netns):
-    assert iptables_variant.detect() == "nft"
+    assert xtables.detect() == "nft"
     run("iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
-    assert iptables_variant.detect() == "legacy"
+    assert xtables.detect() == "legacy"
     run("iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-    assert iptables_variant.detect() == "nft"
+    assert xtables.detect() == "nft"
     run("iptables-nft", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT")
     run("ip6tables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
     run("iptables-nft", "-A", "INPUT", "-j", "ACCEPT")
-    assert iptables_variant.detect() == "legacy"
+    assert xtables.detect() == "legacy"

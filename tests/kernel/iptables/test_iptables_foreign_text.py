@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.found import read
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service
@@ -49,7 +49,7 @@ def restored(variant: str, namespace: str, name: str, port: str, node: str):
         state[namespace, known] = tuple(plan for plan in plans if plan.key.family is Family.IPV4)
     made = fake_backend(WORLD, Family.IPV4, options=OPTIONS)
     list(made.resync(state))
-    commands = iptables_variant.commands(Family.IPV4, variant)
+    commands = xtables.variant_commands(Family.IPV4, variant)
     with own_network():
         for text in made.tables.inputs:
             commands.restore([text])

@@ -13,7 +13,7 @@ from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.xtables import iptables_variant, nfacct, nft_compat
+from kubeproxy.kernel.xtables import nfacct, nft_compat, xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -43,7 +43,7 @@ class Refusing:
 
 
 def commands(family: Family) -> Commands:
-    return iptables_variant.commands(family, "nft")
+    return xtables.variant_commands(family, "nft")
 
 
 def inputs(world, family: Family, states) -> list[str]:

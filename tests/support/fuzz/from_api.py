@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
+from kubeproxy.api.cluster import validities
 from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import ExecConfig, ExecPlugin
 from kubeproxy.api.decode import WatchDecoder, decode_object, decode_page
-from kubeproxy.api.documents import read_documents
+from kubeproxy.api.manifests import read_documents
 from kubeproxy.api.status import StatusError, decode_status
-from kubeproxy.api.x509 import validities
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.skeleton import SHARED, RuleSettings, StartOptions
 from kubeproxy.backends.nftables.render import Numbers, place, render

@@ -14,7 +14,7 @@ from kubeproxy.ask.state.page import parse_query
 from kubeproxy.config.load import read_text
 from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
-from kubeproxy.config.write import dump
+from kubeproxy.config.types import dump
 from kubeproxy.page.pages import Content, refusal
 from kubeproxy.report.pages import takes_gzip
 from kubeproxy.server.connection import ServerConnection

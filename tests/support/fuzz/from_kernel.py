@@ -15,7 +15,8 @@ from typing import Any, Final
 from kubeproxy.backends.iptables.examine import owner_of
 from kubeproxy.backends.iptables.found import by_chain
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel.conntrack import events, tracked, udp_flows
+from kubeproxy.kernel import route
+from kubeproxy.kernel.conntrack import tracked, udp_flows
 from kubeproxy.kernel.conntrack import tracked as tracking_counts
 from kubeproxy.kernel.ipset import Ipsets, SetKind
 from kubeproxy.kernel.ipvs import Ipvs, family_id, server_key
@@ -27,7 +28,6 @@ from kubeproxy.kernel.nftables.elements import all_elements, element_counts, loo
 from kubeproxy.kernel.nftables.tables import chains_by_name, counter_packets, listed_chains
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.processes import descriptors, holder, proxies
-from kubeproxy.kernel.route import addresses
 from kubeproxy.kernel.xtables import xtables
 
 V4: Final = 2
@@ -172,7 +172,7 @@ def connections(data: bytes) -> None:
         lambda: tracking_counts.refusals(_link(answer)),
         lambda: _flows(2, answer),
         lambda: _flows(10, answer),
-        lambda: events.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
+        lambda: tracked.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
             time.monotonic() + 1e9
         ),
     )
@@ -188,12 +188,12 @@ def _flows(family: int, answer: bytes) -> None:
 def routes(data: bytes) -> None:
     """Local addresses, and that they changed."""
     answer = _answer(data, (20, 21))
-    monitor = addresses.AddressMonitor(_announced(answer), frozenset())
+    monitor = route.AddressMonitor(_announced(answer), frozenset())
     _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
 
 
 def _addresses(answer: bytes, family: int) -> None:
-    addresses.listed(family, _link(answer).dump_all(22, b"", "addresses"), {1: "lo"})
+    route.listed(family, _link(answer).dump_all(22, b"", "addresses"), {1: "lo"})
 
 
 def ipvs(data: bytes) -> None:

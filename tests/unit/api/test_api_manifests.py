@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.api.documents import read_documents
-from kubeproxy.api.manifests import ManifestSource
+from kubeproxy.api.manifests import ManifestSource, read_documents
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
 from support.scripted import eventually

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.cluster import Cluster, Trust, parse_server, validities
 from kubeproxy.api.credentials import Credentials, KeyPair
-from kubeproxy.api.x509 import validities
 from support.places import ROOT
 
 TLS = ROOT / "tests/support/tls"

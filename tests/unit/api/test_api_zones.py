@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kubeproxy.api import zones
+from kubeproxy.api import watch
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
@@ -168,8 +168,8 @@ def test_zones_are_asked_for_once_when_a_service_begins_to_weigh_by_them():
 
 
 def test_many_services_are_asked_for_together_and_not_all_the_time(monkeypatch):
-    monkeypatch.setattr(zones, "BURST", 2)
-    many = 2 * zones.TOGETHER
+    monkeypatch.setattr(watch, "BURST", 2)
+    many = 2 * watch.TOGETHER
     names = [f"web{n}" for n in range(many)]
 
     def later(api):
@@ -191,7 +191,7 @@ def test_many_services_are_asked_for_together_and_not_all_the_time(monkeypatch):
 
 @pytest.mark.parametrize("how", ["refused", "deleted"])
 def test_services_do_not_wait_for_ever(monkeypatch, how):
-    monkeypatch.setattr(zones, "PATIENCE", 0.2)
+    monkeypatch.setattr(watch, "PATIENCE", 0.2)
 
     def prepare(api):
         api.refused = 1000

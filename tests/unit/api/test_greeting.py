@@ -14,8 +14,8 @@ from socket import create_server
 import msgspec
 import pytest
 
-from kubeproxy.api.greeting import greet
-from kubeproxy.api.x509 import token_validity, validities
+from kubeproxy.api.cluster import token_validity, validities
+from kubeproxy.api.lists import greet
 from kubeproxy.errors import SourceError
 from support.http_client import cluster_at
 from support.scripted import TLS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.changes import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts
+from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced

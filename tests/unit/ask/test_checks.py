@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.api.x509 import Validity
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
@@ -13,7 +13,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
-from kubeproxy.kernel.route.links import Bridge, NetworkInterface
+from kubeproxy.kernel.route import Bridge, NetworkInterface
 from kubeproxy.meaning.firewall import Filter
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta

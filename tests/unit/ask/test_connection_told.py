@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask import connection, packets
+from kubeproxy.ask import connection
 from kubeproxy.ask.checks import contact, settings, strangers
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
@@ -24,8 +24,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.route.addresses import Address
-from kubeproxy.kernel.route.links import Bridge, hairpin_ports
+from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
@@ -229,8 +228,8 @@ POD, NEAR, FAR, HOST = (bytes((10, 244, third, 7)) for third in range(4))
 )
 def test_where_client_and_endpoint_meet(client, ends, meeting, monkeypatch):
     ways = {POD: "cni0", NEAR: "cni0", HOST: "cni0", FAR: "eth0"}
-    monkeypatch.setattr(packets, "interface_to", lambda address: ways[address])
-    whole = packets.CheckedConnection(Packet(client, b"\n\x60\0\1", 6, 80), {HOST})
+    monkeypatch.setattr(connection, "interface_to", lambda address: ways[address])
+    whole = connection.CheckedConnection(Packet(client, b"\n\x60\0\1", 6, 80), {HOST})
     assert connection._meeting(whole, ends) == meeting
 
 
@@ -261,7 +260,7 @@ def test_a_pod_that_reaches_itself_needs_hairpin_mode(ports, filtered, ends, mar
     for name, value in ports.items():
         (tmp_path / "cni0" / "brif" / name).mkdir(parents=True)
         (tmp_path / "cni0" / "brif" / name / "hairpin_mode").write_text(f"{value}\n")
-    monkeypatch.setattr(packets, "interface_to", lambda _: "cni0")
+    monkeypatch.setattr(connection, "interface_to", lambda _: "cni0")
     monkeypatch.setattr(connection, "bridges", lambda: [Bridge("cni0", filtered)])
     monkeypatch.setattr(connection, "hairpin_ports", lambda name: hairpin_ports(name, tmp_path))
     node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=Packet(POD, NEAR, 6, 80))

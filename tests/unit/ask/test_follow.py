@@ -9,8 +9,7 @@ import pytest
 from kubeproxy.ask.flows import follow
 from kubeproxy.ask.flows.follow import Follower, Known
 from kubeproxy.ask.flows.users import ServedPorts
-from kubeproxy.kernel.conntrack.events import Event
-from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, Event, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.nftables_plans import plans_of
 

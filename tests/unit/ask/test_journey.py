@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.ask.kernel.journey import LEFT, KnownRules, TracedReply, journeys, verdict
+from kubeproxy.ask.kernel.tracing import LEFT, KnownRules, TracedReply, journeys, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack

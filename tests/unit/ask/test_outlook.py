@@ -8,7 +8,7 @@ from kubeproxy.ask import outlook as plan
 from kubeproxy.config.fields import DetectLocal
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import BALANCING
-from kubeproxy.kernel.route.links import NetworkInterface
+from kubeproxy.kernel.route import NetworkInterface
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.setup import modes
 
@@ -17,7 +17,7 @@ from kubeproxy.setup import modes
     ("now", "new", "named"), [("", "nosuch0", True), ("", "cbr0", False), ("nosuch0", "nosuch0", False)]
 )
 def test_an_interface_of_pods_that_is_not_there_is_named(now, new, named, monkeypatch):
-    monkeypatch.setattr(plan.links, "interfaces", lambda: [NetworkInterface(2, "cbr0", True, True, True)])
+    monkeypatch.setattr(plan.route, "interfaces", lambda: [NetworkInterface(2, "cbr0", True, True, True)])
 
     def by(name):
         return KubeProxyConfiguration(

@@ -9,8 +9,7 @@ import pytest
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import VModuleItem, json_fields
 from kubeproxy.config.load import load_text
-from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.config.write import describe
+from kubeproxy.config.types import KubeProxyConfiguration, describe
 from kubeproxy.errors import ConfigError
 
 BOOL = ("yes", 'expected true or false, got "yes"')

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.config.load import load_text, watch
-from kubeproxy.config.write import with_values
+from kubeproxy.config.types import with_values
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 INTERVAL = 0.01

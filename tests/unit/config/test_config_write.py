@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import ConntrackSettings, IPTables, Logging, NFTables, VModuleItem
 from kubeproxy.config.load import load_text
-from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.config.write import describe, differences, dump, in_effect, with_values, write_file
+from kubeproxy.config.types import (
+    KubeProxyConfiguration,
+    describe,
+    differences,
+    dump,
+    in_effect,
+    with_values,
+    write_file,
+)
 from kubeproxy.errors import ConfigError
 
 periods = st.integers(10**9, 10**15).map(Duration.from_nanoseconds)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kubeproxy.engine import turns
+from kubeproxy.engine import pacing
 from kubeproxy.model import planner as planner_module
 from kubeproxy.model.events import Replaced
 from support.staged_engine import NODE, V4, cidr, endpoints, gone, node, play, service, started
@@ -15,7 +15,7 @@ _sleep = asyncio.sleep
 @pytest.fixture
 def bit_by_bit(monkeypatch):
     """The loop runs after every object."""
-    monkeypatch.setattr(turns, "HOLD", -1.0)
+    monkeypatch.setattr(pacing, "HOLD", -1.0)
     monkeypatch.setattr(planner_module, "STEP", 1)
 
 

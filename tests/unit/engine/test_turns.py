@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kubeproxy.engine.turns import exhaust, to_its_end
+from kubeproxy.engine.pacing import exhaust, to_its_end
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -1,6 +1,6 @@
 """Which bridges pass their packets to the rules, by files of our own making."""
 
-from kubeproxy.kernel.route.links import Bridge, bridges
+from kubeproxy.kernel.route import Bridge, bridges
 from kubeproxy.model.addresses import Family
 
 

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import SavedTable
 
 HINT = SavedTable("mangle", ("KUBE-IPTABLES-HINT",), ())
@@ -25,7 +25,7 @@ def failures(monkeypatch):
             raise made.pop()
         return [HINT]
 
-    monkeypatch.setattr(iptables_variant, "_TRIED_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(xtables, "_TRIED_AGAIN", (0.0, 0.0))
     monkeypatch.setattr(xtables, "tables", tables)
     monkeypatch.setattr(xtables, "installed", lambda: ("iptables-nft", "iptables-legacy"))
     return made
@@ -39,14 +39,14 @@ def could_not_be_started() -> ApplyError:
 
 def test_a_command_that_could_not_be_started_is_tried_again(failures):
     failures.extend([could_not_be_started(), could_not_be_started()])
-    assert iptables_variant.detect() == "legacy"
+    assert xtables.detect() == "legacy"
 
 
 def test_a_command_that_fails_means_that_the_variant_is_not_in_use(failures):
     failures.append(ApplyError("iptables-legacy-save: table does not exist"))
-    assert iptables_variant.detect() == "nft"
+    assert xtables.detect() == "nft"
 
 
 def test_a_command_that_can_never_be_started_is_given_up(failures):
     failures.extend(could_not_be_started() for _ in range(9))
-    assert iptables_variant.detect() == "nft"
+    assert xtables.detect() == "nft"

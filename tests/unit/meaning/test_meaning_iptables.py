@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from kubeproxy.meaning import regions
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.compare import FirstPacket, outcomes
 from support.rulesets import NODE, PLACE, iptables_rules
 
@@ -95,7 +95,7 @@ def test_a_policy_drops_what_no_rule_accepts() -> None:
 
 
 def test_another_protocol_passes() -> None:
-    assert seen("ACCEPT", "192.0.2.1", "10.96.0.1", 80, protocol=regions.UDP) == {"passed": 1.0}
+    assert seen("ACCEPT", "192.0.2.1", "10.96.0.1", 80, protocol=rules.UDP) == {"passed": 1.0}
     assert seen("ACCEPT", "192.0.2.1", "10.96.0.1", 0, protocol=1) == {"passed": 1.0}
 
 

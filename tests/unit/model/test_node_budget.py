@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import NO_ROOM, entries
-from kubeproxy.model.budget import SHARES, TURN, FairOrder
+from kubeproxy.model.claims import SHARES, TURN, FairOrder
 from kubeproxy.model.events import Deleted
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import Problem

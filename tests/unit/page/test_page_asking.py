@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from kubeproxy.page import companion as module
-from kubeproxy.page.companion import FormQuestions, UnansweredError
+from kubeproxy.page import beside as module
+from kubeproxy.page.beside import FormQuestions, UnansweredError
 
 ECHO = "import sys, json; print(json.dumps({'words': sys.argv[1:], 'asked': json.loads(sys.stdin.readline())}))"
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from kubeproxy.page import companion as module
-from kubeproxy.page.companion import Companion, ourselves
+from kubeproxy.page import beside as module
+from kubeproxy.page.beside import Companion, ourselves
 
 ECHO = "import sys\nfor line in sys.stdin: print('heard', line.strip(), flush=True)"
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(600)"

@@ -30,7 +30,7 @@ from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectM
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.page import PATHS
 from kubeproxy.page import feed as feed_module
-from kubeproxy.page.companion import UnansweredError
+from kubeproxy.page.beside import UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.pages import page, page_pages
 from kubeproxy.server.admission import Admission

@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import Process
-from kubeproxy.program.neighbours import PAUSE, Neighbours, TakenPort, user_agent
+from kubeproxy.program.serving import PAUSE, Neighbours, TakenPort, user_agent
 
 OURS = os.getpid()
 HIDDEN = "the process that has it is not visible from here (it has other rights, or is in a container)"

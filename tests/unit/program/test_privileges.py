@@ -9,8 +9,8 @@ from kubeproxy.api.credentials import Credentials, ExecConfig, ExecPlugin, Token
 from kubeproxy.config.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.capability import Capability
-from kubeproxy.program import privileges
-from kubeproxy.program.privileges import Needs, needed
+from kubeproxy.program import lifetime
+from kubeproxy.program.lifetime import Needs, needed
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup.sources import open_sources
 
@@ -55,16 +55,16 @@ def test_the_files_that_are_read_again_are_known(tmp_path):
 def steps(monkeypatch):
     """What was given up, in order; this process keeps its own rights."""
     made = []
-    monkeypatch.setattr(privileges.xtables, "installed", lambda: ["iptables-nft", "ip6tables-legacy"])
-    monkeypatch.setattr(privileges, "beyond_permission", lambda paths: [path for path in paths if path == "/others"])
-    monkeypatch.setattr(privileges, "keep_only", made.append)
-    monkeypatch.setattr(privileges, "forbid_new_privileges", lambda: made.append("no new privileges"))
+    monkeypatch.setattr(lifetime.xtables, "installed", lambda: ["iptables-nft", "ip6tables-legacy"])
+    monkeypatch.setattr(lifetime, "beyond_permission", lambda paths: [path for path in paths if path == "/others"])
+    monkeypatch.setattr(lifetime, "keep_only", made.append)
+    monkeypatch.setattr(lifetime, "forbid_new_privileges", lambda: made.append("no new privileges"))
     return made
 
 
 def test_all_of_it_is_given_up_at_once(steps):
-    privileges.give_up(["/config"], "")
-    privileges.give_up(["/config", "/others"], "")
+    lifetime.give_up(["/config"], "")
+    lifetime.give_up(["/config", "/others"], "")
     raw = ALWAYS | {Capability.NET_RAW}
     assert steps == [raw, "no new privileges", raw | {Capability.DAC_READ_SEARCH}, "no new privileges"]
 
@@ -73,8 +73,8 @@ def test_a_node_that_refuses_is_told_and_served(steps, monkeypatch, caplog):
     def refuses(wanted):
         raise ApplyError("cannot set capabilities: Operation not permitted")
 
-    monkeypatch.setattr(privileges, "keep_only", refuses)
-    privileges.give_up([], "")
+    monkeypatch.setattr(lifetime, "keep_only", refuses)
+    lifetime.give_up([], "")
     assert [record.getMessage() for record in caplog.records] == [
         "Running with more rights than are needed: cannot set capabilities: Operation not permitted"
     ]
@@ -85,5 +85,5 @@ def test_a_plugin_with_rights_of_its_own_keeps_them(steps, tmp_path, mode, gives
     plugin = tmp_path / "login"
     plugin.touch()
     plugin.chmod(mode)
-    privileges.give_up([], str(plugin))
+    lifetime.give_up([], str(plugin))
     assert (steps == []) is gives

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from kubeproxy.report import systemd
-from kubeproxy.report.systemd import Notifier
+from kubeproxy.report import health
+from kubeproxy.report.health import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -32,7 +32,7 @@ def heard(sock):
 
 
 def test_ready_status_life_and_end(notified, monkeypatch):
-    monkeypatch.setattr(systemd, "STATUS_SECONDS", 0.01)
+    monkeypatch.setattr(health, "STATUS_SECONDS", 0.01)
     name, sock = notified
     environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid()), "PATH": "/bin"}
     notifier = Notifier.of_environment(environment)

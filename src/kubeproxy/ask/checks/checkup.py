@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kubeproxy.api.greeting import greet
+from kubeproxy.api.cluster import token_validity
 from kubeproxy.api.kubeconfig import load_cluster
+from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
-from kubeproxy.api.x509 import token_validity
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.checks.node import (
     CheckedNode,
@@ -35,7 +35,7 @@ from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.mode import Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
-from kubeproxy.config.write import differences
+from kubeproxy.config.types import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes

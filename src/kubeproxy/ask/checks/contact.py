@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import structs
 
+from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
-from kubeproxy.api.x509 import Validity
 from kubeproxy.ask.finding import Diagnosis, Severity, duration
 
 QUIET: Final = 60.0

@@ -14,11 +14,10 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel import route
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.kernel.route import links
-from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, Address, local_addresses, way_out
-from kubeproxy.kernel.route.links import SYS, bridges
+from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, local_addresses, way_out
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import Family, Range, unpack, within
 from kubeproxy.model.answer import Packet
@@ -142,7 +141,7 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
         near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
         used = {name for each in near for name in each or uplinks}
         roles = {name: role for name, role in roles.items() if name in used}
-    yield from settings.down(links.interfaces(), roles, {bridge.name for bridge in bridges()})
+    yield from settings.down(route.interfaces(), roles, {bridge.name for bridge in bridges()})
 
 
 def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -9,7 +9,7 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.backends.mode import FlowsEnd, Room
 from kubeproxy.kernel.proc.processes import Descriptors
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
-from kubeproxy.kernel.route.links import SYSCTL, Bridge, NetworkInterface
+from kubeproxy.kernel.route import SYSCTL, Bridge, NetworkInterface
 from kubeproxy.model.addresses import Family
 
 FULL, FILLING = 0.95, 0.8

@@ -1,19 +1,29 @@
-"""The question of `kube-proxy flows -f`: connections as they begin and end, with names of Service and pods."""
+"""The questions of `kube-proxy flows`: connections of Services that are open now; with -f, connections as they begin
+and end, with names of Service and pods.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from kubeproxy.ask import cluster
-from kubeproxy.ask.flows.ground import Ground
-from kubeproxy.ask.flows.users import ServedPort, ServedPorts, target_text
-from kubeproxy.kernel.conntrack.events import Event
-from kubeproxy.model.addresses import destination_text
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.flows.owners import nodeport_addresses
+from kubeproxy.ask.flows.sampling import Sampled
+from kubeproxy.ask.flows.users import Census, ServedPort, ServedPorts, target_text
+from kubeproxy.ask.source import Source, knowing
+from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy.kernel.conntrack.tracked import ANSWERED, EVERYTHING, Event, Events, Tracked, Wanted, announced, entries
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
+from kubeproxy.model.addresses import Family, destination_text
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.setup import host, modes
 
 MOST_REMEMBERED = 1 << 16
 """Maximum number of connections with a stored beginning, for their duration; beyond it the oldest are removed."""
@@ -135,3 +145,110 @@ class Follower:
             seconds,
             answered,
         )
+
+
+MOST_SILENT = 1 << 17
+"""Maximum number of unanswered connections to remember; beyond it `unanswered` includes new connections."""
+
+
+class Cost(Struct, frozen=True, rename="camel"):
+    """The cost of a reading: `seconds` of listening, `processor_seconds` in total, and the connections read.
+
+    If the kernel sends no announcements (`announced` is False), new connections are not counted.
+    """
+
+    seconds: float
+    processor_seconds: float
+    connections: int
+    new: int
+    left_out: int
+    lost: int
+    announced: bool
+
+
+class Look:
+    """One reading of connection tracking: the entries at its end, and the connections that began during it."""
+
+    def __init__(self, where: Ground, served: ServedPorts) -> None:
+        self._where = where
+        self._census = Census(served, where.own)
+        self.seconds = 0.0
+        self._read = 0
+        self._spent = 0.0
+        self._events = (0, 0, 0)
+
+    def take(self, seconds: float) -> None:
+        """Listen for `seconds`, then read all entries. Raises ApplyError."""
+        spent = time.process_time()
+        with Netlink.open(NETLINK_NETFILTER) as link:
+            silent = self._silent(link)
+            self._listen(seconds)
+            wanted = EVERYTHING if self._where.own is not None else self._where.wanted
+            for entry in self._entries(link, wanted):
+                self._read += 1
+                unanswered = not entry.answered and (silent is None or entry.mark in silent)
+                self._census.add(entry, silent=unanswered)
+        self._spent = time.process_time() - spent
+
+    def cost(self) -> Cost:
+        """Return the cost of the reading."""
+        return Cost(self.seconds, self._spent, self._read, *self._events, announced())
+
+    def _entries(self, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
+        for family in self._where.facts.world.families:
+            yield from entries(link, family, wanted)
+
+    def _silent(self, link: Netlink) -> frozenset[bytes] | None:
+        """Return the marks of unanswered entries, None if there are too many."""
+        clients = 0 if self._where.own is not None else self._where.mode.tracked_as
+        found = set()
+        for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):
+            found.add(entry.mark)
+            if len(found) > MOST_SILENT:
+                return None
+        return frozenset(found)
+
+    def _listen(self, seconds: float) -> None:
+        began = time.monotonic()
+        own = self._where.own is not None
+        with Events.open(EVERYTHING if own else self._where.wanted) as events:
+            sampled = Sampled(events)
+            while time.monotonic() < began + seconds:
+                for event, weight in sampled.for_a_while(began + seconds):
+                    if not event.ended:
+                        self._census.began(event.entry, weight)
+            self._events = sampled.heard, sampled.left_out, sampled.lost
+        self.seconds = time.monotonic() - began
+
+
+class Ground(NamedTuple):
+    """The source of the answers, its mode, and this node's addresses."""
+
+    source: Source
+    facts: Facts
+    mode: Mode
+    local: Mapping[Family, Sequence[bytes]]
+
+    @property
+    def own(self) -> frozenset[bytes] | None:
+        """Return this node's addresses if connections end at the proxy in this mode, else None."""
+        return frozenset(chain(*self.local.values())) if self.mode.flows_end is FlowsEnd.PROXY else None
+
+    @property
+    def wanted(self) -> Wanted:
+        """Return the filter for entries of connection tracking that may belong to Services."""
+        return Wanted(self.mode.tracked_as, self.mode.tracked_as)
+
+    def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
+        """Return the ports of these Services, or of all, as the kernel has them. Raises KubeProxyError."""
+        held = self.source.services(names)
+        families = ((family, self.facts.world.of(family)) for family in self.facts.world.families)
+        asked = {family: ours.nodeport_ips if ours is not None else () for family, ours in families}
+        return ServedPorts((plan for one in held for plan in one.plans), nodeport_addresses(asked, self.local))
+
+
+def ground(source: Source) -> Ground:
+    """Return the facts of a source, with this node's addresses. Raises KubeProxyError."""
+    facts = knowing(source)
+    local = host.packed_local_addresses(facts.world.families, modes.interfaces())
+    return Ground(source, facts, modes.named(facts.mode), local)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.ask.flows.owners import Owners
-from kubeproxy.kernel.conntrack.events import Event, Events
-from kubeproxy.kernel.conntrack.tracked import Tracked
+from kubeproxy.kernel.conntrack.tracked import Event, Events, Tracked
 from kubeproxy.model.addresses import destination_text
 
 

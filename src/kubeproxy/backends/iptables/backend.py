@@ -17,7 +17,6 @@ from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans, rule_count
 from kubeproxy.backends.iptables.found import FoundTable, read
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
-from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import (
     Work,
@@ -32,6 +31,7 @@ from kubeproxy.backends.iptables.skeleton import (
     CANARY_TABLES,
     NAT_NODEPORTS,
     NAT_SERVICES,
+    SERVICE_PREFIXES,
     SHARED,
     Place,
     RuleSettings,

@@ -14,15 +14,20 @@ from typing import Final
 from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Printer, Suspect, as_printed, as_saved
-from kubeproxy.backends.iptables.names import EXT, FW, SEP, SERVICE_PREFIXES, SVC, SVL
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.iptables.skeleton import (
     CANARY,
+    EXT,
+    FW,
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     NAT_SERVICES,
+    SEP,
+    SERVICE_PREFIXES,
     SHARED,
+    SVC,
+    SVL,
     Place,
     RuleSettings,
 )

@@ -17,9 +17,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.names import COPY, SEP
 from kubeproxy.backends.iptables.render import Detail
-from kubeproxy.backends.iptables.skeleton import JUMPS, OWN_CHAINS, Place, SharedChain
+from kubeproxy.backends.iptables.skeleton import COPY, JUMPS, OWN_CHAINS, SEP, Place, SharedChain
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family

@@ -21,7 +21,7 @@ from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
 from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
-from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError, TableInfo
 from kubeproxy.model.addresses import Family, parse_networks, within
@@ -94,7 +94,7 @@ def _check_version(commands: Commands) -> None:
 @cache
 def _commands(family: Family) -> Commands:
     try:
-        return iptables_variant.commands(family, iptables_variant.chosen())
+        return xtables.variant_commands(family, xtables.chosen())
     except ApplyError as error:
         raise Unsupported(
             f"iptables is missing ({error}): install the package iptables (apt-get install iptables)"
@@ -105,7 +105,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
     metrics = Metrics(registry, world.families)
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), make_counters(metrics))
     backends = [IptablesBackend.open(_commands(family), world, options, metrics) for family in world.families]
-    log.info("Using iptables variant=%s counters=%s", iptables_variant.chosen() or "the only one", options.counters)
+    log.info("Using iptables variant=%s counters=%s", xtables.chosen() or "the only one", options.counters)
     return backends
 
 
@@ -114,7 +114,7 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
-    commands = iptables_variant.in_use(family, "mangle", CANARY)
+    commands = xtables.in_use(family, "mangle", CANARY)
     # A kernel can have the counters without their match; then the proxy goes on without them.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)

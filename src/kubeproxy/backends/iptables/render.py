@@ -12,8 +12,22 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 
-from kubeproxy.backends.iptables.names import EXT, FW, PROTOCOL_WORDS, SEP, SVC, SVL, chain_hashes, comment, port_name
-from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER, NAT_NODEPORTS, NAT_SERVICES, Place, RuleSettings
+from kubeproxy.backends.iptables.skeleton import (
+    EXT,
+    FW,
+    LOCALHOST_COUNTER,
+    NAT_NODEPORTS,
+    NAT_SERVICES,
+    PROTOCOL_WORDS,
+    SEP,
+    SVC,
+    SVL,
+    Place,
+    RuleSettings,
+    chain_hashes,
+    comment,
+    port_name,
+)
 from kubeproxy.model.addresses import Range, destination_texts, network_text, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, ServicePlan, Traffic
 

@@ -18,8 +18,15 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import OwnChains
 from kubeproxy.backends.iptables.found import FoundTable
-from kubeproxy.backends.iptables.names import COPY
-from kubeproxy.backends.iptables.skeleton import CANARY, JUMPS, KUBELET_FIREWALL, MARTIANS, RuleSettings, fixed_chains
+from kubeproxy.backends.iptables.skeleton import (
+    CANARY,
+    COPY,
+    JUMPS,
+    KUBELET_FIREWALL,
+    MARTIANS,
+    RuleSettings,
+    fixed_chains,
+)
 
 _PIECE: Final = 200
 """Number of Services whose chains go to a running iptables-restore in one piece of input."""

@@ -16,7 +16,6 @@ from typing import Final, Protocol, Self
 from kubeproxy.backends.iptables import found
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, MOST_PLACES, Chains, FoundTable, Suspect, as_printed
-from kubeproxy.backends.iptables.names import SERVICE_PREFIXES
 from kubeproxy.backends.iptables.restores import declarations, deletion
 from kubeproxy.backends.iptables.skeleton import (
     CANARY,
@@ -24,6 +23,7 @@ from kubeproxy.backends.iptables.skeleton import (
     JUMPS,
     KUBELET_FIREWALL,
     OWN_CHAINS,
+    SERVICE_PREFIXES,
     SHARED,
     Place,
     SharedChain,

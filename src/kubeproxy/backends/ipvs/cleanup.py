@@ -17,10 +17,9 @@ from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision, remove_iptables_rules
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel import ipvs
+from kubeproxy.kernel import ipvs, route
 from kubeproxy.kernel.ipset import Ipsets
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.route import links
 from kubeproxy.model.addresses import Family, family_of
 from kubeproxy.model.answer import Packet
 
@@ -49,23 +48,23 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no oth
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
     """Return the interface and the chains in the kernel; virtual servers are removed with the interface."""
-    interface = [Trace(f"interface {INTERFACE}", None, _catches)] if links.link_index(INTERFACE) is not None else []
+    interface = [Trace(f"interface {INTERFACE}", None, _catches)] if route.link_index(INTERFACE) is not None else []
     chains = (c for c in sight.xtables if c.name in IPVS_CHAINS and not owns(c.table, c.name))
     return [*interface, *chain_traces(chains)]
 
 
 def _catches(packet: Packet) -> bool:
-    return packet.destination in links.link_addresses(INTERFACE, family_of(packet.destination))
+    return packet.destination in route.link_addresses(INTERFACE, family_of(packet.destination))
 
 
 def _remove_servers() -> list[str]:
-    if links.link_index(INTERFACE) is None:
+    if route.link_index(INTERFACE) is None:
         return []
     try:
         kernel = ipvs.Ipvs.open()
     except Unsupported:
         return []
-    bound = {address for family in Family for address in links.link_addresses(INTERFACE, family)}
+    bound = {address for family in Family for address in route.link_addresses(INTERFACE, family)}
     ports = _node_ports()
     with kernel:
         ours = [server for server in kernel.servers() if server.key[:-3] in bound or server.key[-3:] in ports]
@@ -89,7 +88,7 @@ def _node_ports() -> set[bytes]:
 
 
 def _remove_interface() -> list[str]:
-    if links.delete_link(INTERFACE):
+    if route.delete_link(INTERFACE):
         log.info("Removed the interface name=%s", INTERFACE)
     return []
 

@@ -35,7 +35,7 @@ from kubeproxy.kernel.ipvs import (
 )
 from kubeproxy.kernel.proc import modules
 from kubeproxy.kernel.proc.sysctl import apply_settings
-from kubeproxy.kernel.xtables import iptables_variant, xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
@@ -150,7 +150,7 @@ def used_commands(family: Family) -> Commands:
 
     Raises Unsupported, or ApplyError.
     """
-    used = iptables_variant.chosen()
+    used = xtables.chosen()
     reasons: list[str] = []
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
         try:
@@ -199,7 +199,7 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
-    scheduler, commands = scheduler_named(config.ipvs.scheduler), iptables_variant.in_use(family, "filter", OWN_CHAIN)
+    scheduler, commands = scheduler_named(config.ipvs.scheduler), xtables.in_use(family, "filter", OWN_CHAIN)
     view = NodeView.look(commands, scheduler)
     return IpvsExaminer(view, world, scheduler, excluded(config.ipvs, family), printer(commands))
 

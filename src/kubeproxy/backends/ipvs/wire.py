@@ -16,11 +16,10 @@ from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
 from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, Scheduler, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel import ipvs
+from kubeproxy.kernel import ipvs, route
 from kubeproxy.kernel.ipset import Ipsets, SetCounts, SetEntry
 from kubeproxy.kernel.proc.empty_network import in_empty_network
-from kubeproxy.kernel.route import links
-from kubeproxy.kernel.route.addresses import AddressMonitor, local_addresses
+from kubeproxy.kernel.route import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
@@ -144,7 +143,7 @@ class NodeKernel(NodeView):
 
     def prepare(self) -> None:
         """Create the interface and the sets if they are missing."""
-        self._interface = links.ensure_dummy(INTERFACE)
+        self._interface = route.ensure_dummy(INTERFACE)
         counts = self._sets.counts()
         for set_id in IpsetId:
             self._prepare_set(set_id.named(self.family), set_id, counts.get(set_id.named(self.family)))
@@ -155,11 +154,11 @@ class NodeKernel(NodeView):
 
     def bind(self, addresses: Iterable[bytes]) -> None:
         """Add addresses to kube-ipvs0."""
-        links.add_addresses(self._interface, list(addresses))
+        route.add_addresses(self._interface, list(addresses))
 
     def unbind(self, addresses: Iterable[bytes]) -> None:
         """Remove addresses from kube-ipvs0."""
-        links.remove_addresses(self._interface, list(addresses))
+        route.remove_addresses(self._interface, list(addresses))
 
     # -- virtual servers --------------------------------------------------------------------------------------------
 

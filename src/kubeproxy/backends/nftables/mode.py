@@ -19,7 +19,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables.messages import require
-from kubeproxy.kernel.route.links import ethernet_interfaces, interface_changes
+from kubeproxy.kernel.route import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry

@@ -24,7 +24,7 @@ from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.elements import element_messages, pairs
 from kubeproxy.kernel.nftables.messages import table_message, table_removal
 from kubeproxy.kernel.nftables.tables import ListedChain, chains_by_name
-from kubeproxy.kernel.route.addresses import SCOPE_UNIVERSE, local_addresses
+from kubeproxy.kernel.route import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
 

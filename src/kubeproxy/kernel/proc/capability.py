@@ -1,6 +1,6 @@
 """The capabilities of this process: making one effective, and dropping all but some permanently.
 
-`program/privileges.py` decides which ones are needed. Source: capabilities(7), prctl(2).
+`program/lifetime.py` decides which ones are needed. Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """The iptables commands: listing rules, and changing them in one restore.
 
 A node may have rules of both variants, nft and legacy, for both families; each installed variant is called by its own
-name. No shell: commands are argument lists, and input goes through standard input.
+name. The variant that the node uses is detected as in the Go kube-proxy's images: the kubelet creates a hint chain in
+mangle in that variant; without one it is the variant with more rules, and nft if there are none. Source:
+kubernetes-sigs/iptables-wrappers, KEP-3178.
+
+No shell: commands are argument lists, and input goes through standard input.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple
+from functools import cache
+from typing import Any, Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.nfnetlink import has_chain
@@ -256,3 +262,81 @@ def target_of(rule: str) -> str:
         if flag in before:
             return words[len(words) - 1 - before.index(flag)]
     return ""
+
+
+HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
+
+_TRIED_AGAIN: Final = (0.1, 0.4)
+"""Seconds before a command that could not be started, for example without memory, is started again."""
+
+Variant = Literal["nft", "legacy", ""]
+
+
+@cache
+def chosen() -> Variant:
+    """Return the variant to use, '' if commands are not named by variant; cached for the life of the process."""
+    return detect()
+
+
+def detect() -> Variant:
+    """Return the variant that this node uses now."""
+    counts: dict[Variant, int] = {}
+    for variant in ("nft", "legacy"):
+        names = [name for name in installed() if name.endswith(f"-{variant}")]
+        if not names:
+            continue
+        rules, hinted = _survey(names)
+        if hinted:
+            return variant
+        counts[variant] = rules
+    if not counts:
+        return ""
+    return "legacy" if counts.get("legacy", -1) > counts.get("nft", -1) else "nft"
+
+
+def variant_commands(family: Family, variant: Variant) -> Commands:
+    """Return a variant's commands. Raises ApplyError when they are missing."""
+    name = NAMES[family]
+    return commands(f"{name}-{variant}" if variant else name)
+
+
+def in_use(family: Family, table: str, chain: str) -> Commands:
+    """Return the commands of the variant in which a table has a chain, else of the one that this node uses.
+
+    It lists that table only, and writes nothing. Raises ApplyError.
+    """
+    there = [found for found in map(commands, installed_for(family)) if _has(found, table, chain)]
+    return there[0] if len(there) == 1 else variant_commands(family, chosen())
+
+
+def _has(found: Commands, table: str, chain: str) -> bool:
+    try:
+        listed = found.table(table)
+    except ApplyError:
+        return False
+    return listed is not None and chain in listed.chains
+
+
+def _survey(names: list[str]) -> tuple[int, bool]:
+    """Return the number of rules, and whether there is a hint."""
+    rules, hinted = 0, False
+    for name in names:
+        tables = _tables(name)
+        rules += sum(len(table.rules) for table in tables)
+        hinted = hinted or any(table.name == "mangle" and HINTS.intersection(table.chains) for table in tables)
+    return rules, hinted
+
+
+def _tables(name: str) -> list[SavedTable]:
+    """Return the tables of a variant, none if it does not work here, for example without its kernel modules.
+
+    The caller caches the result, so a command that could not be started is tried again.
+    """
+    for pause in (*_TRIED_AGAIN, None):
+        try:
+            return list(tables(name))
+        except ApplyError as error:
+            if pause is None or not isinstance(error.__cause__, OSError):
+                break
+            time.sleep(pause)
+    return []

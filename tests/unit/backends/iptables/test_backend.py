@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kubeproxy.backends.iptables.names import chain_hashes, comment, port_name
-from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.iptables.skeleton import StartOptions, chain_hashes, comment, port_name
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort

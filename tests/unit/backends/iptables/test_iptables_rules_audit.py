@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.backends.iptables.found import as_saved, by_chain
-from kubeproxy.backends.iptables.names import chain_hashes
+from kubeproxy.backends.iptables.skeleton import chain_hashes
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Incompatible, RestoreError

@@ -8,7 +8,7 @@ from kubeproxy.backends.iptables import mode
 from kubeproxy.config.fields import DetectLocal, IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.xtables import iptables_variant
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family
@@ -63,9 +63,9 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
         return node
 
     mode._commands.cache_clear()
-    monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(xtables, "chosen", lambda: "legacy")
     monkeypatch.setattr(mode, "_is_there", lambda *_: False)
-    monkeypatch.setattr(iptables_variant, "commands", commands)
+    monkeypatch.setattr(xtables, "variant_commands", commands)
     with pytest.raises(Unsupported, match=said):
         mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
     mode._commands.cache_clear()
@@ -74,9 +74,9 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
 def test_a_lock_that_is_held_is_nothing_that_is_missing(monkeypatch):
     """Else a node would go without IPv6 because another program was busy when it started."""
     mode._commands.cache_clear()
-    monkeypatch.setattr(iptables_variant, "chosen", lambda: "legacy")
+    monkeypatch.setattr(xtables, "chosen", lambda: "legacy")
     monkeypatch.setattr(mode, "_is_there", lambda *_: False)
-    monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=LockHeldError("holding the xtables lock")))
+    monkeypatch.setattr(xtables, "variant_commands", lambda *_: Node(rules=LockHeldError("holding the xtables lock")))
     with pytest.raises(ApplyError, match="xtables lock") as caught:
         mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
     assert not isinstance(caught.value, Unsupported)
@@ -85,8 +85,8 @@ def test_a_lock_that_is_held_is_nothing_that_is_missing(monkeypatch):
 
 def test_rules_of_nft_itself_are_no_obstacle(monkeypatch):
     mode._commands.cache_clear()
-    monkeypatch.setattr(iptables_variant, "chosen", lambda: "nft")
-    monkeypatch.setattr(iptables_variant, "commands", lambda *_: Node(rules=Incompatible("use 'nft' tool.")))
+    monkeypatch.setattr(xtables, "chosen", lambda: "nft")
+    monkeypatch.setattr(xtables, "variant_commands", lambda *_: Node(rules=Incompatible("use 'nft' tool.")))
     mode.OPERATIONS.check(KubeProxyConfiguration(), V4)
     mode._commands.cache_clear()
 

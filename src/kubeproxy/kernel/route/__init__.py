@@ -1,1 +1,0 @@
-"""Interfaces, addresses and routes of the network namespace, over rtnetlink."""
