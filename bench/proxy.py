@@ -111,7 +111,7 @@ def engine(listener: Listener, period: float = PERIOD) -> tuple[Engine, Nftables
 def engine_of(settings: Settings, listener: Listener, period: float = PERIOD) -> tuple[Engine, list[NftablesBackend]]:
     """Return an engine and its backends, one a family; to be made on the event loop. `period` is as in Pace."""
     backends = [NftablesBackend(KernelTable.open(family), Globals(objects.NODE)) for family in settings.families]
-    return Engine(settings, backends, listener, Pace(0.0, period), local_addresses, node_patience=0.0), backends
+    return Engine(settings, backends, listener, Pace(0.0, period), local_addresses, node_timeout=0.0), backends
 
 
 def world() -> Globals:

@@ -25,7 +25,7 @@ LIST: Final = 500 * 3 << 19
 """Longest list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all: 4 KB a slice."""
 
 LEAST_PROGRESS: Final = 16 << 10
-"""Bytes of an answer that must arrive within `patience` seconds, except for a watch: 0.5 KB/s with http.py's value."""
+"""Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
 # A peer that has vanished is noticed within half a minute.
 _SOCKET_OPTIONS: Final = (
@@ -41,16 +41,16 @@ BytesSink = Callable[[bytes], None]
 
 
 class AnswerProgress:
-    """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `patience` seconds.
+    """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `timeout` seconds.
 
     A limit of silence is not enough: a peer that sends a byte each second would block its reader for ever.
     """
 
-    __slots__ = ("_due", "patience", "until")
+    __slots__ = ("_due", "timeout", "until")
 
-    def __init__(self, patience: float, now: float) -> None:
-        self.patience = patience
-        self.until = now + patience
+    def __init__(self, timeout: float, now: float) -> None:
+        self.timeout = timeout
+        self.until = now + timeout
         self._due = 1
 
     def received(self, count: int, now: float) -> None:
@@ -58,7 +58,7 @@ class AnswerProgress:
         self._due -= count
         if self._due <= 0:
             self._due = LEAST_PROGRESS
-            self.until = now + self.patience
+            self.until = now + self.timeout
 
 
 class Exchange:

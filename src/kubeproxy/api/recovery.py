@@ -245,21 +245,21 @@ class Silence:
 
     An API server sends a bookmark each minute. None for minutes means that the watch is dead behind an open connection,
     or that the server was restored from a backup and has not reached the watched version. Silence of a server that
-    sends no bookmarks proves less: the patience doubles with each list that it causes.
+    sends no bookmarks proves less: the timeout doubles with each list that it causes.
     """
 
     def __init__(self, pace: ListPace) -> None:
         self._pace = pace
-        self._patience = pace.silence
+        self._limit = pace.silence
         self.broken()
 
     def broken(self) -> None:
         """Start again after an event."""
-        self.left = self._patience * random.uniform(1.0, 1.25)  # noqa: S311 - nodes shall not list together
+        self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes shall not list together
 
     def broken_by_bookmark(self) -> None:
         """Start again after a bookmark: this server sends them."""
-        self._patience = self._pace.silence
+        self._limit = self._pace.silence
         self.broken()
 
     def passed(self, seconds: float) -> None:
@@ -268,7 +268,7 @@ class Silence:
 
     def ran_out(self) -> None:
         """Start again after a list that silence has caused."""
-        self._patience = min(2 * self._patience, self._pace.longest_silence)
+        self._limit = min(2 * self._limit, self._pace.longest_silence)
         self.broken()
 
 
@@ -316,7 +316,7 @@ class StreamClock:
             self._silent_since = None
             return OutOfStep(f"its watch is open, but was silent for {silent:.0f} s")
         if self._loop.time() >= self._progress.until:
-            rate = f"less than {LEAST_PROGRESS} bytes in {self._progress.patience:.0f} s"
+            rate = f"less than {LEAST_PROGRESS} bytes in {self._progress.timeout:.0f} s"
             return SourceError(f"the list arrives too slowly: {rate}")
         return NoInitialEnd(f"no end of the initial events within {self._quiet:.0f} s of silence")
 

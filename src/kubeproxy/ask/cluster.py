@@ -32,14 +32,14 @@ _PLACE = "the API server"
 Read = Mapping[ServiceName, Versions]
 
 
-def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], patience: float) -> T:
+def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: float) -> T:
     """Return the API server's answer, if it arrives in time. Raises NoAnswerError."""
     kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
         client = HttpClient(load_cluster(kubeconfig, facts.master))
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 return await question(client)
         finally:
             await client.close()
@@ -47,7 +47,7 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], patience: 
     try:
         return asyncio.run(answer())
     except TimeoutError:
-        raise NoAnswerError(f"the API server did not answer within {patience:.0f} s") from None
+        raise NoAnswerError(f"the API server did not answer within {timeout:.0f} s") from None
     except (KubeProxyError, OSError) as error:
         raise NoAnswerError(f"the API server could not be asked: {error}") from error
 

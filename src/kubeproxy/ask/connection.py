@@ -39,7 +39,7 @@ PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
 """Protocols of the probes of endpoints."""
 
 
-class Told(Struct, frozen=True):
+class Explanation(Struct, frozen=True):
     """An answer: the proxy's decision, and findings of the kernel, of the rest of this node, and of the endpoints."""
 
     why: Why
@@ -98,14 +98,14 @@ class Told(Struct, frozen=True):
         }
 
 
-def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Told:
+def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
     """Add findings of the node, and probes of endpoints by these protocols, to an answer. Raises KubeProxyError."""
     why, plan = explained.why, explained.plan
     if why.elsewhere is not None:
-        return Told(why)
+        return Explanation(why)
     node = checked(asked)
     if plan is None:
-        return Told(why, tuple(_around(look_at_answer(_way(node, why))) if asked.running else _unasked()))
+        return Explanation(why, tuple(_around(look_at_answer(_way(node, why))) if asked.running else _unasked()))
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
@@ -117,7 +117,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
         findings += [*present.look(asked, explained), *_unrouted(why), *_hairpin(way, why), *_around(around)]
     else:
         findings += _unasked()
-    return Told(why, (*findings, *probe.findings(probes, _probed_for(node, why, probes))), probes)
+    return Explanation(why, (*findings, *probe.findings(probes, _probed_for(node, why, probes))), probes)
 
 
 def _probed_for(node: CheckedNode, why: Why, probes: Sequence[probe.Probe]) -> probe.ProbedFor:

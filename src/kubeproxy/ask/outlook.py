@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
-from kubeproxy.backends.leftovers import strays
+from kubeproxy.backends.leftovers import leftover_chains
 from kubeproxy.backends.mode import Mode, Sight, Weight
 from kubeproxy.config.addresses import Network
 from kubeproxy.config.types import KubeProxyConfiguration, differences
@@ -188,7 +188,7 @@ def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
 
     try:
         known = chains.chains()
-        removed, stuck = strays(chains.iptables_chains(known), keeps)
+        removed, stuck = leftover_chains(chains.iptables_chains(known), keeps)
         others = [other for other in modes.every() if other.name != mode.name]
         removed = [*(trace for other in others for trace in other.traces(Sight(known, ()))), *removed]
     except (KubeProxyError, OSError) as error:

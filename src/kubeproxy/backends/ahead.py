@@ -1,4 +1,4 @@
-"""Commits one piece of work while the caller computes the next one."""
+"""Commits one batch in a thread while the caller computes the next batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Work = TypeVar("Work")
 
 
 class Ahead(Generic[Work]):
-    """Commits in a thread of its own while the caller goes on: a system call releases the interpreter.
+    """Commits batches in a separate thread while the caller continues: a system call releases the interpreter lock.
 
     A context manager. At each yield, and at the end, no commit is under way. The first commit starts the thread.
     """
@@ -28,7 +28,7 @@ class Ahead(Generic[Work]):
             self._thread.shutdown()
 
     def commit(self, work: Work) -> Iterator[int]:
-        """Wait for the previous piece of work and yield its result; start to commit the next. Raises ApplyError."""
+        """Wait for the previous batch and yield its result; start to commit the next batch. Raises ApplyError."""
         yield from self.settled()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1)
@@ -42,7 +42,7 @@ class Ahead(Generic[Work]):
         try:
             result = running.result()
         finally:
-            # An error's traceback refers to this frame: a reference back to the error would keep the uncommitted work
-            # in memory.
+            # An error's traceback refers to this frame: a reference from the frame to the error would keep the batch in
+            # memory.
             del running
         yield result

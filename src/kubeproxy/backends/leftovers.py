@@ -1,4 +1,4 @@
-"""Leftover iptables rules of a kube-proxy of another mode: they would send connections to deleted endpoints.
+"""Removes leftover iptables rules of a kube-proxy in another mode: they would send connections to deleted endpoints.
 
 They are removed once our own rules are in place, so that Services work at any time. Chains of kubelet, and those of
 other programs with names that begin with KUBE-, stay. Source: docs/reference.md "Start" 2; kube-proxy v1.36
@@ -55,20 +55,20 @@ PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-
 
 _TABLES: Final = frozenset({"nat", "filter", "mangle"})
 _DECISIONS: Final = {
-    "KUBE-SERVICES": "which Service has this address",
-    "KUBE-EXTERNAL-SERVICES": "whether somebody serves this address",
+    "KUBE-SERVICES": "finds the Service of this address",
+    "KUBE-EXTERNAL-SERVICES": "checks whether a Service has this address",
     "KUBE-NODEPORTS": "which Service has this NodePort",
     "KUBE-NODE-PORT": "which Service has this NodePort",
     "KUBE-LOAD-BALANCER": "whether the source ranges let the client in",
     "KUBE-SOURCE-RANGES-FIREWALL": "whether the source ranges let the client in",
     "KUBE-PROXY-FIREWALL": "whether the source ranges let the client in",
-    "KUBE-POSTROUTING": "whether the source becomes this node's",
-    "KUBE-FORWARD": "connections of Services are passed on",
-    "KUBE-MARK-MASQ": "the source is to become this node's",
+    "KUBE-POSTROUTING": "masquerades packets with the mark",
+    "KUBE-FORWARD": "accepts forwarded packets of Services",
+    "KUBE-MARK-MASQ": "marks the packet for masquerade",
     "KUBE-SVC-": "an endpoint is picked",
     "KUBE-SVL-": "an endpoint on this node is picked",
     "KUBE-SEP-": "the endpoint",
-    "KUBE-EXT-": "it is an address for clients from outside",
+    "KUBE-EXT-": "the address is an external one",
     "KUBE-FW-": "whether the source ranges let the client in",
 }
 
@@ -100,9 +100,9 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     ]
 
 
-def strays(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
-    """Return the chains of a kube-proxy that a mode does not keep: those that it removes at its start, and those of a
-    variant of iptables that is not installed. Raises ApplyError, Unsupported.
+def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
+    """Return the chains of a kube-proxy that a mode does not keep: those that it removes at its start, and those of an
+    iptables variant that is not installed. Raises ApplyError, Unsupported.
     """
 
     @cache
@@ -165,7 +165,7 @@ def _table_catches(family: str, table: str, packet: Packet) -> bool:
     with Netlink.open() as link:
         for name in read_sets(number, table, link):
             for key in (packet.destination + port, port) if not name.startswith("affinity-") else ():
-                with suppress(NetlinkError):  # its keys are of another kind
+                with suppress(NetlinkError):  # the set has another type of key
                     if look_up(number, table, name, [key], link, ranges=False):
                         return True
     return False
@@ -174,13 +174,13 @@ def _table_catches(family: str, table: str, packet: Packet) -> bool:
 def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = ()) -> list[str]:
     """Remove the rules of kube-proxy's iptables and ipvs modes from every installed variant; return the failures.
 
-    `keeps` says which chains, by commands, table and name, belong to the running mode. Rules of other chains that match
-    one of these ipsets are removed as well.
+    `keeps` returns whether a chain, given by commands, table and name, belongs to the running mode. Rules of other
+    chains that match one of these ipsets are removed as well.
     """
     failures = []
     names = xtables.installed()
     if not names:
-        log.info("iptables is not installed here: rules of a kube-proxy in iptables or ipvs mode were not looked for")
+        log.info("iptables is not installed: leftover rules of iptables and ipvs mode were not searched for")
     for name in names:
         try:
             commands = xtables.commands(name)
@@ -189,13 +189,13 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
                     for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
                         writer.prepared(text)()
                 log.info("Removed the rules of another kube-proxy mode variant=%s", name)
-        except (ApplyError, Unsupported) as error:  # `keeps` may have to find out which variant is in use
+        except (ApplyError, Unsupported) as error:  # `keeps` may run commands to detect the variant in use
             failures.append(str(error))
     return failures
 
 
 class Owned(NamedTuple):
-    """The chains of a table that are a kube-proxy's, and the rules of other chains ("-A ...") that use them."""
+    """A kube-proxy's chains of a table, and the rules of other chains ("-A ...") that jump to them."""
 
     table: str
     chains: Sequence[str]
@@ -205,7 +205,8 @@ class Owned(NamedTuple):
 def owned(
     tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool], sets: Collection[str] = ()
 ) -> Iterator[Owned]:
-    """Yield for each table what is to be removed; `keeps` is by table and chain, `sets` are names of ipsets."""
+    """Yield the chains and rules to remove from each table; `keeps` is by table and chain, `sets` are names of
+    ipsets."""
     used = frozenset(sets)
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]
@@ -222,9 +223,9 @@ def owned(
 def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
     """Yield the inputs of iptables-restore that remove chains and jumps, each with at most `most` chains.
 
-    A table with more chains loses the jumps and the rules of its shared chains first, then those of all others. Only
-    then are chains removed: iptables refuses to remove one that a rule leads to. iptables-nft takes a time that grows
-    with the square of the chains in one restore.
+    A table with more chains loses its jumps and the rules of its shared chains first, then the rules of all other
+    chains. The chains are removed last: iptables refuses to remove a chain that a rule jumps to. The time of
+    iptables-nft grows with the square of the number of chains in one restore.
     """
     for table, chains, jumps in found:
         if len(chains) <= most:

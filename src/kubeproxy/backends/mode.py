@@ -1,10 +1,10 @@
-"""What a proxy mode is to the rest of the program: what others must know of it, and what it does when it runs.
+"""The interface of a proxy mode: its properties, which other parts of the program read, and its operations when it
+runs.
 
-Each mode has a folder of its name. Its `__init__.py` has the MODE and is light, as it is loaded whatever mode runs;
-`mode.py` has the OPERATIONS and is loaded when the mode is the one to run; `cleanup.py` is loaded when something of the
-mode is to be removed. Its `cleanup(keeps)` removes all that the mode (ours, or that of the Go kube-proxy) has put into
-the kernel, and returns what could not be removed; what the running mode uses under the same name stays. Its
-`traces(sight, owns)` says what of it is there.
+Each mode has a folder with its name. `__init__.py` defines MODE and imports little, as it is loaded in every mode;
+`mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
+mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, except those that the
+running mode uses under the same name, and returns the failures. `traces(sight, owns)` returns the objects that exist.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kubeproxy.registry import MetricRegistry
 class Depth(Enum):
     """The depth of a backend's search for changes by other programs.
 
-    If the kernel reports that no program changed anything, either depth ends there: that costs microseconds.
+    If the kernel reports no change by any program, a search of either depth ends after microseconds.
     """
 
     QUICK = "quick"
-    """Changes that show without reading every element: in chains, rules, counts."""
+    """Find changes that need no reading of every element: in chains, rules, counts."""
     THOROUGH = "thorough"
-    """Everything; the cost grows with the cluster."""
+    """Find all changes; the cost grows with the cluster."""
 
 
 class ForeignChange(NamedTuple):
@@ -57,7 +57,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """The optional abilities of a backend; None if it lacks one."""
 
     at_once: bool = False
-    """Whether a sync costs the same whatever is in it, so that large Services do not wait for each other."""
+    """Whether the cost of a sync is independent of its size, so that large Services do not wait for each other."""
     programmed: Callable[[], int] | None = None
     """Returns the number of Services that the full sync under way has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
@@ -87,7 +87,7 @@ class Backend(Protocol):
     abilities: Abilities
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals in; return whether a resync is due.
+        """Set changed globals; return whether a resync is due.
 
         Raises ApplyError; then the caller repeats the call with the same arguments.
         """
@@ -127,7 +127,7 @@ class Sight(NamedTuple):
 class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family, None for both.
 
-    `catches` returns whether its rules match a packet on arrival; it raises ApplyError.
+    `catches` returns whether the object's rules match an incoming packet; it raises ApplyError.
     """
 
     what: str
@@ -136,7 +136,7 @@ class Trace(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """The number of kernel objects that a mode writes for Services, and the kind of these objects in the plural."""
+    """The number of kernel objects that a mode writes for Services, and their plural noun."""
 
     amount: int
     of: str
@@ -146,7 +146,7 @@ Weigh = Callable[[Globals, Family, Mapping[ServiceName, tuple[ServicePlan, ...]]
 """Returns the weight of a family's plans on a node with these packed addresses. Pure."""
 
 Owns = Callable[[str, str], bool]
-"""Returns whether the running mode has an iptables chain of this table and name, in whichever variant."""
+"""Returns whether the running mode has an iptables chain of this table and name, in any variant of iptables."""
 
 
 class Room(NamedTuple):
@@ -172,13 +172,14 @@ class Operations(NamedTuple):
 
     `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode. `look`
     checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the backends, one
-    per family, without Services. `prepare` makes missing settings that need more than CAP_NET_ADMIN; --init-only calls
-    it for a proxy with less, and then `initialize`, for settings that a proxy with sufficient rights makes later.
-    `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack.
-    `owns`: see Owns; `commands` returns the iptables commands that the mode uses. `remove_strays` removes rules that
-    this mode left elsewhere, as in another variant of iptables, and returns its failures. `within` returns the settings
-    without features that this kernel lacks, and logs these. `examine` creates one examiner per family, for a process of
-    its own that cannot write. `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError.
+    per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN. With --init-only, for a
+    proxy with fewer rights, `initialize` follows, which changes the settings that a proxy with sufficient rights
+    changes later. `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of
+    conntrack. `owns`: see Owns; `commands` returns the iptables commands that the mode uses. `remove_displaced` removes
+    rules of this mode in other places, such as another variant of iptables, and returns its failures. `within` returns
+    the settings without the features that this kernel lacks, and logs the removed features. `examine` creates one
+    examiner per family, for a separate process that cannot write. `rooms` reads the tables with a limit, at a constant
+    cost; it raises ApplyError.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -190,7 +191,7 @@ class Operations(NamedTuple):
     sysctls: Callable[[KubeProxyConfiguration], Sequence[tuple[str, int]]] = _nothing
     owns: Owns = keeps_nothing
     commands: Callable[[Family], Commands] | None = None
-    remove_strays: Callable[[], list[str]] = list
+    remove_displaced: Callable[[], list[str]] = list
     initialize: Callable[[KubeProxyConfiguration], None] = _nothing
     within: Callable[[Settings], Settings] = _all_of_them
     rooms: Callable[[Sequence[Family]], Sequence[Room]] = _nothing
@@ -203,7 +204,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """Where the connections end that the kernel tracks: at the endpoints, or at the proxy itself."""
+    """The end of the connections that the kernel tracks: the endpoints, or the proxy itself."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"
@@ -230,11 +231,11 @@ class Deprecation(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """The properties of a proxy mode that other parts need while it does not run.
+    """The properties of a proxy mode that are needed even if the mode does not run.
 
-    `config` is the mode's part of the configuration, `room` its package. `interface` is the name of an interface of the
-    mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is the
-    mode's own counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
+    `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
+    of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is
+    the mode's own counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
     clients notice. `tracked_as` are the status bits of its connections in connection tracking, 0 if they are not
     distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
     """

@@ -30,7 +30,7 @@ class Jump(NamedTuple):
 def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
     """Return the nft match for packets of pods; `ip` is nft's word for the family, `negation` is '' or '!= '.
 
-    Only for a detector that is implemented.
+    Requires a detector that this mode implements.
     """
     if detector.kind == "network":
         return f"{ip} saddr {negation}{detector.value}"
@@ -39,10 +39,9 @@ def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
 
 
 def pods_in_iptables(detector: Detector) -> str:
-    """Return the iptables match for packets from pods, '' if there is none. With "! " before it, it matches all other
-    packets.
+    """Return the iptables match for packets from pods, '' if there is none. "! " before the match negates it.
 
-    Raises ConfigError for an interface whose name means something else there.
+    Raises ConfigError for an interface name that has another meaning in a rule.
     """
     if detector.kind == "none":
         return ""

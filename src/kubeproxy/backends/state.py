@@ -1,8 +1,8 @@
-"""Differences between found and desired state: what to write, and the same as findings in words for an operator.
+"""Differences between found and desired state: as changes to write, and as texts for an operator.
 
-A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode makes
-the desired state from plans and the found state from the kernel; whatever is free, as an endpoint's slot, is
-normalised in the found state. An examiner compares them in a process of its own beside the proxy, and cannot write.
+A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
+computes the desired state from plans and reads the found state from the kernel; a free choice, such as an endpoint's
+slot, is normalised in the found state. An examiner compares both in a separate process, which cannot write.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Kind(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One thing in which the kernel differs from the plans; `service` is whose it is, None for nobody's or everybody's.
+    """A difference between the kernel and the plans; `service` is its Service, None if it has none or belongs to all.
 
-    `what` is it in words (a frontend, an endpoint of one), `where` in the kernel's (a map, a chain, a set). `wanted`
-    and `present` say what should be of it and what is, '' where `what` says it all.
+    `what` describes the object (a frontend, an endpoint), `where` is its place in the kernel (a map, a chain, a set).
+    `wanted` and `present` describe the desired and the found state, '' if `what` is enough.
     """
 
     service: ServiceName | None
@@ -46,8 +46,8 @@ class Examiner(ABC):
     """Compares one family of the kernel with plans. All calls block and raise ApplyError when it cannot be read."""
 
     remembered: Callable[[ServicePlan, bytes], Iterator[bytes]] | None = None
-    """Yields the endpoints (packed address and port) to which a client with this packed address keeps going by session
-    affinity, one for each pool of the service port; None where the kernel does not show them."""
+    """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed
+    address, one per pool of the service port; None if the kernel does not list them."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -55,14 +55,14 @@ class Examiner(ABC):
 
     @abstractmethod
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """Yield the differences for these Services; reads no more than concerns them, where it can."""
+        """Yield the differences for these Services; if possible, read only their objects."""
 
     @abstractmethod
     def everything(self, wanted: Plans) -> Iterator[Finding]:
-        """Yield all differences, also in what belongs to no Service or to all Services."""
+        """Yield all differences, including those of objects that belong to no Service or to all Services."""
 
     def caveats(self) -> Sequence[str]:
-        """Return what could not be compared, and why, in sentences."""
+        """Return sentences about objects that could not be compared, each with its reason."""
         return self._caveats
 
     @abstractmethod
@@ -76,7 +76,7 @@ def of_family(plans: Plans, family: Family) -> dict[ServiceName, tuple[ServicePl
 
 
 def front_text(address: bytes, protocol: int, port: int) -> str:
-    """Return a frontend as people write it: 10.96.0.1:80/tcp, [fd00::1]:80/tcp, NodePort 30080/tcp without address."""
+    """Return a frontend as text: 10.96.0.1:80/tcp, [fd00::1]:80/tcp, NodePort 30080/tcp without address."""
     text = addresses.front_text(address, port, protocol)
     return text if address else f"NodePort {text.removeprefix('*:')}"
 
@@ -118,7 +118,7 @@ def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
 
 
 class Wording(NamedTuple):
-    """The texts about an entry that differs: see Finding."""
+    """The texts about an entry that differs, as in Finding."""
 
     what: str
     where: str

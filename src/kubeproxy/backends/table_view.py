@@ -51,7 +51,7 @@ class TableView:
         return self.contents().chains
 
     def elements(self, name: str) -> Entries:
-        """Return the elements of a set; a set that other programs change meanwhile may lack some."""
+        """Return the elements of a set; some may be missing if other programs change the set at the same time."""
         return one_pass(self.family, self._table, name, self._link)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
@@ -110,7 +110,7 @@ class TableWords:
 def inspected(
     table: str, depth: Depth, is_altered: Callable[[], bool], changed: Callable[[], str]
 ) -> ForeignChange | None:
-    """Return another program's change of a table; None if none shows at this depth.
+    """Return another program's change of a table; None if this depth finds none.
 
     `is_altered` returns whether chains or rules differ. `changed` returns the set or map with differing elements, ''
     for none; it reads all elements, so it is called last.

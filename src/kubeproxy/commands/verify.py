@@ -54,7 +54,7 @@ def _print(report: Report, repair: str) -> None:
         output.marked(output.BAD, trouble)
     for caveat in seen.caveats:
         output.marked(output.NOTE, caveat)
-    for names, what in ((seen.on_their_way, "on their way into the kernel"), (seen.restless, "changing all the time")):
+    for names, what in ((seen.on_their_way, "on their way into the kernel"), (seen.unstable, "changing all the time")):
         if names:
             shown = ", ".join("/".join(name) for name in names[:5]) + (", …" if len(names) > 5 else "")
             output.marked(output.NOTE, f"{what}: {shown}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from kubeproxy.ask.connection import PROBES, Told, tell
+from kubeproxy.ask.connection import PROBES, Explanation, tell
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Missing, Target, Why
@@ -63,7 +63,7 @@ def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) 
     return traced
 
 
-def _print(told: Told, next_step: str) -> None:
+def _print(told: Explanation, next_step: str) -> None:
     why = told.why
     output.say(told.heading)
     if why.elsewhere is not None:

@@ -48,7 +48,7 @@ def listen(path: str) -> socket.socket:
     return sock
 
 
-def connect(path: str, patience: float) -> socket.socket:
+def connect(path: str, timeout: float) -> socket.socket:
     """Return a socket connected to the process that listens at `path`, with a timeout in seconds, 0 for none.
 
     Raises OSError.
@@ -57,14 +57,14 @@ def connect(path: str, patience: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # When the backlog is full, only a blocking connect waits for a place in it: unix(7), EAGAIN.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(patience * 1e6), 10**6)))
-        sock.setblocking(patience > 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(timeout * 1e6), 10**6)))
+        sock.setblocking(timeout > 0)
         with _short(path) as short:
             sock.connect(short)
-        sock.settimeout(patience)
+        sock.settimeout(timeout)
     except BlockingIOError as error:
         sock.close()
-        raise TimeoutError(error.errno, f"the connection was not accepted within {patience:g} s") from error
+        raise TimeoutError(error.errno, f"the connection was not accepted within {timeout:g} s") from error
     except OSError:
         sock.close()
         raise

@@ -111,15 +111,15 @@ def retries() -> Backoff:
 class Backlog:
     """The queued changes of one family: all since the last commit.
 
-    `stale`: the next sync compares everything with the kernel. `besides`: the next sync has other changes than those of
-    Services. `resting`: the kernel refused, and the next attempt is not due yet.
+    `stale`: the next sync compares everything with the kernel. `other_changes`: the next sync has changes that are not
+    of Services. `resting`: the kernel refused, and the next attempt is not due yet.
     """
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
         self.stale = True
-        self.besides = False
+        self.other_changes = False
         self.resting = False
         self._let_go = False  # the last portion left large changes out
         self._backoff = retries()
@@ -171,7 +171,7 @@ class Backlog:
                 self._sound_since = self._inspected_at = now
         for change in changes:
             del self.changes[change.name]
-        self.besides = False
+        self.other_changes = False
         self._backoff.succeeded()
 
     def refused(self, why: str) -> float:

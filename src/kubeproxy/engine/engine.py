@@ -35,7 +35,7 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 log = logging.getLogger("kubeproxy.engine")
 
 NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two
-NODE_PATIENCE = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
+NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
@@ -91,7 +91,7 @@ class Engine:
         observer: Observer,
         pace: Pace,
         local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]],
-        node_patience: float = NODE_PATIENCE,
+        node_timeout: float = NODE_TIMEOUT,
         servers: Callable[[], Iterable[tuple[str, int]]] = tuple,
     ) -> None:
         self.settings = settings
@@ -105,7 +105,7 @@ class Engine:
         self._observer = observer
         self._pace = pace
         self._read_addresses = local_addresses
-        self._node_patience = node_patience
+        self._node_timeout = node_timeout
         self._servers = servers
         self._wake = asyncio.Event()
         self._kernel = asyncio.Lock()  # held by each call of a backend
@@ -242,7 +242,7 @@ class Engine:
         has_addresses = primary_family(self.settings, node) is not None
         if node is not None and has_addresses and (pod_cidrs(node) or not needs_pod_cidrs):
             return True
-        left = self._started + self._node_patience - time.monotonic()
+        left = self._started + self._node_timeout - time.monotonic()
         if left > 0:
             name = self.settings.node_name
             lack = "no address" if not has_addresses else "no podCIDRs"
@@ -252,7 +252,7 @@ class Engine:
         if needs_pod_cidrs:
             raise Unsupported(
                 f"detectLocalMode is NodeCIDR, but Node {self.settings.node_name} got no podCIDRs within "
-                f"{self._node_patience:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
+                f"{self._node_timeout:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
             )
         if node is None:
             log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
@@ -325,7 +325,7 @@ class Engine:
             backlog = self._backlogs[backend.family]
             if backlog.resting:
                 continue
-            if backlog.changes or backlog.stale or backlog.besides or world_changed:
+            if backlog.changes or backlog.stale or backlog.other_changes or world_changed:
                 if not await self._commit(backend, backlog, fresh, world_changed):
                     continue
             elif queued:  # the queued events changed no plan: the kernel is up to date
@@ -370,7 +370,7 @@ class Engine:
         for backend in self._backends:
             depart = backend.abilities.depart
             if depart and depart(departed, departures.in_use):
-                self._backlogs[backend.family].besides = True
+                self._backlogs[backend.family].other_changes = True
 
     def _set_alarm(self) -> None:
         """Set a timer for the next change of plans that time alone causes, if there is one."""

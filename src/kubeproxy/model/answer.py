@@ -23,7 +23,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
-from kubeproxy.model.balancing import NO_WISHES, wishes
+from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
 from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, counted, departed, shares, sharing_text
 from kubeproxy.model.plan import (
     Action,
@@ -421,7 +421,7 @@ class _Question:
             world.zone,
             local_only=local_only,
             drained=plan.balance.drained if plan.balance is not None else (),
-            asked=wishes(service.metadata.annotations, []) if service is not None else NO_WISHES,
+            asked=balance_requests(service.metadata.annotations, []) if service is not None else NO_REQUESTS,
         )
         if departures is not None:
             yield from departed(departures.gone_from(name), key)

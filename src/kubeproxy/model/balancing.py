@@ -47,7 +47,7 @@ GROWN: Growth = {}
 """The growth without new endpoints."""
 
 
-class Wishes(Struct, frozen=True, gc=False):
+class BalanceRequests(Struct, frozen=True, gc=False):
     """The requests of a Service's annotations: weights by Node and zone, seconds of slow start, Maglev table size."""
 
     nodes: Mapping[str, int] = {}
@@ -56,7 +56,7 @@ class Wishes(Struct, frozen=True, gc=False):
     table: int = 0
 
 
-NO_WISHES: Final = Wishes()
+NO_REQUESTS: Final = BalanceRequests()
 
 
 def asks(annotations: Annotations | None) -> bool:
@@ -74,16 +74,16 @@ def weighs_zones(annotations: Annotations | None) -> bool:
     return annotations is not None and annotations.weights is not None and ZONE in annotations.weights
 
 
-def wishes(annotations: Annotations | None, problems: list[Problem]) -> Wishes:
+def balance_requests(annotations: Annotations | None, problems: list[Problem]) -> BalanceRequests:
     """Return the requests of a Service's annotations; an invalid annotation counts as missing, and is a problem."""
     if annotations is None:
-        return NO_WISHES
+        return NO_REQUESTS
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
     if annotations.weights is not None:
         nodes, zones, wrong = _by_place(annotations.weights)
         problems += wrong
-    return Wishes(nodes, zones, slow_start(annotations, problems), _table(annotations, problems))
+    return BalanceRequests(nodes, zones, slow_start(annotations, problems), _table(annotations, problems))
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
@@ -180,7 +180,12 @@ def room_for(plans: Iterable[ServicePlan], most: int) -> int:
 
 
 def balanced(
-    plan: ServicePlan, slices: Iterable[Slice], asked: Wishes, growth: Growth, room: int, problems: list[Problem]
+    plan: ServicePlan,
+    slices: Iterable[Slice],
+    asked: BalanceRequests,
+    growth: Growth,
+    room: int,
+    problems: list[Problem],
 ) -> ServicePlan:
     """Return a plan with its pools without drained endpoints, and its balance, if shares are not equal.
 
@@ -260,7 +265,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
 
 
-def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: Wishes) -> dict[bytes, int]:
+def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
     """Return the weights below FULL of a port's (name, protocol) destinations; of several weights the smallest."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones

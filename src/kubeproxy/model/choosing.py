@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
-from kubeproxy.model.balancing import NO_WISHES, WEIGHT, WEIGHTS, Wishes
+from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
 
@@ -93,7 +93,7 @@ def absent(
     *,
     local_only: bool,
     drained: Collection[bytes] = (),
-    asked: Wishes = NO_WISHES,
+    asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
     """Yield the endpoints of a service port's slices that are not in its pool on this node.
 
@@ -135,7 +135,7 @@ def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
             yield Absent(address + one[-2:], "", reason, "--reset-gone-endpoints")
 
 
-def _weightless(piece: Slice, endpoint: Endpoint, asked: Wishes) -> tuple[str, str]:
+def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tuple[str, str]:
     if piece.weight == 0:
         return "its weight is 0: it is drained, and keeps the connections that it has", WEIGHT
     zone = piece.zones.get(endpoint.address, "") if piece.zones else ""

@@ -26,7 +26,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
-from kubeproxy.model.balancing import GROWN, Growth, Wishes, asks, balanced, room_for, wishes
+from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
 from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -357,7 +357,9 @@ def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[P
 _API_SERVER = ("default", "kubernetes")
 
 
-def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]) -> Wishes | None:
+def _asked(
+    service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]
+) -> BalanceRequests | None:
     """Return the requested shares of connections, None without such annotations of the Service and its slices."""
     annotations = service.metadata.annotations
     its_own = annotations is not None and asks(annotations)
@@ -368,7 +370,7 @@ def _asked(service: Service, slices: Sequence[Slice], world: Globals, problems: 
         reason = f"{ignored}: the proxy on this node shares connections evenly, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))
         return None
-    return wishes(annotations, problems)
+    return balance_requests(annotations, problems)
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:

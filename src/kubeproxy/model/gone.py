@@ -46,7 +46,7 @@ class _Missing(Struct, gc=False):
 
     service: ServiceName
     keys: set[bytes]
-    patience: float
+    grace: float
     due: float = 0.0
 
 
@@ -117,7 +117,7 @@ class Departures:
         Slices that are deleted with their Service do not prove that its endpoints are.
         """
         for missing in self._fresh.values():
-            missing.due = now + missing.patience
+            missing.due = now + missing.grace
             self._due = missing.due if self._due is None else min(self._due, missing.due)
         self._missing |= self._fresh
         self._fresh = {}

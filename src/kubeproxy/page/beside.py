@@ -76,7 +76,7 @@ class Flows:
         self._mode = mode
         self._planner = planner
         self._tell = tell
-        self._companion = Companion(["flows"], self._said, self._ended, self._greet)
+        self._companion = Companion(["flows"], self._received, self._ended, self._greet)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -89,7 +89,7 @@ class Flows:
             if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
                 self._companion.tell(_line(change.name, keys_by_port(after)))
 
-    def _said(self, line: bytes) -> None:
+    def _received(self, line: bytes) -> None:
         if line.startswith(b'{"error"'):
             self._ended(msgspec.json.decode(line)["error"])
         else:
@@ -134,7 +134,7 @@ class Problems:
         self._findings: list[Mapping[str, str]] = []
         self._seconds = 0.0
         self._looking = False
-        self._companion = Companion(["problems", "--control-socket", socket], self._said, self._ended, self._greet)
+        self._companion = Companion(["problems", "--control-socket", socket], self._received, self._ended, self._greet)
 
     async def run(self) -> None:
         """Check now, and then periodically, until cancelled."""
@@ -189,7 +189,7 @@ class Problems:
     async def _greet(self) -> AsyncGenerator[bytes, None]:
         yield b"look\n"
 
-    def _said(self, line: bytes) -> None:
+    def _received(self, line: bytes) -> None:
         answer = msgspec.json.decode(line)
         if "error" in answer:
             self._ended(answer["error"])

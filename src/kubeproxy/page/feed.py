@@ -213,15 +213,15 @@ class Feed:
                     await self._stirred.wait()
             self._stirred.clear()
             try:
-                data = self._said()
+                data = self._message()
             except Exception:  # an ended task would look like a cluster without changes
-                log.exception("What is told to pages could not be put together")
+                log.exception("The message to the open pages could not be built")
             else:
                 for page in self._pages:
                     page.put(data)
             await asyncio.sleep(PAUSE)
 
-    def _said(self) -> bytes:
+    def _message(self) -> bytes:
         """Return the message with all events since the last one."""
         troubles = self.news.troubles
         message = msgspec.json.encode(self.news.take())

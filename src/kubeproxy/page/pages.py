@@ -197,7 +197,7 @@ def _look(request: Request, feed: Feed) -> Response:
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()
-    return refused(409, "no page is open that would be told of it") if after is None else _json({"after": after})
+    return refused(409, "no page is open that would receive this event") if after is None else _json({"after": after})
 
 
 def _find(request: Request, desk: Desk) -> Response:

@@ -232,7 +232,7 @@ class App:
             self._reporter,
             pace,
             self._local_addresses,
-            node_patience=self._sources.node_patience,
+            node_timeout=self._sources.node_timeout,
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)

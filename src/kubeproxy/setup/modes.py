@@ -32,7 +32,7 @@ def remove_others(current: Mode) -> list[str]:
     running = current.operations()
     failures = [failure for mode in every() if mode.name != current.name for failure in mode.cleanup(running.keeps)]
     # Two modes may report the same failure.
-    return list(dict.fromkeys([*failures, *running.remove_strays()]))
+    return list(dict.fromkeys([*failures, *running.remove_displaced()]))
 
 
 def clean_up() -> list[str]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-NODE_PATIENCE = 30.0  # seconds for which the Go kube-proxy polls its Node before it falls back to loopback
-NODE_CIDR_PATIENCE = 300.0  # the same for the pod networks of NodeCIDR mode
+NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls its Node before it falls back to loopback
+NODE_CIDR_TIMEOUT = 300.0  # the same for the pod networks of NodeCIDR mode
 
 Patch = Callable[[str, bytes], Awaitable[int]]
 """Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
@@ -47,7 +47,7 @@ class Sources(ABC):
     plugin: str = ""
     """The program that is run for credentials, '' for none."""
 
-    node_patience: float = 0.0
+    node_timeout: float = 0.0
     """Seconds to wait for the Node before programming without it."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class _ApiSources(Sources):
             log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
         self._cluster = cluster
         self.plugin = cluster.credentials.program
-        self.node_patience = NODE_CIDR_PATIENCE if options.config.local_mode == "NodeCIDR" else NODE_PATIENCE
+        self.node_timeout = NODE_CIDR_TIMEOUT if options.config.local_mode == "NodeCIDR" else NODE_TIMEOUT
         self._client = HttpClient(cluster, on_request=partial(_finished, metrics))
         self._limit = RateLimit(client.qps, client.burst)
         self._waited = partial(_waited, metrics, cluster.server.authority)

@@ -14,7 +14,7 @@ from kubeproxy.ask.checks import contact, settings, strangers
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.connection import Told, tell
+from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import probe
@@ -93,7 +93,7 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
     ],
 )
 def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line):
-    told = Told(why(), tuple(around(Checkup(list(findings), []))))
+    told = Explanation(why(), tuple(around(Checkup(list(findings), []))))
     lines = [one.text for one in told.findings]
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
     assert told.answer == ANSWERS[status]
@@ -105,15 +105,15 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
 @pytest.mark.parametrize(
     ("told", "status"),
     [
-        (Told(why("dropped")), 1),
-        (Told(why("answered by the proxy")), 0),
-        (Told(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
-        (Told(why(), tuple(probe.findings(PROBED, ProbedFor())), PROBED), 1),
-        (Told(why(), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
-        (Told(why("dropped"), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
-        (Told(why(), tuple(around(Checkup([], ["rules: no right"])))), 0),
-        (Told(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
-        (Told(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
+        (Explanation(why("dropped")), 1),
+        (Explanation(why("answered by the proxy")), 0),
+        (Explanation(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
+        (Explanation(why(), tuple(probe.findings(PROBED, ProbedFor())), PROBED), 1),
+        (Explanation(why(), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
+        (Explanation(why("dropped"), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
+        (Explanation(why(), tuple(around(Checkup([], ["rules: no right"])))), 0),
+        (Explanation(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
+        (Explanation(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
     ],
 )
 def test_the_answer(told, status):
@@ -154,7 +154,7 @@ def test_the_answer(told, status):
     ],
 )
 def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answer, mark, cause, fixes):
-    told = Told(why(), tuple(probe.findings(PROBED, connection)), PROBED)
+    told = Explanation(why(), tuple(probe.findings(PROBED, connection)), PROBED)
     failed = told.findings[-1]
     assert (told.answer, failed.severity.mark, cause in failed.why) == (answer, mark, True)
     assert len(told.fixes) == bool(fixes)
@@ -164,13 +164,13 @@ def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answ
 
 
 def test_rules_of_another_proxy_may_take_what_this_one_has_not():
-    told = Told(why("dropped"), tuple(around(Checkup(list(STALE), []))))
+    told = Explanation(why("dropped"), tuple(around(Checkup(list(STALE), []))))
     assert (told.answer, told.heading.endswith(", unless another kube-proxy's rules take it first (x)")) == ("no", True)
 
 
 @pytest.mark.parametrize("outcome", ["refused", "dropped", "answered by the proxy"])
 def test_a_firewall_may_drop_what_is_refused_or_answered_here(outcome):
-    told = Told(why(outcome), tuple(around(Checkup(list(strangers.dropping(DROPS)), []))))
+    told = Explanation(why(outcome), tuple(around(Checkup(list(strangers.dropping(DROPS)), []))))
     assert told.answer == "no"
     assert told.heading.endswith(", unless a firewall of this node drops it first (x)") is (outcome == "refused")
     assert told.heading.endswith(", but not all is well (x)") is (outcome == "answered by the proxy")

@@ -72,6 +72,6 @@ def test_what_is_refused_comes_with_the_next_full_sync():
         await stage.until(lambda: stage.backend.gone)
         await stage.settled()
         assert "resync" in [kind for kind, _ in stage.backend.calls]
-        assert not stage.engine._backlogs[stage.backend.family].besides
+        assert not stage.engine._backlogs[stage.backend.family].other_changes
 
     play(scene, features=Features({RESETS.flag: True}))

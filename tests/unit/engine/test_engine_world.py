@@ -88,7 +88,7 @@ def test_the_wait_for_a_node_is_known_and_logged(events, awaited, monkeypatch, c
 
 def test_a_node_that_gets_its_addresses_late_is_followed():
     async def scene(stage):
-        stage.engine._node_patience = 0.0
+        stage.engine._node_timeout = 0.0
         stage.tell(*LISTS, node(""), service("a"))
         await stage.settled()
         stage.tell(node("192.0.2.7"))
@@ -99,7 +99,7 @@ def test_a_node_that_gets_its_addresses_late_is_followed():
 
 def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_when_it_comes_late():
     async def scene(stage):
-        stage.engine._node_patience = 0.0
+        stage.engine._node_timeout = 0.0
         stage.tell(*LISTS, node(""))
         await stage.settled()
         stage.tell(node("fd00::7"))
@@ -114,7 +114,7 @@ def test_a_node_whose_address_is_never_known_has_ipv4_first(later):
     """As with the Go kube-proxy, which takes 127.0.0.1 for it: IPv6 alone is for nodes that say they are."""
 
     async def scene(stage):
-        stage.engine._node_patience = 0.0
+        stage.engine._node_timeout = 0.0
         stage.tell(*LISTS, node(*later or ("",)))
         with pytest.raises(Unsupported, match="IPv4 address, but only IPv6 can be served" if later else "bindAddress"):
             await asyncio.wait_for(stage.task, 10)

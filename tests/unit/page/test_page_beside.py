@@ -16,15 +16,15 @@ from kubeproxy.page.beside import Problems
 class FakeCompanion:
     """Answers each look at once, as one that costs nothing."""
 
-    def __init__(self, words, said, ended, greet):
-        self.said = said
+    def __init__(self, words, on_line, ended, greet):
+        self.on_line = on_line
 
     async def run(self):
         await asyncio.Event().wait()
 
     def tell(self, line):
         assert line == b"look\n"
-        self.said(json.dumps({"processorSeconds": 0.0, "findings": [], "unknown": []}).encode())
+        self.on_line(json.dumps({"processorSeconds": 0.0, "findings": [], "unknown": []}).encode())
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def test_one_that_says_too_much_is_ended(monkeypatch):
         await until(lambda: stage.ended)
 
     play(stage, scene)
-    assert "said too much" in stage.ended[0]
+    assert "wrote too much output" in stage.ended[0]
 
 
 def test_how_we_are_started(monkeypatch, tmp_path):

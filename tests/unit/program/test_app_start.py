@@ -33,7 +33,7 @@ class Sources:
     async def close(self):
         self.steps.append("sources closed")
 
-    def node_patience(self, needs_pod_cidrs):
+    def node_timeout(self, needs_pod_cidrs):
         return 0.0
 
     def servers(self):

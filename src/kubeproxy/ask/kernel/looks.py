@@ -31,13 +31,13 @@ PAUSE = 0.05
 class Seen(Struct, frozen=True):
     """The result: the number of compared Services, the differences, and the parts that could not be compared.
 
-    `on_their_way`: Services with queued changes. `restless`: Services that changed at every reading.
+    `on_their_way`: Services with queued changes. `unstable`: Services that changed at every reading.
     """
 
     services: int
     findings: tuple[Finding, ...] = ()
     on_their_way: tuple[ServiceName, ...] = ()
-    restless: tuple[ServiceName, ...] = ()
+    unstable: tuple[ServiceName, ...] = ()
     caveats: tuple[str, ...] = ()
 
 
@@ -49,14 +49,14 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     # A Service with a pending change is compared with its old plans: its new elements seem unowned until the next look.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
-    findings, restless = _settled(ask, examiners, suspects, first)
-    if strays := {finding for finding in first if finding.service is None}:
-        findings += _strays(ask, examiners, names, strays)
+    findings, unstable = _settled(ask, examiners, suspects, first)
+    if unowned := {finding for finding in first if finding.service is None}:
+        findings += _unowned(ask, examiners, names, unowned)
     return Seen(
         len(held),
         tuple(dict.fromkeys(findings)),
         tuple(sorted(held.keys() - plans.keys())),
-        tuple(sorted(restless)),
+        tuple(sorted(unstable)),
         tuple(dict.fromkeys(chain.from_iterable(examiner.caveats() for examiner in examiners))),
     )
 
@@ -66,7 +66,7 @@ def _settled(
 ) -> tuple[list[Finding], list[ServiceName]]:
     """Return confirmed differences of the suspects, and the suspects that changed at each reading."""
     before = _by_service(first)
-    convicted: list[Finding] = []
+    confirmed: list[Finding] = []
     for _ in range(LOOKS):
         if not suspects:
             break
@@ -76,15 +76,15 @@ def _settled(
         after = _known(ask, list(now))
         for name, found in now.items():
             if suspects[name] == between[name] == after.get(name):
-                convicted += [finding for finding in before.get(name, ()) if finding in found]
+                confirmed += [finding for finding in before.get(name, ()) if finding in found]
         done = {name for name in now if suspects[name] == between[name] == after.get(name)}
         suspects = {name: after[name] for name in now if name in after and name not in done}
         before = now
-    return convicted, list(suspects)
+    return confirmed, list(suspects)
 
 
-def _strays(
-    ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], strays: set[Finding]
+def _unowned(
+    ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
     """Return elements that have no Service in a reading without a change of plans, or in every reading.
 
@@ -96,11 +96,11 @@ def _strays(
         time.sleep(PAUSE)
         plans = {name: one.plans for name, one in before.items()}
         again = _some(examiners, plans) if names else _everything(examiners, plans)
-        still = [finding for finding in again if finding in strays]
+        still = [finding for finding in again if finding in unowned]
         after = {one.name: one for one in ask(names)}
         if not still or before == after:
             break
-        before, strays = after, set(still)
+        before, unowned = after, set(still)
     return still
 
 

@@ -46,7 +46,7 @@ def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
             seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
     except (ApplyError, Unsupported) as error:
         return (_line(Severity.NOTE, f"what the kernel has could not be read: {error}"),)
-    if seen.on_their_way or seen.restless:
+    if seen.on_their_way or seen.unstable:
         return (_line(Severity.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
     return tuple(_lines(explained.why, facts, seen.findings))
 

@@ -71,14 +71,14 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 def look(packet: Packet, limits: Limits, mode: Mode | None) -> Traced:
     """Trace packets of a flow; `mode` is the running proxy's, None without a proxy. Raises KubeProxyError."""
-    heard = _listen(packet, limits)
+    captured = _listen(packet, limits)
     decision = partial(_decision, mode)
-    ruleset = KnownRules(_texts(heard.steps, decision), heard.base_chains, decision)
-    found = tuple(journeys(heard.steps, ruleset, heard.table))
+    ruleset = KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
+    found = tuple(journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
     made = verdict(found, served, ruleset, packet.protocol, proxied=proxied)
-    return Traced(found, served, made, heard.lost, _legacy_rules())
+    return Traced(found, served, made, captured.lost, _legacy_rules())
 
 
 class _Heard(NamedTuple):

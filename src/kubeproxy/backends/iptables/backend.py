@@ -81,7 +81,7 @@ class IptablesBackend:
         self._nodeport_rules = ""  # as written last
         self._watch = watching
         self._audit = Audit(commands, self._change)
-        self._used: frozenset[str] = frozenset()  # chains of no Service that had to stay
+        self._used: frozenset[str] = frozenset()  # chains without a Service that could not be deleted
         self._full_due = 0.0
         self._counts: dict[Place, int] = {}  # rules in each shared chain
         self._loopback_tried = False
@@ -102,7 +102,7 @@ class IptablesBackend:
         self._settings = RuleSettings.of(self.family, world, self._options)
         return not self._settings.is_like(before)
 
-    # -- what changed -----------------------------------------------------------------------------------------------
+    # -- what changed ---------------------------------------------------------------------------------------------
 
     def sync(self, changes: Changes) -> Iterator[int]:
         """Program changed Services; yield the number of lines after each restore. Raises ApplyError."""
@@ -148,7 +148,7 @@ class IptablesBackend:
             lines[table] += rules
         return {table: declarations(names) + lines[table] for table, names in chains.items()}
 
-    # -- everything -------------------------------------------------------------------------------------------------
+    # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         """Make the rules equal to these plans; yield the number of lines after each restore. Raises ApplyError."""
@@ -157,7 +157,7 @@ class IptablesBackend:
         try:
             yield from self._write_all(wanted)
         except RestoreError as error:
-            if not self._options.counters or "nfacct" not in error.said:
+            if not self._options.counters or "nfacct" not in error.stderr:
                 raise
             # A kernel may have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
             log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
@@ -206,9 +206,9 @@ class IptablesBackend:
             yield self._contents.nat_rules
 
     def _remove(self, chains: Sequence[str]) -> None:
-        """Empty chains of deleted Services, and remove those to which no rule leads; log each other chain once.
+        """Empty chains of deleted Services, and delete those that no rule jumps to; log each of the others once.
 
-        iptables refuses the removal of a chain that another program's rule leads to, and with that the whole restore.
+        iptables refuses to delete a chain that another program's rule jumps to, and then it refuses the whole restore.
         """
         if not chains:
             self._used = frozenset()
@@ -216,7 +216,7 @@ class IptablesBackend:
         self._change_each(chains, declarations)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # the removal fails if a rule leads to one
+        except Incompatible:  # the deletion of a chain fails if a rule jumps to it
             lines = []
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):
@@ -256,7 +256,7 @@ class IptablesBackend:
         """Return the shared chains, with the rules for NodePorts at the end of KUBE-SERVICES."""
         return {p: SharedChain(self._contents.blocks(p), last if p == NAT_SERVICES else "") for p in SHARED}
 
-    # -- the kernel -------------------------------------------------------------------------------------------------
+    # -- the kernel -----------------------------------------------------------------------------------------------
 
     def _pieces(self, work: Work) -> Iterator[_Piece]:
         if self._commands.uses_nft:
@@ -302,7 +302,7 @@ class IptablesBackend:
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:
-        """Let NodePorts answer on loopback: once, with the first NodePort, after the rule that excludes others."""
+        """Set route_localnet once, with the first NodePort, after the rule that protects loopback from other hosts."""
         try:
             if write_sysctl(ROUTE_LOCALNET, 1):
                 log.info(
@@ -312,12 +312,12 @@ class IptablesBackend:
         except ApplyError as error:
             log.warning("NodePorts do not answer on localhost: %s", error)
 
-    # -- what other programs do -------------------------------------------------------------------------------------
+    # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
         """Do nothing: the hourly full sync runs together with the first change after it is due."""
 
-    def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have a pace of their own
+    def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. One short request, unless another program touched our chains.
 
         After such a change an audit reads the rules, at intervals.
@@ -329,16 +329,16 @@ class IptablesBackend:
         return self._audit.look(self._contents, self._common()) if self._audit.due() else None
 
     def touched(self) -> bool:
-        """Return whether an inspection would do more than ask whether another program touched our chains."""
+        """Return whether an audit is due, so that an inspection reads rules."""
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[Place, SharedChain]:
-        """Return the chains that belong to no single Service, as written last."""
+        """Return the last written chains that belong to no single Service."""
         return self._shared_chains(self._nodeport_rules) | fixed_chains(self._contents.settings)
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines for the filter table before the nat table changes, and those for both tables in the end."""
+    """Return the lines for the filter table before the nat table changes, and the lines for both tables after it."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

@@ -1,6 +1,6 @@
 """The rules of all Services of one family as they were written last, and the effect of a change. Pure.
 
-The rules that each Service has in shared chains are kept as text, so that a shared chain is written by one join.
+Each Service's rules in shared chains are stored as text, so that one join produces a shared chain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ContentsChange(NamedTuple):
 
 
 class Contents:
-    """All Services of one family as they are in the kernel, written with one set of settings."""
+    """The rules in the kernel of all Services of one family, written with the same settings."""
 
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings
@@ -115,10 +115,11 @@ class Contents:
         return self._chains(self.entries.get(name, _NONE), detail)
 
     def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
-        """Return the rules of a shared chain, with changes that `take` has not applied yet.
+        """Return the rules of a shared chain, including changes that `take` has not applied yet.
 
         The rules are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in
-        a sorted list, and walks it for each of them: from the last to the first that takes one step, not thousands.
+        a sorted list, and searches it from the end for each chain: in descending order each search takes one step
+        instead of thousands.
         """
         changed = delta.entries if delta is not None else {}
         entries = [entry for name, entry in self.entries.items() if name not in changed]
@@ -156,7 +157,7 @@ def _detail(endpoints: int) -> Detail:
 
 
 def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place, list[str]], lost: set[Place]) -> None:
-    """Add a Service's new lines of shared chains to `gained`, and chains that lose or reorder its lines to `lost`."""
+    """Add a Service's new lines of shared chains to `gained`, and to `lost` the chains that lose or reorder lines."""
     if before == after:
         return
     for place in dict.fromkeys(place for part in (*before, *after) for place in part):

@@ -50,7 +50,7 @@ _PORT: Final = re.compile(r" --dport (\d+)")
 _ROLES: Final = {
     SVC: "the choice among all endpoints",
     SVL: "the choice among the endpoints of this node",
-    EXT: "what its external addresses and NodePorts lead to",
+    EXT: "the targets of its external addresses and NodePorts",
     FW: "the source ranges of its load balancer addresses",
 }
 
@@ -65,10 +65,10 @@ class IptablesExaminer(Examiner):
         self._printed = printed
 
     def close(self) -> None:
-        """Do nothing: it has no sockets."""
+        """Do nothing: this examiner has no sockets."""
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. iptables-legacy lists whole tables only: its other commands take the lock of the proxy."""
+        """See Examiner. iptables-legacy lists whole tables only: its other commands take the iptables lock."""
         contents = self._contents(plans)
         asked = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
         asked["nat"] |= _possible(contents, _own_chains(contents)).keys()
@@ -105,7 +105,7 @@ class IptablesExaminer(Examiner):
         contents.load(of_family(plans, self.family))
         return contents
 
-    # -- what seems to differ ---------------------------------------------------------------------------------------
+    # -- suspected differences ------------------------------------------------------------------------------------
 
     def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
         """Yield the chains of Services that are missing, seem to differ, or should not exist.
@@ -122,7 +122,8 @@ class IptablesExaminer(Examiner):
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
         """Yield missing and surplus rules of shared chains, by chain and Service.
 
-        The comment of a surplus rule names its Service; rules of other Services than the requested ones belong to none.
+        The comment of a surplus rule names its Service; a rule of a Service that was not requested is reported without
+        one.
         """
         for place in SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
@@ -165,19 +166,19 @@ class IptablesExaminer(Examiner):
             try:
                 printed = [(suspect, wanted) for suspect, wanted, _ in as_printed(some, self._printed)]
             except (Unsupported, ApplyError) as error:
-                self._caveats.append(f"how iptables prints our rules is taken from version 1.8.9 ({error})")
+                self._caveats.append(f"the rules are compared as iptables 1.8.9 prints them ({error})")
                 printed = [(s, as_saved(s.wanted, self.family).splitlines(keepends=True)) for s in some]
             for suspect, wanted in printed:
                 yield from words.differences(suspect, wanted)
 
 
 def _own_chains(contents: Contents) -> dict[str, ServiceName]:
-    """Return the Services by chain, for all chains that a Service has."""
+    """Return the Service of each chain that belongs to one Service."""
     return {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Services by chain, for their own chains and all that they could have under other policies."""
+    """Return the Services by chain, for their chains, and those that they would have under other policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own
@@ -195,7 +196,7 @@ def owner_of(rule: str) -> ServiceName | None:
 
 
 class _Words:
-    """The words for differences of one family's rules, from the desired contents and the found nat table."""
+    """Describes differences of one family's rules, from the desired contents and the found nat table."""
 
     def __init__(self, family: Family, contents: Contents, nat: Chains) -> None:
         self._family = family

@@ -1,8 +1,8 @@
 """The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
 
-For most chains only a hash of their rules is kept. Our rules are compared as version 1.8.9 prints them. Chains that
-seem to differ are written once more under another name, and these copies are compared, because kernel and iptables of
-the node decide how a rule is printed.
+Most chains are stored as a hash of their rules only. Our rules are compared in the form that iptables 1.8.9 prints.
+Chains that seem to differ are written once more under another name, and these copies are compared, because kernel and
+iptables of the node decide how a rule is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 MOST_PLACES: Final = 20
-"""Maximum number of chains to read one by one, in 3 ms each; iptables-nft reads all of 36,000 rules in a second."""
+"""Maximum number of chains to read one by one, 3 ms each; iptables-nft reads a table of 36,000 rules in a second."""
 MOST: Final = 1000  # maximum number of chains to write under another name at a time
 
 Chains = Mapping[str, Sequence[str]]
@@ -50,7 +50,7 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 class FoundTable(NamedTuple):
     """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep.
 
-    `asked`: the chains that were read, None for all. Chains that were not read count as equal.
+    `asked` are the chains that were read, None for all. Chains that were not read count as equal.
     """
 
     family: Family
@@ -68,15 +68,15 @@ class FoundTable(NamedTuple):
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
-        """Return whether a jump exists, or its chain was not read."""
+        """Return True if the jump exists, or if its chain was not read."""
         return not self.is_asked(jump.chain) or f"-A {jump.rule}\n" in self.rules.get(jump.chain, ())
 
     def holds(self, chain: str, rules: str) -> bool:
-        """Return whether a chain has exactly these rules, or was not read."""
+        """Return True if the chain has exactly these rules, or if it was not read."""
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
-        """Return whether a chain with kept rules has the blocks of `wanted` in any order, and its `last` at the end."""
+        """Return whether a chain in `kept` has the blocks of `wanted` in any order, then its `last` rules."""
         if not self.is_asked(chain):
             return True
         if chain not in self.numbers:
@@ -94,7 +94,7 @@ def _lines(rules: str, family: Family) -> list[str]:
     return as_saved(rules, family).splitlines(keepends=True)
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
@@ -130,7 +130,7 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
     current, start = "", "\n"
     rules: list[str] = []
     for line in lines:
-        if line.endswith(" \n"):  # a rule without a target, by iptables-nft 1.8.7
+        if line.endswith(" \n"):  # iptables-nft 1.8.7 prints this for a rule without a target
             line = f"{line.rstrip()}\n"  # noqa: PLW2901
         if line.startswith(start):
             rules.append(line)
@@ -147,7 +147,7 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         yield current, rules
 
 
-# -- comparison with the desired rules ------------------------------------------------------------------------------
+# -- comparison with the desired rules ----------------------------------------------------------------------------
 
 
 class Suspect(NamedTuple):
@@ -218,7 +218,7 @@ def as_saved(rules: str, family: Family) -> str:
         rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
-    if not rules.startswith(f"-A {SEP}"):  # an endpoint's own address is as we wrote it
+    if not rules.startswith(f"-A {SEP}"):  # iptables-save prints an endpoint's own address in the form that we write
         rules = _SOURCE.sub(lambda found: _network(found[0]), rules)
     if "/0 " in rules:
         rules = _ANYWHERE.sub("", rules)

@@ -57,7 +57,7 @@ class Metrics:
         )
         self._lock_wait = registry.counter(
             "kubeproxy_iptables_lock_wait_seconds_total",
-            "Cumulative seconds that syncs waited for the lock of iptables, held by others (not in the Go kube-proxy)",
+            "Cumulative seconds that syncs waited for the iptables lock of other programs (not in the Go kube-proxy)",
             FAMILY,
         )
 
@@ -77,7 +77,7 @@ class Metrics:
         self._lock_wait.labels(family.label).inc(seconds)
 
     def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:
-        """Read the kernel's counters through these functions from now on; they must be quick and not raise."""
+        """Set the functions that read the kernel's counters; they must return quickly and not raise."""
         self._invalid_dropped.labels().follow(invalid_dropped)
         self._localhost_accepted.labels().follow(localhost_accepted)
 
@@ -87,10 +87,10 @@ def make_counters(metrics: Metrics) -> bool | None:
     try:
         there = nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)
         if there:
-            link = Netlink.open()  # stays open: a scrape that closes one waits for transactions (nft_rcv_nl_event)
+            link = Netlink.open()  # stays open: closing a netfilter socket waits for transactions (nft_rcv_nl_event)
             metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
     except ApplyError as error:
-        log.warning("No packet counters for now, the next full sync asks again error=%r", str(error))
+        log.warning("Cannot create packet counters, the next full sync tries again error=%r", str(error))
         return None
     if not there:
         log.info("The kernel has no named packet counters (nfnetlink_acct): two metrics stay at 0")

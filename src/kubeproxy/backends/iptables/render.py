@@ -36,7 +36,7 @@ Lines = dict[Place, str]
 
 
 class Detail(Enum):
-    """Whether rules of endpoints have comments with the Service's name; those of a large cluster have none."""
+    """Whether rules of endpoints have comments with the Service's name; in a large cluster they have none."""
 
     FULL = "full"
     SPARSE = "sparse"
@@ -198,7 +198,7 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleS
     else:
         return ""
     address = f"{unpack(cluster_ip.address)}/{settings.prefix_length}"
-    # iptables-save has the source before, and the interface after the destination; any order is the same rule.
+    # iptables-save prints source, destination, interface in this order; the order does not change the rule.
     return f"-A {chain} {source}{port.match(address, cluster_ip.port, ' cluster IP')} -j KUBE-MARK-MASQ\n"
 
 
@@ -245,5 +245,5 @@ def _choice_rules(
 
 @lru_cache(maxsize=4096)
 def _chance(left: int) -> str:
-    """Return the match for one connection in `left`, '' for all."""
+    """Return the match for one in `left` connections at random, '' for all."""
     return f" -m statistic --mode random --probability {1 / left:.10f}" if left > 1 else ""

@@ -2,12 +2,12 @@
 
 Legacy iptables reads and writes the whole table for each restore, so it gets one restore. iptables-nft 1.8.9 searches a
 sorted list for each chain that a restore names, so that its time grows with the square of their number: it gets a
-sequence of restores, with the Services' chains first and the rules that jump to them last, so that no packet meets half
-of a Service.
+sequence of restores, with the Services' chains first and the rules that jump to them last, so that no packet passes an
+incomplete Service.
 
 Tables are committed one after the other. The filter table rejects packets that the nat table does not translate: so a
 reject rule is added before nat stops translating, and removed after nat translates again. Otherwise conntrack would
-track a packet in between without translation, and its client would get no answer for as long as it retries.
+track a packet without translation in the meantime, and its client would get no answer as long as it retries.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FIRST: Final = 1000
 
 
 class Work(NamedTuple):
-    """Chains of Services, Service by Service, and the lines before and after them, by table.
+    """The chains of Services, grouped by Service, and by table the lines to write before and after them.
 
     `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
-    rules of built-in chains that jump to those. `guards`: the first lines of the filter table; its removals are in
-    `after`. `deleted`: chains of the nat table to delete.
+    rules of built-in chains that jump to the chains in `after`. `guards`: the lines that the filter table gets before
+    all others; its removals are in `after`. `deleted`: chains of the nat table to delete.
     """
 
     own: Iterable[OwnChains]
@@ -126,10 +126,10 @@ def jumps(table: str, found: FoundTable) -> str:
 
 
 def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
-    """Return the lines that create or replace the chains that no Service changes, where the table differs.
+    """Return the lines that create or replace the chains without rules of Services that differ in the table.
 
-    Copies left by an audit that was killed or refused are removed here in the filter table; those in the nat table are
-    removed with the chains of no Service. Other rules in kubelet's chain stay.
+    Copies that a killed or refused audit left in the filter table are removed here; those in the nat table are removed
+    with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.
     """
     chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}

@@ -30,7 +30,8 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Without it, route_localnet lets neighbours reach loopback (kubernetes issue 90259); kubelet has the same rule."""
+"""Without this rule, route_localnet lets hosts on the same link reach loopback (kubernetes issue 90259); kubelet has
+the same rule."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -87,10 +88,10 @@ class SharedChain(NamedTuple):
 
 
 class StartOptions(NamedTuple):
-    """Settings that are read from the configuration and the node once, at the start.
+    """Settings from the configuration and the node, read once at the start.
 
-    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: the kernel has named packet
-    counters, None while it could not be asked.
+    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has
+    named packet counters, None while this is unknown.
     """
 
     localhost_nodeports: bool
@@ -160,7 +161,7 @@ def forward_rules(settings: RuleSettings) -> str:
 
 
 def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
-    """Return the chains that no Service changes."""
+    """Return the chains without rules of Services."""
     mark = f"{settings.mark:#x}"
     postrouting = (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"

@@ -1,8 +1,8 @@
-"""Detection of changes by other programs: a cheap watch each second, and an audit that reads all rules now and then.
+"""Detection of changes by other programs: a cheap check each second, and an occasional audit that reads all rules.
 
-nf_tables counts its transactions, legacy tables have a size and a lock: the watch compares these. Only when they differ
-from the state after our own last change, chains are read, and their rules by an audit. The Go kube-proxy looks for its
-canary in mangle alone.
+nf_tables counts its transactions, legacy tables have a size and a lock: the watch compares these. If these differ from
+the state after our own last change, the watch reads the chains, and an audit their rules. The Go kube-proxy checks only
+its canary chain in the mangle table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kubeproxy.model.addresses import Family
 REST: Final = 20.0
 """Pause after an audit, in durations of that audit, because it reads all rules."""
 FAINT_REST: Final = 200.0
-"""The pause if the table's size is unchanged, but another program took the lock, mostly to list rules."""
+"""The pause after another program took the lock without changing the table's size, mostly to list rules."""
 
 
 class Watch(Protocol):
@@ -59,16 +59,16 @@ class Watch(Protocol):
         """Return the chains of a table that cannot be listed, and the rules of built-in ones. Raises ApplyError."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Compare later states of the tables with the one that the body reads; it reads every table."""
+        """Make the state of the tables that the body reads, all of them, the base of later comparisons."""
 
     def own_change(self, commits: int) -> AbstractContextManager[None]:
-        """Ignore the changes that the body makes, in `commits` transactions: they are our own."""
+        """Ignore the `commits` transactions of the body: they are our own."""
 
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that shows without reading all rules; reset `touched` if there is none.
+        """Return a change by another program that is found without reading all rules; reset `touched` if there is none.
 
         Raises ApplyError.
         """
@@ -83,12 +83,12 @@ def watch(commands: Commands) -> Watch:
 
 
 def _with_jumps(table: str) -> set[str]:
-    """Return the chains of a table that have some rules of ours: built-in ones and kubelet's."""
+    """Return the chains of other owners that contain rules of ours: built-in ones and kubelet's."""
     return {jump.chain for jump in JUMPS if jump.table == table} | {KUBELET_FIREWALL}
 
 
 class NftWatch:
-    """Watches the tables of iptables-nft by netlink; changes of other programs' own chains cost nothing."""
+    """Watches the tables of iptables-nft over netlink; changes in other programs' own chains cost nothing."""
 
     rest = REST
 
@@ -143,11 +143,11 @@ class NftWatch:
         return self._unknown or bool(self._noted)
 
     def _note(self) -> None:
-        """Record the chains that other programs changed so far."""
-        heard = self._others.take(self._family, self._transactions.generation)
-        if not heard.complete or any(not chain for _, chain in heard.chains):
+        """Record the chains that other programs have changed so far."""
+        changes = self._others.take(self._family, self._transactions.generation)
+        if not changes.complete or any(not chain for _, chain in changes.chains):
             self._unknown = True
-        self._noted |= heard.chains
+        self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
         """See Watch."""
@@ -218,7 +218,7 @@ class LegacyWatch:
         self._known = before  # a change in the meantime is visible as another size of the table
 
     @contextmanager
-    def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - sizes are read instead
+    def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
         """See Watch."""
         alone = self._commands.obeys_lock
         with xtables_lock.lock().held(xtables.LOCK_PATIENCE) if alone else nullcontext():
@@ -237,7 +237,7 @@ class LegacyWatch:
         return self._lock.taken() != self._taken or self._look() != self._known
 
     def inspect(self) -> ForeignChange | None:
-        """See Watch. Always None: sizes and the lock only say when an audit is due."""
+        """See Watch. Return None: sizes and the lock show only that an audit is due."""
         self._taken = self._lock.taken()
         sizes = self._look()
         self.rest = REST if sizes != self._known else FAINT_REST
@@ -258,7 +258,7 @@ class Audit:
         self._commands = commands
         self._family = commands.family
         self._change = restore
-        self._rest: float | None = None  # pause, in durations of the last audit; None: no audit needed
+        self._rest: float | None = None  # pause before an audit, in durations of the last audit; None: no audit needed
         self._places: frozenset[Place] | None = None
         self._ended = 0.0
         self._took = 0.0
@@ -306,13 +306,13 @@ class Audit:
         return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
-        """Return the table, or those of its chains that may have changed."""
+        """Return the whole table, or only those of its chains that may have changed."""
         try:
             if self._places is None:
                 return found.read(self._commands, table)
             names = frozenset(name for place, name in self._places if place == table)
             return found.read_some(self._commands, table, names, self._rules)
-        except Incompatible:  # a table with rules of nft itself: the shared chains can be read one by one
+        except Incompatible:  # the table has rules that only nft can list: the shared chains can be read one by one
             names = frozenset(name for place, name in SHARED if place == table)
             return found.read_some(self._commands, table, names, self._rules)
 
@@ -323,7 +323,7 @@ class Audit:
             return [f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return the chains that differ from copies of the written rules as iptables-save prints these."""
+        """Return the chains that differ from copies of the written rules; both as iptables-save prints them."""
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}

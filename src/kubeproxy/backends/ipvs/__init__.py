@@ -5,7 +5,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
-"""The dummy interface with the addresses of Services: so the kernel delivers packets to them locally, to IPVS."""
+"""The dummy interface with the addresses of Services, for which the kernel delivers their packets locally, to IPVS."""
 
 MODE = Mode(
     MODES["ipvs"],
@@ -21,7 +21,7 @@ MODE = Mode(
     ),
     interface=INTERFACE,
     tracked_as=0,  # IPVS changes the source of answers without a status bit in conntrack (ip_vs_update_conntrack)
-    # Kubernetes' own words (pull request 134539), which people look for.
+    # The text of Kubernetes (pull request 134539), which operators search for.
     deprecation=Deprecation(
         "IPVSDeprecation",
         "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.",

@@ -1,6 +1,6 @@
 """Removes the objects of ipvs mode, ours or the Go kube-proxy's: after a change of mode, and for --cleanup.
 
-It removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has, too (KUBE-SERVICES, ...).
+It removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode also has (KUBE-SERVICES, ...).
 Virtual servers of other programs stay; ours are those on the addresses of kube-ipvs0 and on the ports in our NodePort
 sets.
 """
@@ -113,6 +113,6 @@ def _names(sets: Ipsets) -> set[str]:
     try:
         return set(sets.names())
     except NetlinkError as error:
-        if error.code == errno.EINVAL:  # nfnetlink_rcv_msg: a kernel without ip_set has no sets
+        if error.code == errno.EINVAL:  # a kernel without ip_set has no sets (nfnetlink_rcv_msg)
             return set()
         raise

@@ -1,9 +1,9 @@
-"""The desired state of ipvs mode: the wish of each Service, from its plans, and the wishes of all together. Pure.
+"""The desired state of ipvs mode: the objects that each Service needs, from its plans, and their union. Pure.
 
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
-the node itself get the local pool, too: IPVS cannot distinguish sources (kube-proxy does the same).
+the node itself get the local pool as well: IPVS cannot distinguish sources (kube-proxy does the same).
 
-Set entries have a reference count: an entry stays until no Service wants it. A virtual server belongs to one Service; a
+Set entries have a reference count: an entry stays until no Service needs it. A virtual server belongs to one Service; a
 Service with the same address and port takes precedence over a NodePort, regardless of the order.
 """
 
@@ -22,7 +22,8 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, S
 
 
 class NodeAddresses(NamedTuple):
-    """This node's addresses: own ones without those on kube-ipvs0, those for NodePorts, those of the Node object."""
+    """This node's addresses: those of its interfaces except kube-ipvs0, those for NodePorts, those of the Node
+    object."""
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
@@ -37,7 +38,7 @@ class Virtual(NamedTuple):
     pool: Pool
 
 
-class ServiceWish(NamedTuple):
+class DesiredObjects(NamedTuple):
     """The desired objects of a Service.
 
     Virtual servers are by address, protocol (1 byte) and port (2 bytes, network order).
@@ -52,25 +53,26 @@ class ServiceWish(NamedTuple):
         return {entry.ip for entry in self.entries.get(IpsetId.IPVS_IPS, ())}
 
 
-NO_WISH: Final = ServiceWish({}, {})
+NOTHING_DESIRED: Final = DesiredObjects({}, {})
 
 
-def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> ServiceWish:
+def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> DesiredObjects:
     """Return the desired objects of a Service's plans of one family on a node."""
-    wish = ServiceWish({}, {})
+    objects = DesiredObjects({}, {})
     for plan in plans:
         for frontend in plan.frontends:
-            _frontend(plan, frontend, node, wish)
+            _frontend(plan, frontend, node, objects)
         if plan.health_port:
-            _enter(wish, IpsetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
+            _enter(objects, IpsetId.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.health_port))
         for destination in _hairpin(plan):
             address, port = destination[:-2], int.from_bytes(destination[-2:], "big")
-            _enter(wish, IpsetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
-    return wish
+            _enter(objects, IpsetId.LOOP_BACK, SetEntry(address, plan.key.protocol, port, address))
+    return objects
 
 
 def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
-    """Return the real servers of a frontend; the kernel refuses connections to a virtual server without any."""
+    """Return the real servers of a frontend; the kernel refuses connections to a virtual server without real
+    servers."""
     if traffic.outside.picks_local or traffic.node.picks_local:
         return plan.local
     return plan.cluster if any(action.forwards for action in traffic) else ()
@@ -81,29 +83,29 @@ def service_entry(key: bytes) -> SetEntry:
     return SetEntry(key[:-3], key[-3], int.from_bytes(key[-2:], "big"))
 
 
-def _enter(wish: ServiceWish, set_id: IpsetId, entry: SetEntry) -> None:
-    wish.entries.setdefault(set_id, set()).add(entry)
+def _enter(objects: DesiredObjects, set_id: IpsetId, entry: SetEntry) -> None:
+    objects.entries.setdefault(set_id, set()).add(entry)
 
 
-def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, wish: ServiceWish) -> None:
+def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, objects: DesiredObjects) -> None:
     traffic = plan.traffic(frontend)
     nodeport = frontend.kind is FrontendKind.NODEPORT
     virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
     keys = [address + frontend.key for address in node.nodeports] if nodeport else [frontend.key]
     for key in keys:
-        # The Service itself has this address and port: that frontend takes precedence over the NodePort.
-        wish.servers.setdefault(key, virtual)
+        # The Service has a frontend with this address and port, which takes precedence over the NodePort.
+        objects.servers.setdefault(key, virtual)
         dropping = _dropping(traffic)
         if dropping is not None:
-            _enter(wish, dropping, service_entry(key))
+            _enter(objects, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
-        _enter(wish, IpsetId.IPVS_IPS, SetEntry(frontend.address))
+        _enter(objects, IpsetId.IPVS_IPS, SetEntry(frontend.address))
     for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
-        _enter(wish, set_id, entry)
+        _enter(objects, set_id, entry)
     # Without endpoints, connections from all clients are refused, as in iptables mode.
     if any(action.forwards for action in traffic):
         for set_id, entry in _sources(frontend, plan.sources(frontend), node):
-            _enter(wish, set_id, entry)
+            _enter(objects, set_id, entry)
 
 
 def _dropping(traffic: Traffic) -> IpsetId | None:
@@ -153,7 +155,7 @@ def _sources(
     """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None.
 
     The source of the node's own connections is the frontend's address, because it is on kube-ipvs0. They are allowed if
-    one of the node's addresses is: then the frontend's address gets an entry of its own, regardless of the ranges.
+    the ranges include one of the node's addresses: then the frontend's address gets an entry of its own.
     """
     if allowed is None:
         return
@@ -180,7 +182,7 @@ def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipa
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the destinations on this node, whose connections to themselves need masquerade."""
+    """Return the destinations on this node: their connections to themselves through a Service need masquerade."""
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)
@@ -196,23 +198,23 @@ class DesiredChange(NamedTuple):
 
 
 class Desired:
-    """The union of the wishes of all Services."""
+    """The union of the objects that all Services need."""
 
     def __init__(self) -> None:
         self.servers: dict[bytes, Virtual] = {}
         self.touched = 0
         """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
-        self._wishes: dict[ServiceName, ServiceWish] = {}
+        self._desired_objects: dict[ServiceName, DesiredObjects] = {}
         self._owner: dict[bytes, ServiceName] = {}
-        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of keys that several Services want
+        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of keys that several Services need
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}
         self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
 
-    def load(self, wishes: Iterable[tuple[ServiceName, ServiceWish]]) -> None:
-        """Add the wishes of Services that are new to this state; `take` does not return them."""
-        for name, wish in wishes:
-            self.change(name, wish)
+    def load(self, services: Iterable[tuple[ServiceName, DesiredObjects]]) -> None:
+        """Add the objects of Services that are new to this state; `take` does not return them."""
+        for name, objects in services:
+            self.change(name, objects)
         self._servers_before, self._entries_before, self.touched = {}, {}, 0
 
     def take(self) -> DesiredChange:
@@ -244,18 +246,18 @@ class Desired:
         """Return the Service that a virtual server belongs to, None for no Service."""
         return self._owner.get(key)
 
-    def change(self, name: ServiceName, wish: ServiceWish) -> None:
-        """Replace the wish of a Service, NO_WISH for one that is deleted."""
-        before = self._wishes.pop(name, NO_WISH)
-        if wish is not NO_WISH:
-            self._wishes[name] = wish
-        for key in before.servers.keys() - wish.servers.keys():
+    def change(self, name: ServiceName, objects: DesiredObjects) -> None:
+        """Replace the desired objects of a Service; NOTHING_DESIRED stands for a deleted Service."""
+        before = self._desired_objects.pop(name, NOTHING_DESIRED)
+        if objects is not NOTHING_DESIRED:
+            self._desired_objects[name] = objects
+        for key in before.servers.keys() - objects.servers.keys():
             self._claim(name, key, None)
-        for key, virtual in wish.servers.items():
+        for key, virtual in objects.servers.items():
             if before.servers.get(key) != virtual:
                 self._claim(name, key, virtual)
-        for set_id in before.entries.keys() | wish.entries.keys():
-            self._count(set_id, before.entries.get(set_id, set()), wish.entries.get(set_id, set()))
+        for set_id in before.entries.keys() | objects.entries.keys():
+            self._count(set_id, before.entries.get(set_id, set()), objects.entries.get(set_id, set()))
 
     def _claim(self, name: ServiceName, key: bytes, virtual: Virtual | None) -> None:
         claims = self._rivals.get(key)

@@ -1,9 +1,9 @@
-"""Operations that lead a virtual server from one state to the next; the draining of its real servers. Pure.
+"""Operations that change a virtual server from one state to the next; the draining of its real servers. Pure.
 
-A real server that is not wanted any more gets weight 0: its connections go on, new ones go to other real servers. It is
+A real server that is no longer desired gets weight 0: its connections continue, new ones use other real servers. It is
 deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at once, as in the Go
-kube-proxy: the kernel then moves UDP flows to other real servers (expire_nodest_conn). With weight 0, such a flow would
-go to an endpoint that does not answer for as long as the client does not pause.
+kube-proxy: the kernel then moves UDP flows to other real servers (expire_nodest_conn). With weight 0, a flow would stay
+with an endpoint that does not answer as long as its client sends without pause.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kubeproxy.backends.ipvs.layout import Scheduler
 from kubeproxy.kernel import ipvs
 
 DEADLINE: Final = 900.0
-"""Seconds a real server may drain: as long as the kernel remembers an idle TCP connection (IP_VS_TCP_S_ESTABLISHED in
-net/netfilter/ipvs/ip_vs_proto_tcp.c). kube-proxy waits for as long as any client stays."""
+"""Seconds a real server may drain: the kernel's timeout of an idle TCP connection (IP_VS_TCP_S_ESTABLISHED in
+net/netfilter/ipvs/ip_vs_proto_tcp.c). The Go kube-proxy waits until the last connection ends."""
 
 CHECK: Final = 5.0
-"""Seconds between looks at the connections of a virtual server with draining real servers; kube-proxy looks each 60."""
+"""Seconds between counts of the connections of a virtual server with draining real servers (Go kube-proxy: 60)."""
 
-WEIGHT: Final = 1  # all endpoints are equal, as in kube-proxy
+WEIGHT: Final = 1  # all endpoints have the same weight, as in the Go kube-proxy
 
 
 class Verb(IntEnum):
@@ -61,12 +61,12 @@ class Draining:
 
     def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:
         self._scheduler = scheduler
-        self._patience = deadline
+        self._deadline = deadline
         self._deadlines: dict[bytes, dict[bytes, float]] = {}
         self._next_check = 0.0
 
     def due(self, now: float) -> bool:
-        """Return whether their connections are to be counted now."""
+        """Return whether the connections of draining real servers are to be counted now."""
         return bool(self._deadlines) and now >= self._next_check
 
     def keys(self) -> list[bytes]:
@@ -74,7 +74,7 @@ class Draining:
         return list(self._deadlines)
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
-        """Return a virtual server as it is in the kernel once a wish is applied."""
+        """Return the virtual server that the kernel has after a desired one is written."""
         if virtual is None:
             return None
         weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._deadlines.get(key, ()), 0)
@@ -117,7 +117,7 @@ class Draining:
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
         """Yield the deletion of real servers past their deadline or without connections.
 
-        `connections` are counts by virtual server and real server; without a count it is deleted already.
+        `connections` are counts by virtual server and real server; a real server without a count is already deleted.
         """
         self._next_check = now + CHECK
         for key in self.keys():
@@ -134,9 +134,9 @@ class Draining:
             self._forget(key, destination)
             return ServerStep(Verb.DELETE_SERVER, key, destination=destination)
         if not self._deadlines:
-            self._next_check = now + 1.0  # most have no connections at all
+            self._next_check = now + 1.0  # most real servers have no connections
         deadlines = self._deadlines.setdefault(key, {})
-        deadlines.setdefault(destination, now + self._patience)
+        deadlines.setdefault(destination, now + self._deadline)
         return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 
     def _forget(self, key: bytes, destination: bytes) -> None:

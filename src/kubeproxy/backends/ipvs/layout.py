@@ -39,7 +39,7 @@ class IpsetId(StrEnum):
     CLUSTER_IP = "KUBE-CLUSTER-IP"
     EXTERNAL_IP = "KUBE-EXTERNAL-IP"
     EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
-    LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all load balancer addresses, also those of the next two
+    LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all load balancer addresses, including those of the next two sets
     LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
     LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"  # those with source ranges
     LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
@@ -92,7 +92,7 @@ class Addresses(NamedTuple):
 
 
 class Scheduler(NamedTuple):
-    """Properties of a scheduler: the flags of its virtual servers, and whether it skips real servers of weight 0."""
+    """Properties of a scheduler: the flags of its virtual servers, and whether it skips real servers with weight 0."""
 
     name: str
     flags: int = 0
@@ -102,8 +102,8 @@ class Scheduler(NamedTuple):
 DEFAULT_SCHEDULER: Final = "rr"
 _ODD: Final = (
     # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback flag a
-    # draining server's share of the clients would be refused. kube-proxy gives mh the port flag, and neither of them
-    # the fallback flag.
+    # draining server's share of the clients would be refused. The Go kube-proxy sets the port flag for mh, and the
+    # fallback flag for neither.
     Scheduler("sh", FALLBACK),
     Scheduler("mh", FALLBACK | PORT),
     # dh has no fallback flag (ip_vs_dh.c): its real servers are deleted at once.

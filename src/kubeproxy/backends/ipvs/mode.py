@@ -45,7 +45,7 @@ from kubeproxy.registry import MetricRegistry
 log = logging.getLogger("kubeproxy.ipvs")
 
 SYSCTLS: Final = (
-    ("net/ipv4/vs/conntrack", 1),  # else the packets of ipvs cannot be masqueraded
+    ("net/ipv4/vs/conntrack", 1),  # without it packets of IPVS cannot be masqueraded
     ("net/ipv4/vs/expire_nodest_conn", 1),
     ("net/ipv4/vs/expire_quiescent_template", 1),
     ("net/ipv4/ip_forward", 1),
@@ -73,7 +73,7 @@ def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
 
 
 TEST_SERVER: Final = server_key(bytes((198, 51, 100, 0)), socket.IPPROTO_TCP, 20000)
-"""An address for documentation (RFC 5737), which nobody serves; kube-proxy tries with the same."""
+"""An unused address for documentation (RFC 5737); the Go kube-proxy tests IPVS with the same address."""
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
@@ -118,7 +118,7 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
         kernel.apply([ServerChange(ADD_SERVICE, server)])
     except RefusedError as error:
         code = error.refused[0][1].code
-        if code == errno.EEXIST:  # left by a proxy that was killed at this point
+        if code == errno.EEXIST:  # a proxy that was killed at this point left this virtual server
             kernel.apply([ServerChange(SET_SERVICE, server)])
         elif code == errno.ENOENT:
             raise Unsupported(
@@ -141,12 +141,12 @@ TRIAL: Final = "\n".join(
         "",
     )
 )
-"""The trial uses the only target of our rules that a kernel with iptables may lack."""
+"""The test rule uses the only target of our rules that a kernel with iptables may lack."""
 
 
 @cache
 def used_commands(family: Family) -> Commands:
-    """Return the iptables commands to use: those that the node uses, else others that work. The result stays the same.
+    """Return the iptables commands to use: those that the node uses, else any that work. The result is cached.
 
     Raises Unsupported, or ApplyError.
     """
@@ -215,8 +215,8 @@ def _weigh(
     ours = world.of(family) or FamilyGlobals()
     nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips
     node = NodeAddresses(frozenset(local), nodeports, ours.node_ips)
-    wish = render(chain.from_iterable(of_family(wanted, family).values()), node)
-    count = sum(1 + len(server.pool) for server in wish.servers.values()) + sum(map(len, wish.entries.values()))
+    objects = render(chain.from_iterable(of_family(wanted, family).values()), node)
+    count = sum(1 + len(server.pool) for server in objects.servers.values()) + sum(map(len, objects.entries.values()))
     return Weight(count, "virtual servers, real servers and entries of sets")
 
 

@@ -1,6 +1,6 @@
 """Access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules by iptables.
 
-It only translates; backend.py decides about the writes.
+It only translates; backend.py decides which objects to write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-_SPARE: Final = "KUBE-SPARE"  # a set that is filled before it replaces another one by swap
+_SPARE: Final = "KUBE-SPARE"  # a temporary set, filled and then swapped with the set that it replaces
 
 
 class NodeView:
@@ -56,7 +56,7 @@ class NodeView:
         self._sets.close()
 
     def addresses(self) -> Addresses:
-        """Return the node's addresses, without those that no other host can reach: loopback, link-local of IPv6."""
+        """Return the node's addresses except loopback and IPv6 link-local ones, which no other host can reach."""
         bound, own = set(), set()
         for address in local_addresses(self.family):
             if address.interface == INTERFACE:
@@ -70,7 +70,7 @@ class NodeView:
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers, and these ones, as far as they are there, with their real servers."""
+        """Return all virtual servers; only these, if they exist, have their real servers read."""
         listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
@@ -79,7 +79,7 @@ class NodeView:
         return self._sets.entries(set_id.named(self.family))
 
     def counts(self) -> Mapping[IpsetId, SetCounts]:
-        """Return the counts of the sets that are there."""
+        """Return the number of entries of each set that exists."""
         found = self._sets.counts()
         named = {set_id: found.get(set_id.named(self.family)) for set_id in IpsetId}
         return {set_id: counts for set_id, counts in named.items() if counts is not None}
@@ -94,7 +94,7 @@ class NodeView:
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
-            # Not compared: the timeout of a virtual server without persistence, which means nothing.
+            # The timeout of a virtual server without persistence has no effect, so it is not compared.
             same = server._replace(timeout=affinity) == self._virtual(server.key, affinity)
             reals = self._ipvs.destinations(server.key).values()
             yield server.key, ActualServer(affinity, same, {real.key: real.weight for real in reals})
@@ -107,7 +107,8 @@ class NodeView:
 class NodeKernel(NodeView):
     """Read and write access to the kernel of one network namespace.
 
-    `restore_failures` counts refusals by iptables, as in the Go kube-proxy, not those of sets and virtual servers.
+    `restore_failures` counts refusals by iptables only, as in the Go kube-proxy; refused sets and virtual servers are
+    not counted.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class NodeKernel(NodeView):
         super().close()
         self._monitor.close()
 
-    # -- interface and addresses ------------------------------------------------------------------------------------
+    # -- interface and addresses ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Create the interface and the sets if they are missing."""
@@ -160,7 +161,7 @@ class NodeKernel(NodeView):
         """Remove addresses from kube-ipvs0."""
         route.remove_addresses(self._interface, list(addresses))
 
-    # -- virtual servers --------------------------------------------------------------------------------------------
+    # -- virtual servers ------------------------------------------------------------------------------------------
 
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
         """Return the number of connections of the real servers of virtual servers."""
@@ -175,7 +176,8 @@ class NodeKernel(NodeView):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message; for real servers, which are many, without an object for each."""
+        """Yield each operation as a message; for real servers, of which there are many, without an object per
+        server."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -192,7 +194,7 @@ class NodeKernel(NodeView):
         real = ipvs.RealServer(operation.destination, operation.weight) if operation.destination else None
         return ipvs.ServerChange(operation.verb, server, real)
 
-    # -- sets -------------------------------------------------------------------------------------------------------
+    # -- sets -----------------------------------------------------------------------------------------------------
 
     def add_entries(self, entries: Entries) -> None:
         """Add entries to sets; existing entries are no error."""
@@ -209,21 +211,22 @@ class NodeKernel(NodeView):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif self._sets.kind(name) != kind:
-            # A set in use by a rule stays, with an error: no other program has sets of these names.
+            # The kernel refuses to delete a set that a rule uses; this is an error, as only our rules use sets of these
+            # names.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:
             log.info("Making room in an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
-            self._sets.destroy(_SPARE)  # left by an attempt that was interrupted
+            self._sets.destroy(_SPARE)  # an interrupted attempt left this set
             self._sets.create(_SPARE, kind, maxelem=MAX_ELEMENTS)
             self._sets.add(_SPARE, self._sets.entries(name))
             self._sets.swap(_SPARE, name)
             self._sets.destroy(_SPARE)
 
-    # -- rules ------------------------------------------------------------------------------------------------------
+    # -- rules ----------------------------------------------------------------------------------------------------
 
     def rules(self, rules: Rules) -> Sequence[str]:
-        """See NodeView; with iptables-nft a signature of the rules, read over netlink without a command."""
+        """See NodeView. With iptables-nft, return a signature of the rules, read over netlink without a command."""
         if not self._commands.uses_nft:
             return super().rules(rules)
         found = []

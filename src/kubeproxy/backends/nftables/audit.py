@@ -97,7 +97,8 @@ def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> 
 
 @contextmanager
 def attributed(table: str) -> Iterator[None]:
-    """Raise ChangedByOthersError if the kernel refuses a change as an object of our table is missing, or is not new."""
+    """Raise ChangedByOthersError if the kernel refuses a change because an object of our table is missing, or exists
+    already."""
     try:
         yield
     except NetlinkError as error:
@@ -107,7 +108,7 @@ def attributed(table: str) -> Iterator[None]:
 
 
 NodeSets = dict[str, frozenset[Any]]
-"""State of the sets that belong to the node: ranges of addresses as edges (SERVICE_CIDRS), packed elements of others.
+"""State of the node's own sets: SERVICE_CIDRS as edges of address ranges, the others as packed elements.
 
 Edges are (first address, False) and (address after the last one, True).
 """
@@ -150,13 +151,13 @@ def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
 
 
 def affinity_chains(names: Iterable[str]) -> set[ChainName]:
-    """Return those of these chains that are chains of session affinity."""
+    """Return the chains of session affinity among these chains."""
     return {name for name in map(parse_chain_name, names) if name is not None}
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. Its chains of session affinity and sets of clients are those found: they depend on
-    earlier Services, and sets of clients stay when their chains are removed.
+    """Return the desired table. The desired chains of session affinity and sets of clients are those found: they depend
+    on earlier Services, and sets of clients outlive their chains.
     """
     slots = (slot for name in found.sets if (slot := slot_of_clients(name)) is not None)
     return ruleset.definition(affinity_chains(found.chains), slots)

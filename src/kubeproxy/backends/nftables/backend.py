@@ -48,10 +48,11 @@ BATCH = 20_000
 """Maximum number of elements of a transaction: about 0.05 s, for which the kernel holds its commit lock."""
 
 ELEMENT = 160
-"""Upper bound of the mean size of an element in a transaction, in bytes."""
+"""Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 5000
-"""Rules of session affinity from which on unused chains are removed, but at least twice the number of used rules."""
+"""Number of session affinity rules above which unused chains are removed, if it is also twice the number of used
+rules."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -116,7 +117,7 @@ class NftablesBackend:
         self._in_use = in_use
         return self._gone is not None and self._gone.note(departed, time.monotonic())
 
-    # -- incremental ------------------------------------------------------------------------------------------------
+    # -- incremental ----------------------------------------------------------------------------------------------
 
     def sync(self, changes: Collection[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
@@ -175,7 +176,7 @@ class NftablesBackend:
             self._gone.removed()
 
     def _reset_gone(self) -> None:
-        """Reset connections to endpoints that no Service leads to any more."""
+        """Reset connections to endpoints that no Service uses any more."""
         if self._gone is not None and (messages := self._gone.additions(time.monotonic())):
             self._transact(messages)
             self._gone.added()
@@ -208,7 +209,7 @@ class NftablesBackend:
         return batch.transaction.elements
 
     def _sync_globals(self) -> int:
-        """Bring the sets that belong to the node, not to a Service, up to date; return the elements changed."""
+        """Update the sets that belong to the node instead of a Service; return the number of changed elements."""
         elements = 0
         for name, wanted in audit.desired_node_sets(self._ours).items():
             if (present := self._node[name]) != wanted:
@@ -221,8 +222,8 @@ class NftablesBackend:
     def _transact_with(self, wanted: set[ChainName], missing: set[ChainName], elements: list[bytes]) -> None:
         """Create missing chains, remove unused ones and commit elements, in one transaction if it is not too large.
 
-        Another program may delay each transaction by its own. The kernel reports new handles: nothing is read, as a
-        reading starts again whenever another program commits.
+        Each transaction may wait for one of another program. The kernel reports new handles: nothing is read, because a
+        dump restarts whenever another program commits.
         """
         if not missing:
             self._transact(elements)
@@ -239,8 +240,8 @@ class NftablesBackend:
         except NetlinkError as error:
             if not unused:
                 raise
-            # A rule of another program goes to one of them, or the kernel is older than 6.4.
-            log.debug("Unused chains of session affinity stay error=%r", str(error))
+            # Another program's rule jumps to one of the chains, or the kernel is older than 6.4.
+            log.debug("Unused chains of session affinity cannot be removed error=%r", str(error))
             unused, self._prune_at = set(), 2 * affinity.weight(self._chains | missing)
             reported = self._table.commit(made)
         if (signature := audit.grown(self._signature, made, reported)) is None:
@@ -248,7 +249,8 @@ class NftablesBackend:
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
-        """Return the chains of counts and timeouts that neither a Service uses nor one wants, if they are many."""
+        """Return the affinity chains (by endpoint count and timeout) that no Service uses or needs, if there are
+        many."""
         if not self._is_whole or affinity.weight(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())
@@ -257,15 +259,15 @@ class NftablesBackend:
         self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
         return self._chains - used
 
-    # -- the whole table --------------------------------------------------------------------------------------------
+    # -- the whole table ------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Wanted) -> Iterator[int]:
-        """Make the kernel hold exactly these Services: adopt our table, or replace another one.
+        """Make the table contain exactly these Services: adopt our table, or replace another program's.
 
         Yields the number of elements after each transaction. Raises ApplyError. Recorded changes of other programs are
         discarded, and the signature is taken, before anything is compared: later changes count as drift.
         """
-        self._table.afresh()
+        self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
         if self._relay is not None:
@@ -315,7 +317,7 @@ class NftablesBackend:
             self._transact(changes)
         except NetlinkError as error:
             if error.code not in audit.CONTRADICTIONS:
-                raise  # the engine tries again: a new table would lose the clients of session affinity
+                raise  # the engine retries: a new table would lose the clients of session affinity
             log.debug("Rules that differ cannot be written one by one error=%r", str(error))
             return False
         self._sign()
@@ -329,11 +331,11 @@ class NftablesBackend:
     def _sign(self) -> None:
         """Take the signature after our own change. Raises ChangedByOthersError if another program changed rules too."""
         self._signature = audit.signature(self._table)
-        if not self._table.heard().nothing and not self._intact():
+        if not self._table.changes().nothing and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
-        """Note that a new table is about to replace the old one, so the set of deleted endpoints is empty."""
+        """Record that a new table is about to replace the old one, so its set of deleted endpoints is empty."""
         if self._gone is not None:
             self._gone.found((), self._in_use, time.monotonic())
 
@@ -357,7 +359,7 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # Shared elements count once for each Service, and are added only if the kernel lacks them.
+                # Each Service counts as one user of its shared elements, which are added only if the kernel lacks them.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):
@@ -369,10 +371,10 @@ class NftablesBackend:
                     batch = self._batch()
         yield self._commit(batch)
         elements.rest(self._placed.values())
-        yield from self._remove_strays(elements.left)
+        yield from self._remove_unowned(elements.left)
         yield self._sync_globals()
 
-    def _remove_strays(self, actual: Elements) -> Iterator[int]:
+    def _remove_unowned(self, actual: Elements) -> Iterator[int]:
         transaction = Transaction(self._packers, {})
         for set_id, entries in actual.items():
             users = self._users.get(set_id, ())
@@ -395,7 +397,7 @@ class NftablesBackend:
             for item in placed:
                 translate(item, total)
         self._chains = self._ruleset.needed(total.chains())
-        log.info("Replacing the table that is there table=%r elements=%d", self._ruleset.name, total.elements)
+        log.info("Replacing the existing table table=%r elements=%d", self._ruleset.name, total.elements)
         place, elements = (self.family, TABLE), [*self._node_messages(), *total.messages()]
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
         ranges = audit.spelled_out(self._ruleset, self._placed.values())
@@ -405,10 +407,11 @@ class NftablesBackend:
         self._sign()
         return total.elements
 
-    # -- what other programs do -------------------------------------------------------------------------------------
+    # -- changes by other programs -----------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Read on in the counters, add new interfaces to the flowtable, update client metrics, and retry busy ports."""
+        """Continue reading the counters, add new interfaces to the flowtable, update client metrics, and retry busy
+        ports."""
         if self._counting is not None and self._is_whole:
             self._counting.step(self._placed)
         if self._devices is not None and self._is_whole:
@@ -423,20 +426,20 @@ class NftablesBackend:
 
         If an announcement of the kernel may have been lost, it compares the table to this depth.
         """
-        heard = self._table.heard()
-        if heard.nothing or heard.nothing_yet:
+        changes = self._table.changes()
+        if changes.nothing or changes.nothing_yet:
             return None
-        told = heard.elements or heard.rules
-        depth = Depth.THOROUGH if told else depth
+        announced = changes.elements or changes.rules
+        depth = Depth.THOROUGH if announced else depth
         if depth is Depth.THOROUGH:
             self._differs = True  # until it is compared
-            self._table.afresh()
+            self._table.reset_changes()
         seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
         self._differs = seen is not None
         if seen is None:
             return None
-        self._table.miss()  # until a resync repairs it, or a second inspection finds no difference
-        return ForeignChange(f"{seen.what}: {', '.join(sorted(heard.by))}") if told else seen
+        self._table.mark_incomplete()  # until a resync repairs it, or a second inspection finds no difference
+        return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _is_altered(self) -> bool:
         """Return whether another program changed our table's chains or rules. Cost: independent of Services."""
@@ -446,8 +449,8 @@ class NftablesBackend:
         """Return the first set or map whose elements differ from the committed ones, '' for none. Reads everything."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
-        if strays := audit.catch_alls(self._table):
-            return strays[0]
+        if catch_alls := audit.catch_alls(self._table):
+            return catch_alls[0]
         node = audit.node_sets(self._table)
         if differing := [name for name in node if node[name] != self._node.get(name)]:
             return differing[0]

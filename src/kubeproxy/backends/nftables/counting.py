@@ -29,7 +29,7 @@ TURN: Final = 0.005
 """Seconds of work on a pass in each second: its share of a processor, at any number of endpoints."""
 
 TOP: Final = 100
-"""Number of service ports of a family with a series of their own; the others are summed up."""
+"""Number of service ports of a family with separate series; the others are summed up."""
 
 
 Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
@@ -54,7 +54,8 @@ class Totals:
     def add(self, new: Mapping[ServicePortKey, int], known: Collection[ServicePortKey]) -> None:
         """Add the new connections of one pass; `known` are the service ports that still exist.
 
-        A service port without a series gets a free one, or that of a port with less than half as many new connections.
+        A service port without a series gets a free one, or the series of a port with less than half its new
+        connections.
         """
         for key in self.busiest.keys() - known:
             self.others += self.busiest.pop(key)
@@ -65,7 +66,8 @@ class Totals:
             elif len(self.busiest) < TOP:
                 self.busiest[key] = count
             elif quietest and 2 * new.get(quietest[-1], 0) < count:
-                # Its own new connections come later in this order, and are added to `others` then.
+                # The port that loses its series comes later in this order: its new connections are then added to
+                # `others`.
                 self.others += self.busiest.pop(quietest.pop())
                 self.busiest[key] = count
             else:
@@ -84,13 +86,13 @@ class ConnectionMetrics:
         )
         self._age = registry.gauge(
             "kubeproxy_service_new_connections_read_timestamp_seconds",
-            "When the new connections were read from the kernel last (not in the Go kube-proxy)",
+            "Time of the last reading of new connections from the kernel (not in the Go kube-proxy)",
             "ip_family",
         )
         self._totals: dict[Family, Totals] = {}
 
     def publish(self, family: Family, totals: Totals) -> None:
-        """Publish the totals of a family."""
+        """Set the metrics to the totals of a family."""
         self._totals[family] = totals
         self._series.clear()
         for each, found in self._totals.items():
@@ -110,7 +112,7 @@ class _Pass:
         self._before = before
 
     def take(self, name: str, count: ElementCount, owner: ServicePortKey) -> None:
-        """Add the counter of an element. With a lower count or another endpoint the element is a new one."""
+        """Add the counter of an element. An element with a lower count or another endpoint counts as new."""
         self.seen[name, count.key] = count
         last = self._before.get((name, count.key))
         known = last.packets if last is not None and last.data == count.data else 0
@@ -143,7 +145,7 @@ class Counting:
                 self._next = now + PERIOD
                 self._pass = self._over_all()
             except ApplyError as error:
-                # For example, the table was deleted; a resync repairs it.
+                # The table may be deleted; a resync repairs it.
                 log.debug("Cannot read the counters of connections error=%r", str(error))
                 self._pass = iter(())
                 return

@@ -1,7 +1,7 @@
-"""Examination of nftables mode: compares the table with plans, element by element, beside the running proxy.
+"""Examination of nftables mode: compares the table with plans, element by element, while the proxy runs.
 
-A difference is what a resync would write: each plan is placed in the slots, and under the numbers, that the kernel has
-for it. A dump may lack elements while the proxy writes, so missing ones are looked up by key.
+A difference is a change that a resync would write: each plan gets the slots and numbers that the kernel has for it. A
+dump may lack elements while the proxy writes, so missing ones are looked up by key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, Service
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""Minimum and maximum number of slots after those of a frontend's endpoints that are looked up, else as many again."""
+"""A look-up of a frontend covers its endpoints' slots and as many more, within this minimum and maximum."""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
@@ -87,7 +87,7 @@ class NftablesExaminer(Examiner):
         self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. Looks up each planned element of these Services, and each one that they could have."""
+        """See Examiner. Looks up each element that these Services have by plan, or could have."""
         if (harm := self._harm()) is not None:
             yield harm
             return
@@ -108,7 +108,7 @@ class NftablesExaminer(Examiner):
         yield from self._compared(ours, parts, found, *self._of_node())
 
     def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
-        """See Examiner. The first slot whose set has the client decides."""
+        """See Examiner. The first slot with the client in its set is used."""
         sets, asked = self._view.sets(), set()
         remembered = client_number(client)
         for (set_id, key), pool in Parts([place(plan, None, Numbers())]).pools.items():
@@ -126,7 +126,7 @@ class NftablesExaminer(Examiner):
     # -- found state ------------------------------------------------------------------------------------------------
 
     def _looked_up(self, plans: Plans) -> Elements:
-        """Return the elements that these Services have, and others that their frontends could have."""
+        """Return the planned elements of these Services, and others that their frontends could have."""
         keys: defaultdict[str, set[bytes]] = defaultdict(set)
         for part in _parts(plans, None).values():
             for set_id, key in _places(part):
@@ -143,13 +143,13 @@ class NftablesExaminer(Examiner):
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
         lists = set(found[SetId.FIREWALL_LISTS].values())
         if restricted or lists:
-            # Ranges that another program added to a list are not in the planned keys.
+            # The planned keys do not include ranges that another program added to a list.
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             found[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[: self.family.address_size] in lists}
         return found
 
     def _numbers_of_others(self, plans: Plans) -> Iterator[int]:
-        """Yield the numbers of frontends of other Services, if the plans have numbers to compare."""
+        """Yield the numbers that frontends of other Services have, if the plans contain numbers to compare."""
         all_plans = [plan for its in plans.values() for plan in its]
         if any(plan.affinity or plan.source_ranges is not None for plan in all_plans):
             own = set(_fronts(all_plans))
@@ -168,18 +168,19 @@ class NftablesExaminer(Examiner):
         found: dict[str, Any] = {
             CHAINS: present.chains,
             SERVICE_CIDRS: {"the ServiceCIDRs": cidrs if right else "others"},
-            TRANSPORTS: {"the protocols that are served": served},
+            TRANSPORTS: {"the protocols that the proxy serves": served},
         }
         desired: dict[str, Any] = {
             CHAINS: audit.wanted(self._ruleset, present).chains,
             SERVICE_CIDRS: {"the ServiceCIDRs": cidrs},
-            TRANSPORTS: {"the protocols that are served": "TCP, UDP, SCTP"},
+            TRANSPORTS: {"the protocols that the proxy serves": "TCP, UDP, SCTP"},
             SetId.NODEPORT_IPS: dict.fromkeys(self._ours.nodeport_ips or (), b""),
         }
         return found, desired
 
     def _harm(self) -> Finding | None:
-        """Return the finding that makes the whole table useless, if any."""
+        """Return the finding that no Service works, because the table is missing, dormant or foreign; None without
+        one."""
         header, where = self._view.header(), f"table {self._ruleset.name}"
         if header is None:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
@@ -218,7 +219,7 @@ class NftablesExaminer(Examiner):
                 unplanned |= {extra[len(key) : -4]: name for extra in present.keys() - wanted.keys()}
             desired[name] = state | self._sockets(plans[name])
         for key, data in chain.from_iterable(found[set_id].items() for set_id in ENDPOINT_MAPS):
-            if isinstance(data, bytes) and key[:-4] in owners:  # in a slot beyond the planned ones
+            if isinstance(data, bytes) and key[:-4] in owners:  # in a slot after the planned slots
                 unplanned[data[:-4]] = owners[key[:-4]]
         if node_desired:
             desired[None] = node_desired
@@ -244,14 +245,14 @@ class NftablesExaminer(Examiner):
         return {SOCKETS: {(LOOPBACK[self.family], port): b"" for port, _ in relay_targets(plans)}}
 
     def _listening(self, desired: _Desired) -> dict[tuple[str, int], bytes]:
-        """Return those of the desired listeners that there are."""
+        """Return the desired listeners that exist."""
         asked = {key for state in desired.values() for key in state.get(SOCKETS, ())}
         there = listening(self.family, socket.IPPROTO_TCP) if asked else frozenset()
         return {(at, port): b"" for at, port in asked if Listening(pack(at) or b"", port) in there}
 
 
 def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-    """Return the desired elements of Services, placed as found; no Service has one of the numbers `taken`."""
+    """Return the desired elements of Services, in the slots found; no Service gets one of the numbers `taken`."""
     known = Numbers(taken)
     if found is None:
         return {name: Parts(place_all(its, (), known)) for name, its in plans.items()}
@@ -270,7 +271,7 @@ def _places(part: Parts) -> Iterator[tuple[str, bytes]]:
 
 
 def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
-    """Yield the keys of the frontends."""
+    """Yield the element keys of the frontends."""
     return (service_key(frontend.key) for plan in plans for frontend in plan.frontends)
 
 
@@ -282,8 +283,8 @@ def _slots(key: bytes, count: int) -> list[bytes]:
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
     """Take a pool out of the elements of its map; return found and desired state if they differ, else two empty ones.
 
-    An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are right, it is
-    the endpoints in slot order (key: frontend).
+    An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
+    entry is the endpoints in slot order (key: frontend).
     """
     there = list(map(elements.pop, _slots(key, len(pool)), repeat(None)))
     wanted = [destination + _PAD for destination in pool]

@@ -99,9 +99,10 @@ class Devices:
         self._look = True
 
     def upkeep(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Add new interfaces. The kernel itself takes deleted ones out, with their connections.
+        """Add new interfaces. Add new interfaces to the flowtable; the kernel removes deleted ones and their
+        connections.
 
-        Raises ApplyError if interfaces cannot be listed; an interface that is deleted meanwhile is skipped.
+        Raises ApplyError if interfaces cannot be listed; an interface that was deleted in the meantime is skipped.
         """
         if self._monitor.changed():
             self._look = True
@@ -118,10 +119,10 @@ class Devices:
         try:
             commit([flowtable_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
         except ApplyError as error:
-            if len(fresh) > 1:  # one of them may be deleted by now
+            if len(fresh) > 1:  # an interface may have been deleted in the meantime
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]
                 return {index: name for part in each for index, name in part.items()}
-            self._look = True  # deleted, or added by the next attempt
+            self._look = True  # it is deleted, or the next attempt adds it
             log.debug("Cannot fast forward from an interface name=%s error=%r", *fresh.values(), str(error))
             return {}
         return fresh

@@ -1,4 +1,4 @@
-"""Found elements of our table, and how plans are placed in them: the free choices of slots and numbers. Reads only.
+"""Found elements of our table, and the slots and numbers that plans already have there. Reads only.
 
 Endpoints, the great majority, are read by lookups of keys; all other sets by dumps.
 
@@ -59,10 +59,10 @@ _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers of service ports and of lists of source ranges in the kernel."""
+    """Yield the numbers that service ports and lists of source ranges have in the kernel."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
-    # Ranges of another program would belong to a list that got the same number.
+    # A list with a number in use would get the ranges that another program added under it.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
 
@@ -76,7 +76,7 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan as placed in the kernel: its endpoints in the slots, and under the numbers, that they have there.
+    """Return a plan with the slots and numbers that its endpoints have in the kernel.
 
     The result of `render.place` differs from the kernel only where a resync must write.
     """
@@ -108,7 +108,7 @@ def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int) -> Pool:
-    """Return the endpoints of a frontend up to its first free slot; their number is likely to be `likely`."""
+    """Return the endpoints of a frontend up to its first free slot; `likely` is their probable number."""
     there = list(map(entries.get, [key + slot for slot in slot_bytes(likely + 1)[: likely + 1]]))
     while None not in there:
         there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
@@ -118,7 +118,7 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int) -> Pool:
 class FoundElements:
     """The elements of some sets and maps; endpoint maps are read for some Services at a time. Raises ApplyError.
 
-    `left` has the elements that are read and that no Service has taken.
+    `left` has the read elements that belong to no Service so far.
     """
 
     def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
@@ -129,7 +129,7 @@ class FoundElements:
         self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
 
     def take(self, desired: Parts) -> Difference[str, bytes, bytes]:
-        """Return the elements to write for a Service, and remove its elements from those left. Raises ApplyError."""
+        """Return the elements to write for a Service, and remove its elements from `left`. Raises ApplyError."""
         present: Elements = {}
         wanted: Elements = {}
         for set_id, entries in desired.elements.items():
@@ -146,7 +146,7 @@ class FoundElements:
                 present.setdefault(set_id, {}).update(found)
                 wanted.setdefault(set_id, {}).update(zip(keys, slots, strict=True))
         for name in wanted.keys() & _FRONTENDS.keys():
-            # The kernel refuses to add an element twice, so desired ones that are not read yet are looked up.
+            # The kernel refuses to add an element twice, so desired elements that were not read yet are looked up.
             more = self._looked_up(name, [key for key in wanted[name] if key not in present[name]])
             present[name].update(more)
         # The kernel refuses a range that overlaps an unplanned one of its list: the same transaction removes that.
@@ -170,7 +170,7 @@ class FoundElements:
             self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
 
     def rest(self, services: Iterable[Iterable[Placed]]) -> None:
-        """Read the endpoints of all other frontends than those of these Services, and elements that belong to none."""
+        """Read the endpoints of frontends that belong to none of these Services, and elements without a frontend."""
         for name, left in self._frontends.items():
             self._read_slots(name, [(key, *slots) for key, slots in left.items()])
         taken: dict[str, dict[bytes, int]] = {name: {} for name in _FRONTENDS}  # frontend : number of used slots
@@ -179,7 +179,7 @@ class FoundElements:
                 taken[name][key] = len(pool)
         for name, slots_in_use in taken.items():
             if self._unread[name]:
-                self.left[name] = self._strays(name, slots_in_use)
+                self.left[name] = self._unowned(name, slots_in_use)
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
         """Return the first set whose elements are not exactly those of these Services, '' for none.
@@ -195,7 +195,7 @@ class FoundElements:
             (n for n, found in self.left.items() if self._unread.get(n) or found.keys() - shared.get(n, ())), ""
         )
 
-    def _strays(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
+    def _unowned(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
         """Return the elements of an endpoint map that are in no used slot. Raises ApplyError."""
         for _ in range(READS):
             found = {

@@ -1,4 +1,4 @@
-"""The set of deleted endpoints: a client that still sends to one through a Service gets a reset at once.
+"""The set of deleted endpoints: a client that still sends to one of them through a Service gets a reset at once.
 
 Elements time out in the kernel, so the set is not part of the comparison of elements. This module tracks its content to
 remove an address before a new endpoint uses it. See docs/beyond.md "Resets".
@@ -60,7 +60,7 @@ class GoneEndpoints:
         self._ports: dict[bytes, set[bytes]] = {}  # address : its keys in _known and _new
 
     def note(self, departed: Departed, now: float) -> bool:
-        """Note endpoints that are deleted or used again; return whether the set must change."""
+        """Record endpoints that are deleted or used again; return whether the set must change."""
         self._forget(now)
         for key in departed.gone:
             if len(key) - 3 == self._family.address_size:
@@ -75,7 +75,7 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the known content by that of the kernel, as after a restart; keep elements not written yet."""
+        """Replace the recorded content by the kernel's, as after a restart; keep elements that are not written yet."""
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):
@@ -95,7 +95,7 @@ class GoneEndpoints:
             self._new.pop(key, None)
 
     def _forget(self, now: float) -> None:
-        """Drop elements that have timed out in the kernel."""
+        """Forget elements that have timed out in the kernel."""
         while self._known:
             key, until = next(iter(self._known.items()))
             if until > now:
@@ -107,7 +107,7 @@ class GoneEndpoints:
                 del self._ports[key[:-3]]
 
     def removal(self) -> list[bytes]:
-        """Return the messages that remove addresses in use again. Commit them before a Service leads there.
+        """Return the messages that remove addresses in use again. Commit them before a Service uses the addresses.
 
         An element may time out at this moment, and before Linux 6.3 the kernel refuses to remove a missing element. So
         each is added first, which changes nothing if it exists.
@@ -119,7 +119,7 @@ class GoneEndpoints:
         return [*self._messages(NEW_ELEMENT, added), *self._messages(DELETE_ELEMENT, map(plain_element, keys))]
 
     def removed(self) -> None:
-        """Note that the kernel has committed `removal`."""
+        """Record that the kernel has committed `removal`."""
         self._taken.clear()
 
     def additions(self, now: float) -> list[bytes]:
@@ -128,10 +128,10 @@ class GoneEndpoints:
         return self._messages(NEW_ELEMENT, [timed_element(key, 0, ms) for key, ms in left if ms > 0])
 
     def added(self) -> None:
-        """Note that the kernel has committed `additions`, and log the endpoints."""
+        """Record that the kernel has committed `additions`, and log the endpoints."""
         named = ", ".join(destination_text(key[:-3] + key[-2:]) for key in list(self._new)[:_NAMED])
         more = f" and {len(self._new) - _NAMED} more" if len(self._new) > _NAMED else ""
-        log.info("Gone: connections to them are reset family=%s endpoints=%s%s", self._family.label, named, more)
+        log.info("Connections to deleted endpoints are reset family=%s endpoints=%s%s", self._family.label, named, more)
         self._known |= self._new
         self._new.clear()
 

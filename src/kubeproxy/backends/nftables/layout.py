@@ -35,12 +35,12 @@ CLASSES: Final[tuple[int, ...]] = (
 )
 """Classes: numbers of endpoints, to which that of a frontend is rounded up. A rule picks a random slot of a class.
 
-The kernel checks each new element against the rule of each class: twice as many make a full sync a sixth longer. The
-largest class fits into a port.
+The kernel checks each new element against the rule of each class: with twice as many classes a full sync takes a sixth
+longer. The largest class fits into a port.
 """
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
-"""The next smaller class of each but the first."""
+"""The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
 """Share of picks that may miss in every try and fall to the class below: the largest error of an endpoint's share."""
@@ -87,7 +87,7 @@ class SetId(StrEnum):
     NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
     FIREWALL_IPS = "firewalled-services"
-    FIREWALL_LISTS = "firewall-lists"  # the same frontends : number of their Service's list of source ranges
+    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number of its Service's list of source ranges
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
 
@@ -123,10 +123,11 @@ POOL_MAPS: Final = (
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps to numbers, which have the type of addresses."""
+"""Maps whose data are numbers, which have the type of addresses."""
 
 LARGEST_NUMBER: Final = 1 << 30
-"""Largest number of a service port or of a list: with one more bit for the pool it fits into an IPv4 address."""
+"""Largest number of a service port or of a list: with one more bit, for the pool, a number fits into an IPv4
+address."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports share: an element stays until no service port uses it."""
@@ -148,7 +149,7 @@ def class_of(count: int) -> int:
 
 
 def tries(size: int) -> int:
-    """Return the number of picks from a class before the class below, all of whose slots are used, decides."""
+    """Return the number of picks from a class before a pick from the class below, whose slots are all in use."""
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
 
@@ -160,7 +161,8 @@ def packed_class(count: int) -> bytes:
 
 
 STICKY_SLOTS: Final = 512
-"""Slots of a pool with session affinity, unless it has more endpoints. Each slot needs a rule."""
+"""Number of slots of a pool with session affinity; a pool with more endpoints has as many slots. Each slot needs a
+rule."""
 
 ERROR: Final = 0.019
 """Largest relative error of a share: a little below the documented 2 %."""
@@ -168,7 +170,7 @@ ERROR: Final = 0.019
 
 @lru_cache(maxsize=256)
 def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots of each endpoint, for weights above 0: in all at most `most`, or one an endpoint.
+    """Return the number of slots of each endpoint, for weights above 0: at most `most` in total, or one per endpoint.
 
     If `most` slots are too few for shares within ERROR, it returns the best approximation.
     """
@@ -203,7 +205,7 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
     """Return the largest relative error of a share.
 
-    A pick that misses in every try falls to the slots of the class below, which get more than their share by it.
+    A pick without a hit in every try uses the class below, so the slots of that class get more than their share.
     """
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)
@@ -356,7 +358,7 @@ class ChainName(NamedTuple):
 
     @property
     def local(self) -> str:
-        """Return 'local-' for chains that pick from a local pool beside a cluster pool, else ''."""
+        """Return 'local-' for chains that pick from a local pool of a frontend with two pools, else ''."""
         return "local-" if self.treatment.startswith("local-") else ""
 
     @property
@@ -389,7 +391,7 @@ class ChainName(NamedTuple):
 
 
 HASHED: Final = ("maglev", "client-maglev")
-"""Names of the treatments that pick by a hash, in the order of plan.HashKey."""
+"""Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
 TREATMENTS: Final = (
     "cluster",  # cluster IPs: masqueraded as the globals say
@@ -397,7 +399,7 @@ TREATMENTS: Final = (
     "policy-local",  # externalTrafficPolicy Local: pods and this node, then the local endpoints
     "pick",
     "local-pick",
-    "affinity",  # remembers the client, then the slot
+    "affinity",  # chains that remember the client, then the chains of the slots
     "local-affinity",
     "slot",
     "local-slot",
@@ -417,7 +419,7 @@ def parse_chain_name(text: str) -> ChainName | None:
             if not number.isdecimal() or (affinity and not (affinity.endswith("s") and seconds.isdecimal())):
                 continue
             name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
-            # Only canonical names count, and only slots and hashed chains lack a timeout: pick-4 is a static chain.
+            # Only canonical names are parsed, and only slot and hashed chains lack a timeout: pick-4 is a static chain.
             untimed = name.is_slot or bool(name.hashed)
             return name if str(name) == text and bool(name.affinity) != untimed and name.is_possible else None
     return None

@@ -1,8 +1,9 @@
 """NodePorts on loopback: this process accepts connections to 127.0.0.1 and ::1 and relays them to an endpoint.
 
-Rules can translate packets from loopback only if neighbours may reach loopback too (route_localnet, kubernetes issue
-90259), and IPv6 packets not at all. So TCP is relayed; the rules refuse and count other packets to NodePorts there. A
-loopback network in nodePortAddresses turns it on. Source: KEP-6032 of Kubernetes 1.37.
+Rules can translate IPv4 packets from loopback only if hosts on the link can reach loopback too (route_localnet,
+kubernetes issue 90259), and cannot translate IPv6 packets from loopback. So TCP is relayed; the rules refuse and count
+other packets to NodePorts there. A loopback network in nodePortAddresses turns it on. Source: KEP-6032 of Kubernetes
+1.37.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 class RelayTarget(NamedTuple):
     """Desired state of a listener: service port, endpoints, and session affinity in seconds (0 for none).
 
-    With weights the pool has an endpoint several times.
+    With weights the pool lists an endpoint several times.
     """
 
     key: ServicePortKey
@@ -88,7 +89,7 @@ class LocalhostRelay:
         self._metrics.listeners.set(len(self._open))
 
     def replace(self, services: Mapping[ServiceName, Iterable[ServicePlan]]) -> None:
-        """Open, change and close listeners so that exactly these Services have theirs."""
+        """Open, change and close listeners so that exactly these Services have listeners."""
         self.update([(name, ()) for name in self._wanted if name not in services])
         self.update(services.items())
 

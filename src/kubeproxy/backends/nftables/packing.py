@@ -33,7 +33,7 @@ _VERDICTS = 4096
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
-_PAD = b"\0\0"  # after the two bytes of a port, to a whole register
+_PAD = b"\0\0"  # padding after the two bytes of a port, to a whole register
 
 
 class Packers:
@@ -62,7 +62,7 @@ class Packers:
         return found
 
     def slots(self, set_id: str, count: int) -> list[bytes]:
-        """Return for at least `count` slots the packed slot number and the bytes between key and data."""
+        """Return the packed slot number and the bytes between key and data, for at least `count` slots."""
         slots = self._slots[set_id]
         if len(slots) < count:
             between = self.new[set_id].before_data
@@ -73,7 +73,7 @@ class Packers:
 class Transaction:
     """The removed and added elements of one transaction; `elements` is the number of both.
 
-    It is a recipient of render.translate for new elements. A shared element is added for its first user only.
+    It receives new elements from render.translate. A shared element is added for its first user only.
     """
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
@@ -85,7 +85,7 @@ class Transaction:
         self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
         self.asked = set(asked)
-        """Shared elements that the current Service uses, possibly added in the transaction before."""
+        """Shared elements that the current Service uses; the previous transaction may have added them."""
 
     def next_service(self) -> None:
         """Begin another Service: all ports of a Service together count as one user of a shared element."""
@@ -189,13 +189,14 @@ WantedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
 def groups(
     changes: Iterable[WantedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
 ) -> Iterable[Sequence[WantedPlans]]:
-    """Return the changes in their order, grouped by transaction; a group stands at the place of its first member.
+    """Return the changes in their order, grouped by transaction; a group takes the position of its first member.
 
-    Services between which an address and port moves must change together: a transaction removes before it adds, so the
-    key moves without a gap. With two transactions the later one could remove the key that the earlier one added, or the
-    kernel could refuse a key that still exists.
+    If an address and port moves from one Service to another, both must change in one transaction, which removes the key
+    and adds it again without a gap. With two transactions the later one could remove the key that the earlier one
+    added, or the kernel could refuse a key that still exists.
 
-    `placed` has the placement of each Service in the kernel. Shared elements are counted, so they need no group.
+    `placed` contains the placement of each Service in the kernel. Shared elements have a count of users, so they need
+    no group.
     """
     ordered = list(changes)
     lost: dict[bytes, ServiceName] = {}
@@ -227,7 +228,7 @@ def groups(
 
 
 def _join(together: dict[ServiceName, set[ServiceName]], one: ServiceName, other: ServiceName) -> None:
-    """Merge the groups of two Services; all members refer to the same set."""
+    """Merge the groups of two Services, so that all members refer to the same set."""
     larger, smaller = (together.setdefault(name, {name}) for name in (one, other))
     if larger is smaller:
         return

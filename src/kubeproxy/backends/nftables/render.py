@@ -49,15 +49,15 @@ _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CL
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key of a Service's list of source ranges, from the key of any of its service ports."""
+    """Return the key for the number of a Service's list of source ranges, from the key of any of its service ports."""
     return key._replace(port_name="", protocol=0)
 
 
 class Numbers:
     """Assigns a number to each service port with session affinity and each list of source ranges, from 1 on.
 
-    A reused number would inherit the clients of its former service port, so numbers are unique, and each owner keeps
-    its number during a comparison with the kernel.
+    A reused number would inherit the clients of its former service port, so numbers are never reused, and each owner
+    keeps its number during a comparison with the kernel.
     """
 
     def __init__(self, taken: Iterable[int] = ()) -> None:
@@ -82,12 +82,12 @@ class Numbers:
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Note all numbers in the kernel: new ones will be larger."""
+        """Record all numbers in the kernel: new ones will be larger."""
         usable = (number for number in numbers if number <= LARGEST_NUMBER)
         self._unused = count(max(next(self._unused), max(usable, default=0) + 1))
 
     def recall(self, key: ServicePortKey, number: int) -> int:
-        """Return the number of a service port before the comparison, or else `number`, which the kernel has for it.
+        """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
 
         Returns 0 if the kernel has none, or one that belongs to another service port, written by another program.
         """
@@ -105,7 +105,7 @@ class Numbers:
 
 
 class MaglevTable(tuple[bytes, ...]):
-    """The endpoint of each slot of a Maglev table. Unlike in other pools, the order matters."""
+    """The endpoint of each slot of a Maglev table. Unlike in other pools, the order is significant."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class Placed(NamedTuple):
     """A plan with its pools in slot order, and the number of its pools in the sets of clients: 0 without affinity.
 
     With weights an endpoint has several slots. `ranges` is the number of the Service's list of source ranges, 0 without
-    one; `allowed` are these ranges, in one plan of the Service only.
+    one; `allowed` are these ranges; only one plan of the Service has them.
     """
 
     plan: ServicePlan
@@ -167,11 +167,11 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the wanted destinations in the order that moves the fewest of them.
+    """Return the desired destinations in the order that moves the fewest of them.
 
-    Destinations that stay keep their slots; new ones fill the holes; with more holes than new ones, the last ones move
-    down. If an endpoint with several slots loses some of them, it keeps the lowest ones, because rules search for
-    clients in slot order.
+    Destinations that stay keep their slots; new ones fill the free slots; if free slots remain, the last destinations
+    move into them. If an endpoint with several slots loses some of them, it keeps the lowest ones, because rules search
+    for clients in slot order.
     """
     if before == wanted or not before:
         return wanted
@@ -244,7 +244,7 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and those to add with their data. A slot with another endpoint is in both."""
+    """The slots of a pool to remove, and the slots to add with their data. A slot with another endpoint is in both."""
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]
@@ -334,11 +334,11 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps of a frontend, as its kind and traffic decide.
+    """The sets and maps that contain a frontend, which depend on its kind and traffic.
 
     `picked` has for each pool: endpoint map, map of frontends, treatment of its chain, policy of the pool; it is empty
-    if nothing is forwarded. `unserved` is the set of refused or of dropped frontends that contains the frontend; None
-    if neither does.
+    if the frontend forwards no traffic. `unserved` is the set of refused or of dropped frontends that contains the
+    frontend; None if neither does.
     """
 
     nodeport: bool

@@ -65,7 +65,7 @@ _NODEPORTS: Final = (
     SetId.NO_ENDPOINT_NODEPORTS,
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS,
 )
-"""The sets and maps which together have all NodePorts."""
+"""The sets and maps that together contain all NodePorts."""
 
 
 SOURCE_RANGES: Final = "source-ranges"
@@ -205,7 +205,7 @@ class Ruleset:
                 "masquerade fully-random",
             ),
             "firewall-check": (f"{service} @firewalled-services goto {SOURCE_RANGES}",),
-            # The packet carries the number of the list in place of its destination during the second lookup.
+            # During the second lookup, the number of the list replaces the packet's destination address.
             SOURCE_RANGES: (
                 f"{ip} daddr set {service} map @firewall-lists",
                 f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",
@@ -248,18 +248,20 @@ class Ruleset:
     def _refuse(self) -> tuple[str, ...]:
         """Return the rules for packets to frontends without endpoints.
 
-        The kernel limits ICMP errors to one client (icmp_ratelimit), so IPv4 TCP gets resets. IPv6 TCP gets ICMPv6
-        errors as from the Go kube-proxy. On one host such an error can arrive while connect() holds the socket; then
-        it is lost, and the client's next SYN, a second later, gets another (tcp_v6_err).
+        The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets. IPv6 TCP gets
+        ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such an error can arrive while
+        connect() holds the socket and is then lost; the client's next SYN, a second later, gets another error
+        (tcp_v6_err).
         """
         return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that pick one of a frontend's endpoints, by its class.
 
-        A random slot beyond the endpoints of a frontend is not in the map: the rule does not match, and the next one
-        tries again. The last one picks from the class below, whose slots every frontend of the class has. A commit
-        between two lookups can remove that slot too; then the packet takes the first slot, which always exists.
+        A random slot above the frontend's number of endpoints is not in the map: the rule does not match, and the next
+        rule picks again. The last rule picks from the class below, all of whose slots are in use for every frontend of
+        the class. A commit between two lookups can remove that slot as well; then the packet gets the first slot, which
+        always exists.
         """
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
@@ -272,7 +274,7 @@ class Ruleset:
         return found
 
     def _pick(self, endpoint_map: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return the chain that picks for one class, and the chain with the rule that it tries several times."""
+        """Return the chain that picks a slot for one class, and the chain with the rule that it uses several times."""
         chain, pick = pick_chain(endpoint_map, size), self._dnat(endpoint_map, f"numgen random mod {size}")
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(endpoint_map, CLASSES[0])}"
         if size <= EXACT:
@@ -317,7 +319,7 @@ class Ruleset:
         return f"{self.layout.ip} daddr @nodeport-ips"
 
     def needed(self, names: Iterable[ChainName], known: AbstractSet[ChainName] = frozenset()) -> set[ChainName]:
-        """Return these chains and all chains that they lead to, without `known` ones and those that they lead to."""
+        """Return these chains and all chains that they jump to, except `known` chains and the targets of those."""
         found: set[ChainName] = set()
         queue = list(names)
         while queue:
@@ -328,7 +330,7 @@ class Ruleset:
         return found
 
     def messages(self, names: Iterable[ChainName], elements: Iterable[bytes] = ()) -> list[bytes]:
-        """Return the messages that create exactly these chains and their sets, and then add elements.
+        """Return the messages that create these chains and their sets, and then add elements.
 
         The kernel reports the first chain and the last rule, for audit.grown. Rules come last, as in `creation`.
         """
@@ -406,9 +408,9 @@ class Ruleset:
     def _sticky(self, name: ChainName) -> list[str]:
         """Return the rules of session affinity: a client in a slot's set goes to that slot, others to a random one.
 
-        The key of a client has the number of the pool, so it covers all frontends of the pool. An nft rule can store a
-        value from a map only in a field of the packet. It uses the destination address, and the affinity chains restore
-        it.
+        The key of a client contains the number of the pool, so it is valid for all frontends of the pool. An nft rule
+        can store a value from a map only in a field of the packet. It uses the destination address, and the affinity
+        chains restore it.
         """
         numbers = POOLS_OF[name.endpoint_map]
         targets = _leads_to(name)
@@ -426,8 +428,8 @@ AFFINITY_SHARE: Final = 1 << 16
 """Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 22
-"""Capacity of the set of clients of a slot, over all Services: 64 full pools. Beyond it, new clients are served without
-affinity."""
+"""Capacity of a slot's set of clients, which all Services share: 64 full pools. Beyond it, new clients are served
+without affinity."""
 
 
 def client_number(address: bytes) -> bytes:
@@ -467,7 +469,7 @@ def _base(name: ChainName) -> str:
 
 
 def _leads_to(name: ChainName) -> list[ChainName]:
-    """Return the chains that a chain goes to, in the order of its rules."""
+    """Return the chains that a chain jumps to, in the order of its rules."""
     if name.picks:
         return []
     pick, treatment = name._replace(treatment=name.hashed or "pick"), _base(name)

@@ -31,7 +31,7 @@ class KernelTable:
         self._transactions = transactions
         self._reads = reads
         self._fetcher = fetcher
-        self._others: ChangeMonitor | None = None  # from when the table is first looked at
+        self._others: ChangeMonitor | None = None  # set when the table is first read
 
     @classmethod
     def open(cls, family: Family) -> Self:
@@ -79,20 +79,20 @@ class KernelTable:
         """Return the number of the ruleset's generation: each transaction of any program adds one."""
         return self._transactions.generation()
 
-    def afresh(self) -> None:
+    def reset_changes(self) -> None:
         """Discard the recorded changes of other programs: the caller is about to read the whole table."""
         if self._others is None:
             self._others = monitor_table(TABLE)
             self._others.ignore(self._transactions.port)
         self._others.reset(self.family, self.generation)
 
-    def miss(self) -> None:
-        """Mark the record of other programs' changes as incomplete until `afresh`."""
+    def mark_incomplete(self) -> None:
+        """Mark the record of other programs' changes as incomplete until `reset_changes`."""
         if self._others is not None:
             self._others.mark_incomplete(self.family)
 
-    def heard(self) -> ForeignChanges:
-        """Return the changes of other programs since `afresh`, as far as the kernel announced them."""
+    def changes(self) -> ForeignChanges:
+        """Return the changes of other programs since `reset_changes`, as far as the kernel announced them."""
         return (
             self._others.changes(self.family, self.generation)
             if self._others is not None
@@ -100,7 +100,7 @@ class KernelTable:
         )
 
     def disturbed(self) -> bool:
-        """Return whether a change by another program was announced since `afresh`. Any thread may call it."""
+        """Return whether a change by another program was announced since `reset_changes`. Any thread may call it."""
         return self._others is not None and self._others.announced(self.family)
 
     def not_listening(self) -> AbstractContextManager[None]:
@@ -140,7 +140,8 @@ class KernelTable:
         return self._fetcher.count(self.family, TABLE, name)
 
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
-        """Return key, data and counter of those of these elements that a map has, 7 us each. Raises NetlinkError."""
+        """Return key, data and counter of each of these elements that exists in a map, 7 us per element. Raises
+        NetlinkError."""
         return element_counts(self.family, TABLE, name, keys, self._reads)
 
     def has_catch_all(self, name: str) -> bool:
@@ -148,5 +149,5 @@ class KernelTable:
         return self._fetcher.has_catch_all(self.family, TABLE, name)
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return those of these keys that a map has, with their data. Raises NetlinkError."""
+        """Return each of these keys that exists in a map, with its data. Raises NetlinkError."""
         return self._fetcher.fetch(self.family, TABLE, name, keys)

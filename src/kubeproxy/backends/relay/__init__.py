@@ -1,1 +1,1 @@
-"""Relaying of connections in user space, for userspace mode and for NodePorts on loopback."""
+"""Relay of connections in user space, for userspace mode and for NodePorts on loopback."""

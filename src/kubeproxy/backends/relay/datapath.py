@@ -1,7 +1,7 @@
 """The relay's thread: an asyncio loop, the sockets that it watches, and the limit of descriptors.
 
-It is independent of Services and protocols: see tcp.py and userspace/udp.py. An epoll of its own watches the sockets,
-and the loop watches the epoll: a socket is registered once, and its events need no callback, handle or task.
+It is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and
+the loop watches the epoll: a socket is registered once, and its events need no callback, handle or task.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Watched(Protocol):
 class DescriptorBudget:
     """The limit and the use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one.
 
-    A quarter is reserved for each kind that has listeners: so many clients of one kind cannot exclude those of another.
-    (The Go kube-proxy had no limit of its own; at the system's limit it accepted no connection.)
+    A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude clients of
+    another. (The Go kube-proxy had no limit of its own; at the system's limit it accepted no connection.)
     """
 
     def __init__(self, limit: int) -> None:
@@ -120,13 +120,13 @@ class DataPath:
         self.udp_idle = udp_idle
         self.mark = 0
         self.descriptors = descriptors
-        self.buffer = memoryview(bytearray(65536))  # for one datagram, of any flow
+        self.buffer = memoryview(bytearray(65536))  # for one datagram of any size
         self._pipe = pipe
         self._epoll = epoll
         self._watched: dict[int, Watched] = {}
         self._released: list[socket.socket] = []
         self._dispatching = False
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._loop = loop
         self._thread = threading.Thread(target=loop.run_forever, name="relay", daemon=True)
 
@@ -178,7 +178,7 @@ class DataPath:
         self._watched[fd] = watched
 
     def rewatch(self, fd: int, events: int) -> None:
-        """Watch a socket for other events."""
+        """Change the events that a socket is watched for."""
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
@@ -196,10 +196,10 @@ class DataPath:
     def complain(self, about: str, message: str, *values: object) -> None:
         """Log an error, at most once in _QUIET seconds for each subject."""
         now = time.monotonic()
-        if now >= self._said.get(about, 0.0):
-            if len(self._said) > 1000:
-                self._said.clear()
-            self._said[about] = now + _QUIET
+        if now >= self._logged.get(about, 0.0):
+            if len(self._logged) > 1000:
+                self._logged.clear()
+            self._logged[about] = now + _QUIET
             log.error(message, *values)
 
     def carry(self, source: int, target: int) -> tuple[int, bytes]:
@@ -218,7 +218,7 @@ class DataPath:
             return came, _read(reading, left)
         except OSError:
             with contextlib.suppress(BlockingIOError):
-                _read(reading, left)  # discarded, so that they do not reach another connection
+                _read(reading, left)  # discarded, so that these bytes do not reach another connection
             raise
         return came, b""
 
@@ -229,7 +229,7 @@ class DataPath:
             if watched is not None:
                 try:
                     watched.ready(fd, events)
-                except Exception:  # a bug in one connection must not end all others
+                except Exception:  # a bug in one connection must not end all other connections
                     log.exception("A connection failed with an unexpected error")
                     watched.close()
         self._dispatching = False

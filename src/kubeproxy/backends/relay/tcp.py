@@ -1,8 +1,8 @@
 """TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
 
 Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction: a slow reader slows down its sender. The
-end of a stream is relayed as such, in each direction on its own, and a reset as a reset. Until both streams have ended,
-closing a socket sends a reset: if the proxy dies, half an answer does not look like a whole one.
+end of a stream is relayed in each direction independently, and a reset as a reset. Until both streams have ended,
+closing a socket sends a reset: if the proxy dies, the client does not take half an answer for a complete one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACCEPTS: Final = 32  # maximum number of connections that a listener accepts in
 _PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
-_NOTHING: Final = EPOLLET  # only errors are reported, once
+_NOTHING: Final = EPOLLET  # epoll reports only errors, and once
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
 """ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
@@ -106,7 +106,7 @@ class TcpListener:
 
 
 class _Side:
-    """One of the two sockets of a connection, and the state of the stream that it sends."""
+    """One of the two sockets of a relayed connection, and the state of the stream from it."""
 
     __slots__ = ("ended", "fd", "held", "shut", "sock", "watching")
 
@@ -144,7 +144,7 @@ class Connection:
         self._server: _Side | None = None
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
-        self._slow = 0  # number of endpoints that timed out; those that refuse do not count, as they cost no time
+        self._slow = 0  # number of endpoints that timed out; a refusal does not count, as it takes no time
         self._trying = b""
         self._why = "there is none"
         self._timer: Any = None

@@ -32,7 +32,7 @@ log = logging.getLogger("kubeproxy.userspace")
 
 
 class TableSignature(NamedTuple):
-    """A signature that another program's change of the table, its chains or rules alters: handles, hooks, policies."""
+    """A signature (handles, hooks, policies) that changes if another program changes the table, its chains or rules."""
 
     header: nfnetlink.TableHeader | None = None
     rules: tuple[int, ...] = ()
@@ -53,7 +53,8 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = TableSignature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second that get listeners again after a lack of descriptors: each is a transaction."""
+"""Maximum number of Services per second that get listeners again after a lack of descriptors: each needs a
+transaction."""
 
 
 class UserspaceBackend:
@@ -78,7 +79,7 @@ class UserspaceBackend:
         self._landing: bytes | None = None
         self._ruleset = UserspaceRuleset(family, world, None)
         self._served: dict[ServiceName, _Served] = {}
-        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # those that got no port
+        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services that got no port
         self._signature = _UNKNOWN
         self._generation = 0
 
@@ -147,7 +148,7 @@ class UserspaceBackend:
     def _opened(
         self, wanted: Iterable[_Named], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
     ) -> dict[ServiceName, _Served]:
-        """Open the listeners that Services need; return what each is to have in the table."""
+        """Open the listeners that Services need; return the desired elements of each Service."""
         self._listeners.take({name: assignment for part in needed.values() for name, assignment in part.items()})
         return {
             name: _Served(
@@ -162,7 +163,7 @@ class UserspaceBackend:
             yield from element_messages(kind, self.family, TABLE, name, data)
 
     def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[_Named]) -> None:
-        """Take what is committed; Services without all of their listeners wait, behind those that wait already."""
+        """Take what is committed; A Service that lacks a listener joins the end of the queue."""
         for name, plans in wanted:
             served = after[name]
             self._served.pop(name, None)
@@ -180,7 +181,7 @@ class UserspaceBackend:
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
         names = {listener for part in needed.values() for listener in part}
-        # Nothing is redirected to the listeners that refused attempts opened.
+        # No rule redirects to listeners that refused attempts opened.
         used = {listener for served in self._served.values() for listener in served.listeners}
         self._listeners.drop(set(self._listeners.names()) - names - used)
         after = self._opened(wanted.items(), needed)
@@ -195,12 +196,12 @@ class UserspaceBackend:
         self._listeners.drop(gone)
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
-            self._signature = _UNKNOWN  # others committed as well: taken for our own
+            self._signature = _UNKNOWN  # other programs committed as well: their changes count as our own
         yield _count(total)
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))
 
-    # -- what other programs do -------------------------------------------------------------------------------------
+    # -- changes by other programs -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
         """Open listeners that failed for lack of descriptors, once descriptors are free.
@@ -216,12 +217,14 @@ class UserspaceBackend:
             if self._listeners.exhausted:
                 return
         served = any(name not in self._waiting for name, _ in again)
-        self._listeners.exhausted = served and len(again) == AGAIN  # the next ones follow a second later
+        self._listeners.exhausted = served and len(again) == AGAIN  # the next Services follow a second later
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
         if self._find_landing() != self._landing:
-            return ForeignChange("the node's addresses changed, and connections from outside are sent to one of them")
+            return ForeignChange(
+                "the node's addresses changed, and rules redirect connections from outside to one of them"
+            )
         generation = self._transactions.generation()
         if generation == self._generation:
             return None

@@ -11,13 +11,13 @@ from kubeproxy.kernel.nftables.messages import remove_table
 
 _WORDS: Final = {
     "nat-prerouting": "for incoming packets",
-    "nat-output": "which listener of the proxy gets the packets of this node",
+    "nat-output": "picks the proxy's listener for packets of this node",
     "filter-prerouting": "for incoming packets",
     "filter-output": "for packets of this node",
     "filter-input": "blocks direct access to a listener",
     "firewall": "whether the source ranges let the client in",
 }
-_PREFIXES: Final = {"carry-": "which listener of the proxy gets it", "refuse-": "dropped or refused clients"}
+_PREFIXES: Final = {"carry-": "picks the proxy's listener", "refuse-": "dropped or refused clients"}
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables

@@ -48,7 +48,7 @@ _SOCKETS: Final = "sockets"
 """The place of listeners in a state; the value is the port, 0 for none."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
-    FIREWALL_IPS: "closed to all but its source ranges",
+    FIREWALL_IPS: "closed except to its source ranges",
     FIREWALL_ALLOW: "open for a range",
 }
 _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
@@ -62,7 +62,7 @@ class KernelView(TableView):
         self._ports = ports
 
     def is_there(self) -> bool:
-        """Return whether the table exists and is not dormant."""
+        """Return whether the table exists and is active (not dormant)."""
         header = self.header()
         return header is not None and not header.dormant
 
@@ -72,7 +72,7 @@ class KernelView(TableView):
 
 
 class UserspaceExaminer(Examiner):
-    """See backends.state.Examiner. `nodeport_ips` are those that NodePorts answer on, None for all."""
+    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all."""
 
     def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family)

@@ -77,7 +77,7 @@ class Listeners:
         self._next = 0
         self.exhausted = False
         """Whether a listener was not opened for lack of descriptors or memory."""
-        self._full: set[int] = set()  # protocols without a free port at the last attempt
+        self._full: set[int] = set()  # protocols that had no free port at the last attempt
         self._open: dict[ListenerName, Listener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
         self._silent: list[Listener] = []  # bound, but not listening yet
@@ -125,7 +125,7 @@ class Listeners:
         self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
-        """Close listeners to which no rule redirects any more."""
+        """Close listeners that no rule redirects to any more."""
         gone = []
         for name in list(names):
             self._assignments.pop(name, None)

@@ -1,4 +1,4 @@
-"""userspace mode's operations: the check of the node, and opening the backends."""
+"""Operations of userspace mode: check of the node, and construction of the backends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Our table: sets and maps, base chains and rules, and the elements of a plan. Pure.
 
-For each origin of a connection there is a map from frontends to the ports of their listeners, and sets of frontends
-that are dropped or rejected; NodePorts have their own ones. Keys and values are packed as in the kernel: each field
-fills whole registers.
+For each origin of a connection, a map contains the listener's port of each frontend, and sets contain the frontends
+that are dropped or rejected; NodePorts have separate maps and sets. Keys and values are packed as in the kernel: each
+field fills whole registers.
 
 nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
@@ -54,8 +54,8 @@ def shapes(family: Family) -> dict[str, SetSpec]:
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
     """Return a plan's elements of the table, given the ports of its listeners.
 
-    The data of a map is a listener's port (2 bytes), b'' in plain sets; the key of an interval is its first and last.
-    A frontend without a listener (no port left, SCTP) is rejected.
+    The data is a listener's port (2 bytes) in a map, b'' in a plain set; the key of an interval is its first and last
+    value. A frontend without a listener (no port left, SCTP) is rejected.
     """
     found: Elements = {}
     for frontend in plan.frontends:
@@ -121,8 +121,8 @@ _CARRIED: Final = "meta l4proto { tcp, udp }"
 class UserspaceRuleset:
     """One family's table.
 
-    `landing` is the node's address to which connections from outside are redirected, because the interface of arrival
-    may have no address, as those of pods often do. Without it, the interface's own address is used.
+    `landing` is the node's address to which connections from outside are redirected, because the incoming interface may
+    have no address, as is common for pods' interfaces. Without it, the interface's own address is used.
     """
 
     def __init__(self, family: Family, world: Globals, landing: bytes | None) -> None:

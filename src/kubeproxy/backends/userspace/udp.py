@@ -1,8 +1,8 @@
 """UDP relay: the listener of a service port, and a session for each client, a socket connected to an endpoint.
 
 A session ends after udpIdleTimeout without a datagram in either direction; a session with more requests than answers
-waits as long as connection tracking would. When an endpoint is removed, its clients get new sessions. Datagrams without
-room in the system's buffers are lost, as on any network.
+waits for the timeout of connection tracking. When an endpoint is removed, its clients get new sessions. Datagrams
+without room in the system's buffers are lost, as on any network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
-_DATAGRAMS: Final = 64  # carried in one round, before others have their turn
+_DATAGRAMS: Final = 64  # datagrams relayed in one round of events
 _IP_PKTINFO: Final = 8  # linux/in.h
 _IPV6_PKTINFO: Final = 50  # linux/in6.h
 _CONTROL: Final = 64
@@ -120,7 +120,7 @@ class UdpListener:
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
             if sock is None:
-                return  # other endpoints would fail for the same reason
+                return  # no socket: other endpoints would fail as well
             fresh = self._begin(name, endpoint, sock, answering(control))
             if fresh is not None and fresh.send(datagram):
                 return

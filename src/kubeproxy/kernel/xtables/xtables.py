@@ -43,12 +43,12 @@ _ODD_BYTES: Final = (
 
 
 class CommandError(ApplyError):
-    """A command failed with an exit status; `said` is its standard error."""
+    """A command failed with an exit status; `stderr` is its standard error."""
 
-    def __init__(self, command: str, said: str, status: int) -> None:
-        self.said = said
+    def __init__(self, command: str, stderr: str, status: int) -> None:
+        self.stderr = stderr
         self.status = status
-        lines = said.strip().splitlines() or [f"exit status {status}"]
+        lines = stderr.strip().splitlines() or [f"exit status {status}"]
         # The error comes last, after warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
@@ -125,8 +125,8 @@ class Commands(NamedTuple):
             if error.status != 1:
                 raise
             # iptables-nft 1.8.9 prints the same for a missing chain.
-            if _INCOMPATIBLE in error.said and has_chain(self.family, table, chain):
-                raise Incompatible(error.said.strip()) from error
+            if _INCOMPATIBLE in error.stderr and has_chain(self.family, table, chain):
+                raise Incompatible(error.stderr.strip()) from error
             return None
         return tuple(line.removesuffix("\n") for line in lines if line.startswith("-A "))
 
@@ -144,11 +144,11 @@ def installed_for(family: Family) -> list[str]:
 
 def commands(name: str) -> Commands:
     """Return the variant and version of a command. Raises ApplyError if it cannot be run."""
-    said = "".join(_printed([name, "--version"]))
-    found = re.search(r"v(\d+(?:\.\d+)+)", said)
+    stderr = "".join(_printed([name, "--version"]))
+    found = re.search(r"v(\d+(?:\.\d+)+)", stderr)
     version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
     family = Family.IPV6 if name.startswith("ip6") else Family.IPV4
-    return Commands(name, family, "nf_tables" in said, version)
+    return Commands(name, family, "nf_tables" in stderr, version)
 
 
 def tables(variant: str) -> Iterator[SavedTable]:
@@ -173,12 +173,12 @@ def _parse(lines: Iterable[str]) -> Iterator[SavedTable]:
 
 def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises LockHeldError, CommandError, or ApplyError if it cannot be run."""
-    with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, said):
+    with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, stderr):
         assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
             yield from printed
         if status := process.wait():
-            text = os.pread(said, 1 << 12, 0).decode(errors="replace")
+            text = os.pread(stderr, 1 << 12, 0).decode(errors="replace")
             if _LOCK_HELD in text:
                 raise LockHeldError(f"{command[0]}: {text.strip()}")
             raise CommandError(command[0], text, status)
@@ -187,10 +187,10 @@ def _printed(command: list[str]) -> Iterator[str]:
 def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
     """Run a command with the pieces as its input. Raises RestoreError, or ApplyError if it cannot be run."""
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
-    with _running(command, _RESTORE_TIMEOUT, **ends, **start) as (process, said):
+    with _running(command, _RESTORE_TIMEOUT, **ends, **start) as (process, stderr):
         _feed(process, pieces)
         if status := process.wait():
-            text = os.pread(said, 1 << 16, 0).decode(errors="replace")
+            text = os.pread(stderr, 1 << 16, 0).decode(errors="replace")
             if status == -9:
                 text = f"did not finish in {_RESTORE_TIMEOUT:.0f} s"
             raise RestoreError(command[0], text, status)
@@ -204,9 +204,9 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
     """
     with ExitStack() as stack:
         try:
-            said = os.memfd_create("stderr", os.MFD_CLOEXEC)
-            stack.callback(os.close, said)
-            process = stack.enter_context(subprocess.Popen(command, stderr=said, **how))
+            stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+            stack.callback(os.close, stderr)
+            process = stack.enter_context(subprocess.Popen(command, stderr=stderr, **how))
             stack.callback(process.kill)
             # A wait with a timeout polls, which would add up to 50 ms to each sync.
             clock = threading.Timer(seconds, process.kill)
@@ -216,7 +216,7 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
         except RuntimeError as error:  # Python cannot start a thread
             raise ApplyError(f"{command[0]}: {error}") from error
         stack.callback(clock.cancel)
-        yield process, said
+        yield process, stderr
 
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:

@@ -160,7 +160,7 @@ class Lock:
         return lock
 
     @contextmanager
-    def held(self, patience: float) -> Iterator[Waited]:
+    def held(self, timeout: float) -> Iterator[Waited]:
         """Acquire the lock within this many seconds; yield the seconds spent waiting.
 
         Raises NotReleasedError, with the holder, after that time. A file that cannot be opened is not locked: the
@@ -168,7 +168,7 @@ class Lock:
         """
         if not self._held:
             self._give_way()
-            self._waited = self._take(patience)
+            self._waited = self._take(timeout)
         self._held += 1
         try:
             yield self._waited
@@ -203,15 +203,15 @@ class Lock:
         environment = {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"}
         return {"env": environment, "pass_fds": (self._file, self._nobodys)}
 
-    def _take(self, patience: float) -> Waited:
+    def _take(self, timeout: float) -> Waited:
         began = time.monotonic()
         holder = ""
         while not self._taken():
             holder = holder or _holder(self._file)
             seconds = time.monotonic() - began
-            if seconds >= patience and (self._place is None or not self._place.leave()):
+            if seconds >= timeout and (self._place is None or not self._place.leave()):
                 raise NotReleasedError(self._path, Waited(seconds, holder or "another program"))
-            self._wait(min(_LOOK, max(0.0, patience - seconds)))
+            self._wait(min(_LOOK, max(0.0, timeout - seconds)))
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
