@@ -1,1 +1,1 @@
-"""The interfaces of the kernel, without Kubernetes' terms."""
+"""Access to the kernel, independent of Kubernetes."""

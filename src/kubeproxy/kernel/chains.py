@@ -24,7 +24,7 @@ LEGACY: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
 
 
 class Chain(NamedTuple):
-    """A chain: family (inet, ip, ip6), table and name; hook, if it filters at one."""
+    """A chain: family (inet, ip, ip6), table and name; hook, if it is a base chain."""
 
     family: str
     table: str
@@ -60,7 +60,7 @@ class RuleChain(NamedTuple):
 
 
 def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/net")) -> list[RuleChain]:
-    """Return the chains of iptables, of which those of its variant nft are among the `known`. Raises ApplyError."""
+    """Return the chains of iptables; those of variant nft are taken from `known`. Raises ApplyError."""
     found = [
         RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
         for chain in known
@@ -71,7 +71,7 @@ def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/
             continue
         for table in legacy_tables(family, net):
             for line in xtables.commands(LEGACY[family]).saved(table):
-                if line.startswith("-A "):  # after the chains; there may be many
+                if line.startswith("-A "):  # rules follow the chains; there may be many
                     break
                 if line.startswith(":"):
                     found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))
@@ -79,7 +79,7 @@ def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/
 
 
 def legacy_tables(family: str, net: Path = Path("/proc/thread-self/net")) -> list[str]:
-    """Return the tables that legacy iptables has of a family, 'ip' or 'ip6'; none where its modules are not loaded."""
+    """Return the tables of legacy iptables of a family, 'ip' or 'ip6'; none if its modules are not loaded."""
     try:
         return (net / _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
     except OSError:

@@ -75,7 +75,7 @@ _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _HEAD: Final = netfilter_header(socket.AF_INET) + attribute(1, b"\6")  # with the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
-# The length of a list has 16 bits, and the kernel returns a refused message whole.
+# The length of a list has 16 bits, and the kernel returns a refused message completely.
 _LIST_LIMIT: Final = 32_000
 
 BITMAP_PORT: Final = "bitmap:port"
@@ -87,16 +87,16 @@ HASH_IP_PORT_NET: Final = "hash:ip,port,net"
 # Error codes of ip_set.h and of the set types.
 _ERRORS: Final = {
     4097: "protocol error",
-    4098: "the kernel has no such type of set, or no module for it",
+    4098: "the kernel has no such set type, or no module for it",
     4099: "too many sets",
-    4100: "in use by a rule",
+    4100: "a rule uses the set",
     4101: "the second set exists already",
     4102: "the sets' types differ",
     4103: "exists already",
     4104: "invalid prefix length",
     4106: "invalid family",
     4107: "timeouts are not supported",
-    4108: "in use by another set",
+    4108: "another set uses the set",
     4109: "no IPv4 address",
     4110: "no IPv6 address",
     4352: "the set is full (maxelem)",
@@ -108,8 +108,9 @@ _ERRORS: Final = {
 class SetEntry(NamedTuple):
     """An entry of any type of set; fields that its type does not have are empty.
 
-    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net, whose
-    bits beyond `prefixlen` must be 0: the kernel clears them, so the entry would be read back as another one.
+    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net, the
+    bits of which beyond `prefixlen` must be 0: the kernel clears them, so the entry would be read back with another
+    address.
     """
 
     ip: bytes = b""
@@ -134,7 +135,7 @@ class SetKind(NamedTuple):
 
 
 class SetCounts(NamedTuple):
-    """The number of entries in a set, the most that it takes (0 for a bitmap), and the number of rules that use it."""
+    """The number of entries in a set, its capacity (0 for a bitmap), and the number of rules that use it."""
 
     entries: int
     maxelem: int
@@ -142,7 +143,7 @@ class SetCounts(NamedTuple):
 
 
 class EntriesRefusedError(ApplyError):
-    """The kernel refused entries: `refused` has each with its error. The others are in effect."""
+    """The kernel refused entries: `refused` contains each refused entry with its error. The others are in effect."""
 
     def __init__(self, refused: Sequence[tuple[SetEntry, NetlinkError]]) -> None:
         self.refused = list(refused)
@@ -201,7 +202,7 @@ class Ipsets(Closing):
                 raise
 
     def swap(self, first: str, second: str) -> None:
-        """Exchange the contents of two sets of one kind, at once for the rules that use them."""
+        """Exchange the contents of two sets of one type, atomically for the rules that use them."""
         payload = _named(first) + text_attribute(_SECOND_NAME, second)
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
@@ -276,7 +277,7 @@ class Ipsets(Closing):
 
     @understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
-        """Return the newest revision of a type that the kernel has; this loads its module."""
+        """Return the newest revision of a set type that the kernel supports; this loads its module."""
         if kind not in self._revisions:
             request = _HEAD + text_attribute(_TYPE_NAME, kind.type) + attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"

@@ -1,4 +1,4 @@
-"""IPVS over generic netlink: virtual servers, their real servers and timeouts; changed in batches, and read.
+"""IPVS over generic netlink: changes in batches, and reading, of virtual servers, real servers and timeouts.
 
 Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
 """
@@ -43,9 +43,9 @@ PERSISTENT: Final = 0x1
 ONE_PACKET: Final = 0x4
 FALLBACK: Final = 0x8  # to the next server if the hashed one has weight 0
 PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets it with mh
-_SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # not 0x2, HASHED, which the kernel sets itself
+_SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # except 0x2, HASHED, which the kernel sets itself
 
-# How packets get to a real server; kube-proxy masquerades (NAT), the others are of other programs.
+# Forwarding methods to a real server; kube-proxy uses masquerading (NAT), other programs use the others.
 MASQUERADE: Final = 0
 
 ADD_SERVICE: Final = 1
@@ -85,13 +85,13 @@ _INACTIVE: Final = 8
 _PERSISTENT: Final = 9
 _REAL_FAMILY: Final = 11
 
-# The attributes that name a service: address family, protocol, address, port, packed at once, which makes batches
-# cheap. The length of an attribute includes its header of four bytes, and no padding.
+# The attributes that identify a virtual server: address family, protocol, address, port, packed at once, which makes
+# batches cheap. The length of an attribute includes its header of four bytes, and no padding.
 _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
 # After the scheduler, whose length varies: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Address, port, address family; to add or change one also forwarding method, weight and both thresholds.
+# Address, port, address family; an addition or change also has forwarding method, weight and both thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in both.
@@ -119,7 +119,7 @@ class VirtualServer(NamedTuple):
 
 
 class RealServer(NamedTuple):
-    """A real server. The counts of connections are read only; weight 0 gets no new connections.
+    """A real server. The counts of connections are read-only; a real server with weight 0 gets no new connections.
 
     `key` is its identity in its virtual server: packed address, and port in two bytes, network order.
     """
@@ -164,7 +164,7 @@ class RefusedError(ApplyError):
 
 
 class Timeouts(NamedTuple):
-    """Seconds after which the kernel forgets a silent connection; setting 0 leaves a value as it is."""
+    """Seconds after which the kernel removes an idle connection; setting 0 leaves a value unchanged."""
 
     tcp: int
     tcp_fin: int
@@ -216,7 +216,7 @@ class Ipvs(Closing):
 
     @understood("IPVS")
     def servers(self) -> list[VirtualServer]:
-        """Return all virtual servers but those of a firewall mark."""
+        """Return all virtual servers except those of a firewall mark."""
         request = GENERIC.pack(_GET_SERVICE, _VERSION, 0)
         return [
             server
@@ -362,9 +362,10 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 
 class RealServerReader:
-    """Reads real servers. The first entry shows the layout: all entries of one kernel have the same.
+    """Reads real servers. The first entry determines the layout, which all entries of one kernel share.
 
-    That takes a quarter of the time of a walk over the attributes. An entry of another layout shows that one.
+    That takes a quarter of the time of a walk over the attributes. An entry with another layout determines the layout
+    of the next ones.
     """
 
     def __init__(self) -> None:
@@ -385,7 +386,7 @@ class RealServerReader:
             yield RealServer(address[:size] + port, weight, active, inactive, persistent, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """Return headers and values in turn, None if the layout is another one."""
+        """Return headers and values alternately, None if the layout differs."""
         if not self._headers or end - start < self._struct.size:
             return None
         values = self._struct.unpack_from(data, start)

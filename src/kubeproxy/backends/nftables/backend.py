@@ -397,7 +397,7 @@ class NftablesBackend:
             for item in placed:
                 translate(item, total)
         self._chains = self._ruleset.needed(total.chains())
-        log.info("Replacing the existing table table=%r elements=%d", self._ruleset.name, total.elements)
+        log.info("Replacing the table found in the kernel table=%r elements=%d", self._ruleset.name, total.elements)
         place, elements = (self.family, TABLE), [*self._node_messages(), *total.messages()]
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
         ranges = audit.spelled_out(self._ruleset, self._placed.values())

@@ -1,1 +1,1 @@
-"""Connection tracking: its entries, its counts, its announcements, and stale UDP flows."""
+"""Connection tracking: entries, counts, events, and stale UDP flows."""

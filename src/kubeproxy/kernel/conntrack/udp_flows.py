@@ -1,8 +1,8 @@
-"""Stale UDP flows in connection tracking: which ones are stale, and their deletion over ctnetlink.
+"""Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink.
 
-UDP has no end of a connection, so a tracked flow keeps leading a client to an endpoint that is gone. `stale_flows` is
-pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler (since v1.32),
-issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
+UDP has no end of a connection, so a tracked flow continues to translate a client's packets to a deleted endpoint.
+`stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler
+(since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ USUAL_BUCKETS: Final = 262_144
 
 # The kernel has no index of entries by destination: each request walks the whole hash table. The costs, in nanoseconds,
 # are those of one machine (2 cores, Linux 6.18, 262,144 buckets); only their proportions matter. A dump locks each
-# bucket: 3.7 ms for all. A deletion skips empty ones: 0.17 ms with the table in the caches, else 1 ms; but it yields to
-# packets after each of the others: 1.4 ms with 10,000 entries, where a dump takes 4.2.
+# bucket: 3.7 ms for all. A deletion skips empty buckets: 0.17 ms with the table in the caches, else 1 ms; but it yields
+# to packets after each other bucket: 1.4 ms with 10,000 entries; a dump of them takes 4.2 ms.
 _DUMPED_BUCKET: Final = 14.0  # ns
 _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
 _DELETED_ENTRY: Final = 125.0
 _TAKEN_ENTRY: Final = 1200.0
-"""An entry that is sent and read costs 2.4 us, if it is of UDP: half of all entries are assumed to be."""
+"""An entry that is sent and read costs 2.4 us, if it is a UDP flow: half of all entries are assumed to be UDP flows."""
 
 
 class TrackingTable(NamedTuple):
@@ -55,11 +55,11 @@ class TrackingTable(NamedTuple):
     entries: int
 
     def deletions(self, count: int) -> float:
-        """Return the cost of `count` deletions by a filter."""
+        """Return the cost of `count` deletions with a filter."""
         return count * (self.buckets * _DELETED_BUCKET + self.entries * _DELETED_ENTRY)
 
     def dumps(self, count: int) -> float:
-        """Return the cost of `count` dumps by a filter that few entries pass."""
+        """Return the cost of `count` dumps with a filter that few entries pass."""
         return count * (self.buckets * _DUMPED_BUCKET + self.entries * _DUMPED_ENTRY)
 
     def everything(self) -> float:
@@ -80,7 +80,7 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """The flows to a destination whose answers come from an endpoint: each a packed address and port."""
+    """The flows to a destination with answers from an endpoint; both are packed address and port."""
 
     destination: bytes
     endpoint: bytes
@@ -92,12 +92,13 @@ def stale_flows(
     nodeports: Mapping[bytes, Endpoints],
     node_addresses: Collection[bytes],
 ) -> list[UdpFlow]:
-    """Return the flows to a UDP frontend whose replies come from no serving endpoint of it.
+    """Return the flows to a UDP frontend with replies from an address that is no serving endpoint of it.
 
-    `services` has the cluster, external and load balancer frontends by `target_of`, `nodeports` the ports (packed) that
-    count on any of `node_addresses`. A deleted Service, or one without endpoints, has an empty set: all
-    its flows are stale (kube-proxy skips both, which leaves clients in a black hole). A flow that was never translated
-    answers from the frontend's own address, so it is stale as well. Flows to any other destination are left alone.
+    `services` has the cluster, external and load balancer frontends by `target_of`, `nodeports` the packed ports that
+    are frontends on each of `node_addresses`. A deleted Service, or one without endpoints, has an empty set: all its
+    flows are stale (the Go kube-proxy skips both, so that the packets of clients are lost). The replies of a flow
+    without translation come from the frontend's own address, so the flow is stale as well. Flows to any other
+    destination are left alone.
     """
     stale = []
     for flow in flows:
@@ -154,7 +155,7 @@ class Conntrack(Closing):
         if frontends is not None and self._filters:
             table = self._table()
             if not table.entries:
-                return  # a request would walk the table of all namespaces
+                return  # without a frontend or port, a request would walk the table of all namespaces
             filtered = _questions(family, frontends, ports)
             if table.dumps(len(filtered)) < table.everything():
                 questions = filtered
@@ -182,11 +183,12 @@ class Conntrack(Closing):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows.
 
-        None when the kernel cannot, or when `clean` finds them for less. The kernel does not report the number of
+        Return None if the kernel cannot do it, or if `clean` costs less. The kernel does not report the number of
         deleted entries. It is computed from the decrease of the entry count, so flows that begin in the same fraction
         of a millisecond reduce it.
         """
-        # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all other flows.
+        # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all flows except
+        # these.
         if family != 2 or not self._deletes:
             return None
         if not translations:
@@ -199,7 +201,7 @@ class Conntrack(Closing):
             results = netlink.requests(_DELETE, payloads, "the deletion of stale UDP flows")
             deleted = max(0, table.entries - level(netlink).entries)
         for code, text in results:
-            if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # kernels that delete by a whole tuple only
+            if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # a kernel that deletes by a whole tuple only
                 self._deletes = False
                 return None
             if code not in {0, errno.ENOENT}:
@@ -216,8 +218,9 @@ class Conntrack(Closing):
     ) -> int | None:
         """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
 
-        The mappings may change while flows are read: they are used as of the end of the reading, so that no flow of a
-        later change is deleted. If they are not `certain` at that time, nothing is deleted, and None is returned.
+        The mappings may change while flows are read: their state at the end of the reading is used, so that no flow
+        that became valid is deleted. If the mappings are not `certain` at that time, nothing is deleted, and None is
+        returned.
         """
         if not services and not nodeports:
             return 0
@@ -228,7 +231,7 @@ class Conntrack(Closing):
         return self.delete(stale_flows(stale, services, nodeports, node_addresses))
 
     def _table(self) -> TrackingTable:
-        """Return the size of the table. Raises ApplyError."""
+        """Return the size of the connection tracking table. Raises ApplyError."""
         with self._socket() as netlink:
             entries = level(netlink).entries
         try:

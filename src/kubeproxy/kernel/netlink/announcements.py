@@ -1,6 +1,6 @@
 """Multicast messages of the kernel in the caller's network namespace, and their filters in classic BPF.
 
-A message that the kernel filters out costs the reading process nothing. Sources: netlink(7); linux/filter.h,
+A message that the kernel filters out costs this process nothing. Sources: netlink(7); linux/filter.h,
 linux/bpf_common.h, net/core/filter.c of Linux 6.18.
 """
 
@@ -60,7 +60,8 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Adds the length of the message at X, padded, to X."""
 _MOST_MESSAGES: Final = 80
-"""Messages of a buffer that a filter examines; it keeps a buffer of more. The kernel fills a page with 50 elements."""
+"""Number of messages in a buffer that a filter examines; it passes a buffer with more messages. The kernel fills a page
+with 50 elements."""
 
 
 class Announcements(Closing):
@@ -83,7 +84,7 @@ class Announcements(Closing):
         protocol: int = NETLINK_NETFILTER,
         program: bytes = b"",
     ) -> Self:
-        """Join groups, with a filter if `program` is one. Raises NetlinkError."""
+        """Join groups, with the filter `program` unless it is None. Raises NetlinkError."""
         opened = cls(open_socket(protocol, receive_buffer), subject)
         try:
             opened._socket.setblocking(False)
@@ -140,9 +141,10 @@ class Announcements(Closing):
                 yield data
 
     def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
-        """Read all available buffers, without blocking; return whether one matters, or some were lost.
+        """Read all available buffers, without blocking; return whether a message is relevant (`matters`), or some were
+        lost.
 
-        `matters` is called until it returns True. Raises NetlinkError.
+        `matters` is no longer called after it returned True. Raises NetlinkError.
         """
         before, found = self.lost, False
         for data in self.waiting():
@@ -196,7 +198,7 @@ def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
     """Return a filter that keeps buffers in which the fields of a message equal those of one of these alternatives.
 
     A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
-    transaction into a buffer. A load behind its end drops the buffer.
+    transaction into a buffer. A load beyond the end drops the buffer.
     """
     test = b""
     for fields in alternatives:

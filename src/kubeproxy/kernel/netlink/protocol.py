@@ -54,7 +54,8 @@ ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
 _CODE: Final = struct.Struct("=i")
 _LENGTH: Final = struct.Struct("=I")
 
-# A dump's datagrams are at most 32 KiB since Linux 4.10 (netlink_recvmsg grows them to what the reader offers).
+# A dump's datagrams are at most 32 KiB since Linux 4.10 (netlink_recvmsg grows them to the size of the reader's
+# buffer).
 READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
@@ -64,7 +65,7 @@ _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# So must the answers of one send: two for each request, of about 1 KiB each.
+# The answers to one send must fit as well: two for each request, of about 1 KiB each.
 _INQUIRIES: Final = 500
 # One send must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
@@ -85,7 +86,7 @@ class NetlinkError(ApplyError):
 
 
 class DumpInterruptedError(ApplyError):
-    """The dumped table changed during the dump (NLM_F_DUMP_INTR), so entries may be missing: dump it again."""
+    """The table changed during its dump (NLM_F_DUMP_INTR), so entries may be missing: repeat the dump."""
 
 
 class Message(NamedTuple):
@@ -106,7 +107,7 @@ class Inquiry(NamedTuple):
 
 
 def first_refusals(errors: Sequence[object]) -> str:
-    """Return the texts of the first three errors, and how many more there are."""
+    """Return the texts of the first three errors, and the number of the others."""
     more = len(errors) - _NAMED_REFUSALS
     return "; ".join(map(str, errors[:_NAMED_REFUSALS])) + (f"; and {more} more" if more > 0 else "")
 
@@ -202,7 +203,7 @@ def messages(data: bytes) -> Iterator[Message]:
 
 
 def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the attributes in each message but netlink's own.
+    """Yield (buffer, start, end) of the attributes in each message except netlink's control messages.
 
     `header` is the size of the family's header, which precedes the attributes. Raises ApplyError as `messages`.
     """
@@ -255,7 +256,7 @@ class Closing(ABC):
 class Netlink(Closing):
     """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager.
 
-    Calls block, for 30 s at most. After a `dump` that was not read to its end it can only be closed.
+    Calls block, for 30 s at most. After an incomplete `dump`, the socket can only be closed.
     """
 
     def __init__(self, protocol: int, opened: socket.socket) -> None:
@@ -307,7 +308,7 @@ class Netlink(Closing):
                 if attempt == _DUMP_ATTEMPTS - 1:
                     raise
             except ApplyError:
-                # The dump may not be over, and the kernel would refuse the next one on this socket.
+                # The dump may be incomplete, and the kernel would refuse the next one on this socket.
                 self._socket.close()
                 self._socket = open_socket(self._protocol)
                 raise
@@ -419,7 +420,7 @@ class Netlink(Closing):
             except OSError as error:
                 raise NetlinkError(error.errno or errno.EIO, f"cannot read {what}") from error
             if flags & socket.MSG_TRUNC:
-                raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the kernel sent more than one read can take")
+                raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the answer is larger than one read")
             # Only port 0 is the kernel: other processes can send to our port id too.
             if sender[0] == 0 and len(data) >= HEADER.size:
                 return data
@@ -446,7 +447,7 @@ def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.
 def grow_receive_buffer(sock: socket.socket, size: int) -> None:
     """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits it.
 
-    A user namespace never has that capability for buffers (sockopt_capable).
+    In a user namespace that capability has no effect on buffers (sockopt_capable).
     """
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
@@ -465,7 +466,7 @@ def grow_send_buffer(sock: socket.socket, size: int) -> None:
 def _last_message(data: bytes) -> Message:
     """Return the last message of a buffer, which ends a dump if it is NLMSG_DONE.
 
-    Reads only lengths on the way: 10 ms for a dump of 100,000 entries.
+    Only the lengths of the messages before it are read: 10 ms for a dump of 100,000 entries.
     """
     read = _LENGTH.unpack_from
     at, following, size = 0, 0, len(data)

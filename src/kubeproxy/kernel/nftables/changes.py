@@ -1,8 +1,8 @@
 """Changes of nf_tables by other programs, as the kernel announces them at the end of each transaction.
 
-Our own transactions are filtered out, but counted. Every transaction adds one to the number of the ruleset's
-generation: if ours and the announced ones do not add up to it, one was missed. Source: nf_tables_commit and the
-notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
+Our own transactions are filtered out, but counted. Every transaction increments the generation number of the ruleset:
+if our own and the announced transactions do not add up to the increase, one was missed. Source: nf_tables_commit and
+the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _DELETIONS: Final = frozenset({DELETE_TABLE, DELETE_CHAIN, DELETE_RULE})
 _CHAINS: Final = _DELETIONS | {NEW_TABLE, NEW_CHAIN, NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
-"""Seconds before each attempt to read: the kernel announces a transaction a little after it counts it."""
-_SLOWEST: Final = 10.0  # seconds between these, under load, for 100,000 elements; then one was missed
+"""Seconds before each attempt to read: the kernel announces a transaction shortly after it increments the
+generation."""
+_SLOWEST: Final = 10.0  # maximum seconds from increment to announcement, for 100,000 elements under load
 
 
 class ChainChange(NamedTuple):
@@ -72,7 +73,7 @@ class Interest(NamedTuple):
     concerns: Callable[[ChainChange], bool] = lambda _: True
 
     def wanted(self) -> tuple[bytes, ...]:
-        """Return a filter of buffers about the table: another program may load 100,000 elements into another one."""
+        """Return a filter of buffers about the table: another program may load 100,000 elements into another table."""
         if not self.table:
             return ()
         name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
@@ -81,7 +82,8 @@ class Interest(NamedTuple):
 
 
 class ForeignChanges(NamedTuple):
-    """Changes by other programs in one family since the last reset: of `elements` of these sets, of `rules` or others.
+    """Changes by other programs in one family since the last reset: sets with changed `elements`, changed `rules`,
+    others.
 
     `complete`: none was missed. `by`: names of the programs, if known. `chains`: names of tables with those of their
     chains, '' for the table itself. `pending`: incomplete only because a transaction of any program is under way.
@@ -121,9 +123,10 @@ class _Found:
 
 
 class ChangeMonitor:
-    """Monitors a network namespace, for all families and sockets there; `monitor` opens it. Several threads may use it.
+    """Monitors the changes in a network namespace, for all families and sockets; `monitor` opens it. Several threads
+    may use it.
 
-    `generation`, in its methods, asks the kernel for the number of the current generation.
+    The argument `generation` of its methods reads the number of the current generation from the kernel.
     """
 
     def __init__(self, announced: Announcements, namespace: int, interest: Interest) -> None:
@@ -137,7 +140,7 @@ class ChangeMonitor:
         self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes before the message that ends it
         self._counted = 0  # our transactions, and those announced
         self._began = 0  # the generation before the first of these
-        self._since = 0  # transactions up to this generation do not count: missed, or announced in part
+        self._since = 0  # transactions transactions up to this generation are ignored: missed, or announced in part
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
         self._late_since: float | None = None  # a transaction has been under way at each check since then
@@ -165,7 +168,7 @@ class ChangeMonitor:
             self._counted += transactions
 
     def reset(self, family: int, generation: Callable[[], int]) -> None:
-        """Discard the changes of a family, before its table is read whole. Raises ApplyError."""
+        """Discard the changes of a family, before its whole table is read. Raises ApplyError."""
         with self._lock:
             self._catch_up(generation)
             self._families[family] = _Found()
@@ -203,7 +206,7 @@ class ChangeMonitor:
 
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
-        """Receive nothing while the body changes tables, by another program or by 100,000 elements.
+        """Receive nothing while the body changes tables, through another program or by 100,000 elements.
 
         The next generation number shows changes by other programs in the meantime. Raises ApplyError.
         """
@@ -251,7 +254,8 @@ class ChangeMonitor:
         return True
 
     def _unannounced(self, now: int) -> int:
-        """Return how many transactions up to a generation are neither ours nor announced; below 0 if more are."""
+        """Return the number of transactions up to a generation that are neither ours nor announced; negative if there
+        are more."""
         missing = (now - self._began - self._counted) & _GENERATIONS
         return missing if missing <= _GENERATIONS >> 1 else missing - _GENERATIONS - 1
 
@@ -287,7 +291,7 @@ class ChangeMonitor:
             if kind > _LAST_NAME:
                 break  # names come first
             names[kind] = data[start : end - 1].decode(errors="replace")
-        # The name of the table has the same number in each kind of message.
+        # The attribute with the table's name has the same number in each kind of message.
         table, name = names.get(nfta.TABLE_NAME, ""), names.get(_NAMES.get(at.kind, 0), "")
         wanted = self._interest.table
         if table == wanted if wanted else self._interest.concerns(ChainChange(table, name, at.kind in _DELETIONS)):
@@ -314,7 +318,8 @@ _opening = threading.Lock()
 
 
 def monitor(interest: Interest) -> ChangeMonitor:
-    """Return the monitor of the caller's network namespace for an interest; all its users share it, and each closes it.
+    """Return the monitor of the caller's network namespace for an interest; its users share it, and each user closes
+    it.
 
     Needs CAP_NET_ADMIN. Raises NetlinkError.
     """
@@ -333,6 +338,6 @@ def monitor_table(table: str) -> ChangeMonitor:
 
 
 def _printable(program: bytes) -> str:
-    """Return a program's name without control characters, which a program may put there; 'unknown' without one."""
+    """Return a program's name without control characters, which a program may set; 'unknown' without a name."""
     name = program.rstrip(b"\0").decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"

@@ -58,7 +58,7 @@ def register(slot: int) -> int:
 
 
 class _Key(NamedTuple):
-    """Fields that are loaded into consecutive registers; `hashed` are the operands of a hash among them."""
+    """Fields that are loaded into consecutive registers; `hashed` are the operands of a hash in the key."""
 
     fields: tuple[Field, ...]
     hashed: tuple[Field, ...] = ()
@@ -102,7 +102,7 @@ class _Reader:
         yield from self._about_key()
 
     def take(self, *words: str) -> bool:
-        """Consume these words, if they come next; return whether they do."""
+        """Consume these words if they are next; return whether they were."""
         if tuple(self.left[: len(words)]) != words:
             return False
         del self.left[: len(words)]
@@ -115,12 +115,12 @@ class _Reader:
         return self.left.pop(0)
 
     def expect(self, word: str) -> None:
-        """Consume this word. Raises ValueError if another comes next."""
+        """Consume this word. Raises ValueError if the next word differs."""
         if self.word() != word:
             raise ValueError(f"{word!r} expected in rule: {self.text}")
 
     def key(self) -> _Key:
-        """Consume fields separated by dots, of which one may be a hash."""
+        """Consume fields separated by dots; one of them may be a hash."""
         fields: list[Field] = []
         hashed: tuple[Field, ...] = ()
         while not fields or self.take("."):
@@ -212,7 +212,7 @@ class _Reader:
         checksum, at = (1, 10) if address and self.ip == "ip" else (0, 0)
         yield replace(
             load, sreg=1, checksum=checksum, checksum_offset=at, checksum_flags=int(address)
-        )  # the transport's checksum covers addresses
+        )  # the transport protocol's checksum covers addresses
 
     def _set_mark(self, field: Field) -> Iterator[x.Expression]:
         self.expect("meta")

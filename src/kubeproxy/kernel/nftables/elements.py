@@ -1,4 +1,4 @@
-"""Elements of nf_tables' sets and maps: packed for a transaction, dumped, asked for by key, and with their counters.
+"""Elements of nf_tables' sets and maps: packing for a transaction, dumps, look-ups by key, and counters.
 
 Sources: nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c,
 nft_rhash_walk and nft_counter_do_dump of Linux 6.18.
@@ -196,14 +196,14 @@ def _parse_data(data: bytes, start: int, end: int) -> bytes:
 
 
 class ElementLayout(NamedTuple):
-    """Where records of equal size have key and data. `constant`: the offsets whose bytes are equal in all of them."""
+    """The offsets of key and data in records of equal size. `constant`: the offsets with equal bytes in all records."""
 
     fields: struct.Struct
     constant: tuple[int, ...]
 
 
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
-    """Return the layout of records like the one of `size` bytes at `origin`, whose element is in data[start:end].
+    """Return the layout of records of `size` bytes; the first is at `origin`, with its element in data[start:end].
 
     None if the element has an interval as its key, or a verdict.
     """
@@ -237,7 +237,7 @@ def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
 def decoded(data: bytes, start: int, end: int) -> Pairs:
     """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
 
-    The elements of a set nearly always have one layout; if that is so, the list is decoded at C speed.
+    The elements of a set nearly always have one layout; then the list is decoded at C speed.
     """
     alike = _alike(data, start, end)
     if alike is None:
@@ -270,7 +270,7 @@ def all_elements(family: int, table: str, name: str, link: Netlink | None = None
 
 
 def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
-    """Yield the elements of a set, one buffer of the dump at a time; one may be listed twice (nft_rhash_walk).
+    """Yield the elements of a set, one buffer of the dump at a time; an element may be listed twice (nft_rhash_walk).
 
     Raises NetlinkError, with code ENOENT if the set is missing.
     """
@@ -294,7 +294,8 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
     """Return key and data of the elements of a set as one dump shows them. Raises NetlinkError.
 
-    It misses some while other programs change the set: the kernel continues by counting from the first element.
+    The dump misses some while other programs change the set: the kernel finds its position by counting from the first
+    element.
     """
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
@@ -305,7 +306,8 @@ def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
 
 @understood("elements of nf_tables")
 def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
-    """Return key and data of those of these elements that a set has, with a request for each. Raises NetlinkError.
+    """Return key and data of each of these elements that a set contains, with one request per element. Raises
+    NetlinkError.
 
     With `ranges`, a key is the first value followed by the last one.
     """
@@ -324,7 +326,7 @@ def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Net
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 COUNTED_AT_ONCE: Final = 100
-"""The best number of elements for one call of `element_counts`, which then takes about 0.6 ms."""
+"""The best number of elements per call of `element_counts`, which then takes about 0.6 ms."""
 
 _NUMBER: Final = struct.Struct(">Q").unpack_from
 
@@ -340,10 +342,10 @@ class ElementCount(NamedTuple):
 
 @understood("counters of nf_tables")
 def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
-    """Return the counts of those of these elements that exist and have a counter. Raises NetlinkError.
+    """Return the counts of each of these elements that exists and has a counter. Raises NetlinkError.
 
-    All keys have one length. They are asked for by key: for each of its buffers a dump starts at the first element
-    again, and misses some while other programs change the map.
+    All keys have one length. They are read by key: a dump starts at the first element again for each buffer, and misses
+    some while other programs change the map.
     """
     where = netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
@@ -356,7 +358,7 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
         ((code, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
         if code and code != errno.ENOENT:
             raise NetlinkError(code, f"cannot read the counters of {name}")
-        # The kernel answers element by element, up to the first that is missing.
+        # The kernel answers element by element, up to the first missing one.
         for key, (data, start, end) in zip(left, places, strict=False):
             if end - start not in layouts:
                 layouts[end - start] = _counter_places(data, start, end)

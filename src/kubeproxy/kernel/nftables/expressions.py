@@ -186,7 +186,7 @@ class Range(Expression, frozen=True):
 
 
 class Bitwise(Expression, frozen=True):
-    """Changes bits of a register: (sreg & mask) ^ xor."""
+    """Computes (sreg & mask) ^ xor."""
 
     KIND = "bitwise"
     LAYOUT = _layout("sreg dreg length mask:value xor:value op data:value sreg2")
@@ -290,7 +290,7 @@ class Reject(Expression, frozen=True):
 
 
 class PacketCount(Expression, frozen=True):
-    """Counts packets and bytes. The counts are not part of the value."""
+    """Counts packets and bytes. Counts packets and bytes; the counts are not part of the value."""
 
     KIND = "counter"
 
@@ -354,7 +354,7 @@ _SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
-    """Return an expression as an entry of a rule's list; `pack_lookup` packs one with an anonymous set."""
+    """Return an expression as an entry of a rule's list; `pack_lookup` packs a lookup in an anonymous set."""
     if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
@@ -400,7 +400,7 @@ def _parsed(name: str, body: bytes) -> Expression:
         return Opaque(name, body)
     present = parts(body)
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
-    # An unknown attribute may change the meaning; padding and counts do not.
+    # An unknown attribute may change the meaning; padding and counts never do.
     if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
         return Opaque(name, body)
     return kind(**values)

@@ -1,8 +1,8 @@
 """Many elements of one map of nf_tables by their keys, at a microsecond each.
 
 A dump is slower the larger the map is: for each buffer of 32 KiB the kernel skips all elements that it has sent before,
-so a million elements take half a minute (nft_rhash_walk). Here each key is a request, and hundreds are sent, and their
-answers received, in one system call. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux 6.18,
+so a million elements take half a minute (nft_rhash_walk). Here each key is a request; one system call sends hundreds of
+them, and another receives their answers. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux 6.18,
 recvmmsg(2).
 """
 
@@ -43,7 +43,7 @@ from kubeproxy.kernel.nftables.elements import (
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, names
 
 _AT_ONCE: Final = 500
-_ROOM: Final = 256  # bytes of an answer: one with a counter has about 150
+_ROOM: Final = 256  # bytes of an answer: an answer with a counter has about 150
 _TAKEN: Final = 8192  # bytes of the receive buffer that the kernel counts for an answer, at most
 _RECEIVE_BUFFER: Final = 4 << 20
 _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
@@ -75,7 +75,7 @@ class _Received(ctypes.Structure):
 
 
 class Answers(NamedTuple):
-    """Messages received at once: `number` of them, each in _ROOM bytes, and the addresses of their senders."""
+    """Messages received at once: `number` buffers of _ROOM bytes, and the addresses of the senders."""
 
     data: bytes
     senders: bytes
@@ -98,7 +98,7 @@ class Fetcher(Closing):
             self._vectors[at].length = _ROOM
             header = self._received[at].header
             header.name = ctypes.addressof(self._senders) + at * _NAME.size
-            header.name_length = _NAME.size  # stays so: the kernel writes whole addresses
+            header.name_length = _NAME.size  # constant: the kernel writes complete addresses
             header.vectors = ctypes.addressof(self._vectors) + at * ctypes.sizeof(_Vector)
             header.vectors_length = 1
 
@@ -114,7 +114,7 @@ class Fetcher(Closing):
         self._socket.close()
 
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return key and data of those of these keys that a map of values has. Raises NetlinkError.
+        """Return key and data of each of these keys that exists in a map of values. Raises NetlinkError.
 
         All keys have one length, a multiple of four.
         """
@@ -181,7 +181,7 @@ class Fetcher(Closing):
         )
 
     def _drain(self) -> None:
-        """Discard the answers to a request that failed, so that none is taken for the answer to another one."""
+        """Discard the answers to a failed request, so that none is taken for the answer to another request."""
         while True:
             try:
                 self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
@@ -193,10 +193,11 @@ class Fetcher(Closing):
 
 
 class AnswerReader:
-    """Reads the answers of one map. The first shows the layout of all answers of its length; the keys prove it."""
+    """Reads the answers of one map. The first answer determines the layout of all answers of its length; the keys are
+    compared to confirm it."""
 
     def __init__(self) -> None:
-        self._head = b""  # length and kind of the answers that have the layout
+        self._head = b""  # length and type of the answers with the layout
         self._layout: ElementLayout | None = None
 
     @understood("elements of nf_tables")
@@ -238,7 +239,7 @@ class AnswerReader:
         return element.data
 
     def _learn(self, data: bytes, count: int) -> None:
-        """Learn the layout from the first answer with an element."""
+        """Derive the layout from the first answer with an element."""
         for at in range(0, count * _ROOM, _ROOM):
             one = data[at : at + _ROOM]
             length, kind, *_ = HEADER.unpack_from(one)

@@ -47,7 +47,8 @@ _IMPLIED: Final = (
 
 
 def shortened(text: str) -> str:
-    """Return a rule's text without conditions that others imply: `tcp dport` for `meta l4proto tcp th dport`."""
+    """Return a rule's text without conditions that its other conditions imply: `tcp dport` for `meta l4proto tcp th
+    dport`."""
     for condition, short in _IMPLIED:
         text = condition.sub(short, text)
     return text
@@ -70,7 +71,7 @@ class _Writer:
         self._terms: dict[int, _Term] = {}  # by their first slot
 
     def add(self, expression: x.Expression) -> None:
-        """Print the next expression, or keep it in a register."""
+        """Print the next expression, or store it in a register."""
         write = getattr(self, f"_{expression.KIND}", None) if expression.KIND else None
         try:
             if write is not None:
@@ -84,7 +85,7 @@ class _Writer:
         self._terms[_slot(register)] = term
 
     def _key(self, register: int) -> tuple[str, _Term]:
-        """Take the terms in registers from this one on; return their text, and the first term."""
+        """Remove the terms from this register on; return their text, and the first term."""
         slot = _slot(register)
         first = self._terms[slot]
         words = []
@@ -226,7 +227,7 @@ class _Writer:
         else:
             raise LookupError
 
-    def _counter(self, expression: x.PacketCount) -> None:  # noqa: ARG002 - has no fields
+    def _counter(self, expression: x.PacketCount) -> None:  # noqa: ARG002 - masquerade has no fields
         self.words.append("counter")
 
     def _objref(self, expression: x.NamedObject) -> None:

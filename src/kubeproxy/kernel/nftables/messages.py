@@ -95,7 +95,7 @@ def _counter_removal(family: int, table: str, name: str) -> bytes:
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that creates a flowtable, or adds interfaces to it; it may have them already.
+    """Return the message that creates a flowtable, or adds interfaces to it; existing ones are accepted.
 
     The kernel refuses the message if one of the interfaces is missing, and removes those that disappear later.
     """
@@ -120,7 +120,7 @@ def chain_message(family: int, table: str, name: str, hook: Hook | None = None) 
 
 
 def chain_removals(family: int, table: str, chains: Iterable[str]) -> list[bytes]:
-    """Return the messages that remove chains with their rules; the chains may lead to each other."""
+    """Return the messages that remove chains with their rules; the chains may jump to each other."""
     removed = list(chains)
     rules = [rules_removal(family, table, chain) for chain in removed]
     return [*rules, *(_chain_removal(family, table, chain) for chain in removed)]
@@ -144,7 +144,7 @@ def objects(family: int, table: str, made: Definition) -> list[bytes]:
 
 
 def rules(family: int, table: str, chains: Mapping[str, ChainContents]) -> list[bytes]:
-    """Return the messages that append the rules of existing chains."""
+    """Return the messages that append rules to existing chains."""
     found: list[bytes] = []
     for name, chain in chains.items():
         for rule in chain.rules:
@@ -155,8 +155,8 @@ def rules(family: int, table: str, chains: Mapping[str, ChainContents]) -> list[
 def changes(family: int, table: str, found: TableContents, wanted: Definition) -> list[bytes]:
     """Return the messages that turn the found contents of a table into the wanted ones; [] if they are equal.
 
-    Equal objects stay untouched. The kernel refuses the messages (EBUSY) if an element of a map that stays leads to a
-    chain that is removed.
+    Equal objects stay untouched. The kernel refuses the messages (EBUSY) if an element of a remaining map has a verdict
+    with a removed chain.
     """
     ours = wanted.contents
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
@@ -180,7 +180,7 @@ def changes(family: int, table: str, found: TableContents, wanted: Definition) -
 
 
 def _uses(chain: ChainContents, names: AbstractSet[str]) -> bool:
-    """Return whether a rule of a chain refers to one of these sets, or leads to one of these chains."""
+    """Return whether a rule of a chain refers to one of these sets or chains."""
     return any(x.names_of(rule) & names for rule in chain.rules) if names else False
 
 

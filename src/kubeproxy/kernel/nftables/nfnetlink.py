@@ -122,7 +122,7 @@ class Transactions:
 
     @property
     def room(self) -> int:
-        """About the most bytes of a transaction; less in a user namespace (net.core.wmem_max)."""
+        """Approximate maximum size of a transaction in bytes; less in a user namespace (net.core.wmem_max)."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> list[int]:
@@ -177,9 +177,9 @@ class Transactions:
             raise NetlinkError(code, "no answer from nf_tables") from error
 
     def _drain(self) -> None:
-        """Discard the answers to a failed transaction, of which there may be more than the receive buffer takes.
+        """Discard the answers to a failed transaction; there may be more than fit into the receive buffer.
 
-        Until it is empty, the kernel drops all further answers silently (NETLINK_S_CONGESTED).
+        Until the buffer is empty, the kernel silently drops all further answers (NETLINK_S_CONGESTED).
         """
         self._socket.setblocking(False)
         while True:
@@ -193,7 +193,7 @@ class Transactions:
         self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> list[int]:
-        """Read answers up to that of the last message; return the handles in them.
+        """Read the answers up to the last message's; return the handles in them.
 
         A refusal of the begin message ends the transaction as well.
         """
@@ -221,7 +221,7 @@ class Transactions:
 
 
 class TableHeader(NamedTuple):
-    """A table: a new one of the same name has another handle. A dormant table does nothing.
+    """A table; another table of the same name has another handle. A dormant table has no effect.
 
     `owner` is the netlink port of the only socket that may change it (flag owner), 0 if all may. Programs choose this
     number; by default it is the process number.
@@ -298,7 +298,7 @@ def chain_names(family: int, table_name: str, link: Netlink | None = None) -> fr
 def chain_places(family: int, table_name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of a table's chains; of all tables for ''."""
     first = text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
-    # The name of the table comes first: the chains of other tables, maybe 100,000, are not parsed.
+    # The first attribute is the table's name: chains of other tables, maybe 100,000, are not parsed.
     places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
     return (place for place in places if place[0].startswith(first, place[1]))
 

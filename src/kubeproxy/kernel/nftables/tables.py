@@ -60,7 +60,7 @@ class SetForm(NamedTuple):
 
 
 class SetSpec(NamedTuple):
-    """A declared set or map: the fields of keys and data (names of fields.FIELDS, or VERDICT), and more as in SetForm.
+    """A declared set or map: the fields of keys and data (names of fields.FIELDS, or VERDICT); the rest as in SetForm.
 
     The flags MAP and CONCATENATION follow from the fields. `merges`: nft joins adjacent ranges.
     """
@@ -80,7 +80,7 @@ class SetSpec(NamedTuple):
 
     @property
     def form(self) -> SetForm:
-        """The kernel's form of it."""
+        """The kernel's form of this set."""
         key, key_length = _layout(self.key)
         flags, data, data_length = self.flags, 0, 0
         lengths: tuple[int, ...] = ()
@@ -167,7 +167,7 @@ def read(family: int, table: str, link: Netlink) -> TableContents:
 
 @understood("rules of nf_tables")
 def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
-    """Return the rules of one chain of any program by handle. Raises NetlinkError."""
+    """Return the rules of a chain, which may be another program's, by handle. Raises NetlinkError."""
     sets = read_sets(family, table, link)
     rules = nfnetlink.rules(family, table, link, chain)
     return {rule.handle: _whole(rule.raw, family, table, sets, link) for rule in rules}
@@ -200,7 +200,7 @@ def listed_chains(link: Netlink, family: int = 0, table: str = "") -> list[Liste
             kind = text_of(one.get(nfta.CHAIN_TYPE, b""))
             hook = Hook(kind, int.from_bytes(place.get(nfta.HOOK_NUMBER, b""), "big"), priority, drops)
         of_table, name = text_of(one[nfta.CHAIN_TABLE]), text_of(one[nfta.CHAIN_NAME])
-        # struct nfgenmsg, which precedes the attributes, begins with the family.
+        # struct nfgenmsg, which precedes the attributes, starts with the family.
         found.append(ListedChain(data[start - 4], of_table, name, int.from_bytes(one[nfta.CHAIN_HANDLE], "big"), hook))
     return found
 
@@ -238,7 +238,8 @@ def _flowtables(family: int, table: str, link: Netlink) -> frozenset[str]:
 
 @understood("sets of nf_tables")
 def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
-    """Return a table's sets and maps by name, with those of its rules (ANONYMOUS). Raises NetlinkError."""
+    """Return a table's sets and maps by name, including the anonymous ones of its rules (ANONYMOUS). Raises
+    NetlinkError."""
     places = dump(GET_SET, family, text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
     return {text_of(one[nfta.SET_NAME]): _form(one) for one in (parts(*place) for place in places)}
 

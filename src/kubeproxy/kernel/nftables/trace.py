@@ -1,7 +1,7 @@
-"""The kernel's traces of packets through nf_tables: rules that mark a flow for tracing, and the announced steps.
+"""The kernel's traces of packets through nf_tables: rules that mark the packets to trace, and the announced steps.
 
 The marking rules are in a table that belongs to a socket of this process (flag owner, Linux 5.12): the kernel removes
-it when the socket is closed, so also when the process is killed. Sources: net/netfilter/nf_tables_trace.c,
+it when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
 nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 """
 
@@ -36,7 +36,7 @@ _BEFORE_ALL: Final = -350  # before raw, which is at -300
 _TRACKED: Final = -190  # after connection tracking, which is at -200
 _TCP: Final = 6
 
-# The first packet of a connection passes all rules; a few of the others suffice.
+# The first packet of a connection passes all rules; a few of the later ones are enough.
 _FIRST_PACKETS: Final = 20  # traced per second, at most
 _OTHER_PACKETS: Final = 2
 
@@ -49,7 +49,7 @@ _REGISTER: Final = 1
 class TracedFlow(NamedTuple):
     """The packets to trace: from a packed address, b'' for any, to an address, protocol and port.
 
-    `hooks` are those at which they are marked: PREROUTING, OUTPUT.
+    `hooks` are the hooks that mark the packets: PREROUTING, OUTPUT.
     """
 
     source: bytes
@@ -81,7 +81,7 @@ _FIRST_OF_TCP: Final[x.Rule] = (
 
 
 def _traced(per_second: int) -> x.Rule:
-    """Return expressions that mark packets for tracing, at most `per_second` packets a second."""
+    """Return expressions that mark at most `per_second` packets a second for tracing."""
     return (
         x.Limit(per_second, 1, per_second),
         x.Immediate(_REGISTER, b"\1"),
@@ -197,7 +197,7 @@ _KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
 
 
 class Traces(Closing):
-    """Receives the traces of a network namespace, also those that other programs requested."""
+    """Receives the traces of a network namespace, including those that other programs requested."""
 
     def __init__(self, announced: Announcements) -> None:
         self._announced = announced
@@ -209,7 +209,7 @@ class Traces(Closing):
 
     @property
     def lost(self) -> int:
-        """How often the kernel dropped some, as too many came."""
+        """How often the kernel dropped traces, as too many came."""
         return self._announced.lost
 
     def close(self) -> None:

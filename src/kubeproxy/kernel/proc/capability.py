@@ -1,4 +1,4 @@
-"""The capabilities of this process: making one effective, and dropping all but some permanently.
+"""The capabilities of this process: one is made effective, and all others are dropped permanently.
 
 `program/lifetime.py` decides which ones are needed. Source: capabilities(7), prctl(2).
 """
@@ -52,8 +52,8 @@ class _Sets(NamedTuple):
 def raise_net_admin() -> None:
     """Make CAP_NET_ADMIN effective, if permitted, for the calling thread and those that it starts.
 
-    The image's interpreter has it as "permitted" only. With "effective" the kernel would not start it at all
-    in a container without that capability (execve(2), EPERM), even for --version.
+    The image's interpreter has it as "permitted" only. With "effective" the kernel would not start the interpreter in a
+    container without that capability (execve(2), EPERM), even for --version.
     """
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
@@ -119,7 +119,7 @@ def _lower_bounds(mask: int) -> None:
     number = 0
     while (
         bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)
-    ) >= 0:  # the kernel's last one is followed by EINVAL
+    ) >= 0:  # EINVAL follows the kernel's last capability
         if bounded and not mask & 1 << number and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
         number += 1

@@ -25,7 +25,7 @@ _BUFFER: Final = 65536
 
 
 class Inotify:
-    """One descriptor that watches any number of paths; -1 is none, which never has events."""
+    """One descriptor that watches any number of paths; -1 stands for no descriptor, and has no events."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

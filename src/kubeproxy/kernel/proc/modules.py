@@ -1,4 +1,4 @@
-"""Kernel modules: those present, loaded or built in, loading others, and those that IPVS needs.
+"""Kernel modules: which are loaded or built in, which IPVS needs, and loading of others.
 
 Source: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26, as far as they name files and modules.
 """
@@ -57,7 +57,7 @@ def release(files: ModuleFiles | None = None) -> str:
 
 
 def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]:
-    """Return which of the modules the kernel has now, loaded or built in. A file that cannot be read names none."""
+    """Return the modules among these that are loaded or built in. A file that cannot be read counts as empty."""
     files = files or ModuleFiles()
     version = release(files)
     if not files.loaded.exists():

@@ -1,4 +1,4 @@
-"""Kernel parameters under /proc/sys, read and written, and those that configure connection tracking.
+"""Reads and writes kernel parameters under /proc/sys, and computes those of connection tracking.
 
 Sources: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go, Documentation/networking/nf_conntrack-sysctl.rst.
 """
@@ -33,8 +33,8 @@ LARGEST_SCALED: Final = 1_048_576
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
-# The characters of a key: letters, digits and characters of interface names. A part of dots only would lead out of
-# /proc/sys.
+# The characters of a key: letters, digits and characters of interface names. A part of dots only would refer to a path
+# outside /proc/sys.
 _KEY: Final = re.compile(r"(?:(?!\.+(?:/|$))[A-Za-z0-9_.:@+-]+/)+(?!\.+$)[A-Za-z0-9_.:@+-]+")
 
 _REMEDY: Final = {
@@ -114,10 +114,10 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
 
-    nf_conntrack_max is only ever raised (unlike in the Go kube-proxy of 1.36): an operator's own size stays,
-    and a network namespace other than the first, where it is read-only, is no obstacle while it is large enough. The
-    hash table is raised to a quarter of it when that is smaller, as kube-proxy does; the table is only slower
-    otherwise, so it is no error when that cannot be done (as in a container).
+    nf_conntrack_max is only increased (unlike in the Go kube-proxy of 1.36): a larger size that an operator set
+    remains, and a network namespace in which the parameter is read-only works if it is large enough. The hash table is
+    increased to a quarter of nf_conntrack_max, as in the Go kube-proxy; a failure, as in a container, is no error,
+    because the table is only slower.
     """
     written = []
     for key, value in settings:
@@ -140,7 +140,7 @@ def _raise_hashsize(wanted: int, path: Path) -> None:
 
 def _write(path: Path, value: str, what: str) -> None:
     try:
-        # Not write_text: a truncating open of a parameter is refused on some kernels, and one write() is one value.
+        # Not write_text: some kernels refuse to truncate a parameter, and each write() sets one value.
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(file, value.encode())

@@ -1,1 +1,1 @@
-"""iptables of both variants: rules, locks, and the variant that a node uses."""
+"""iptables in both variants: rules, locks, and detection of the variant in use."""

@@ -1,12 +1,13 @@
 """Rules of iptables-nft, read and written over netlink without its commands.
 
-An iptables-nft-restore reads all chains of the table before it changes one, and starts as a process. Input with rules
-other than those of Services, or that the kernel refuses, is left to the command: it also creates missing tables, and
-has the better error messages.
+The command iptables-nft-restore would be a new process, and reads all chains of a table before it changes one. Input
+with other rules than those of Services, or that the kernel refuses, is passed to the command: it also creates missing
+tables, and has better error messages.
 
-Rules have the form in which iptables-nft keeps them. Matches are those of xtables (nft_compat), also if newer releases
-write native expressions for them: every iptables-nft since 1.8.0 reads these back. Sources: iptables/nft*.c and
-extensions/ of iptables 1.8.9; include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
+Rules have the form in which iptables-nft keeps them. Matches are xtables extensions (nft_compat), although newer
+releases write native expressions for some of them: every iptables-nft since 1.8.0 reads these back. Sources:
+iptables/nft*.c and extensions/ of iptables 1.8.9;
+include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class RuleWriter:
     def chains_at_once(self) -> int:
         """Return the best number of chains to change together.
 
-        They take about 0.4 s by netlink: at the end of a transaction the kernel walks all rules of the table.
+        These take about 0.4 s over netlink: at the end of a transaction the kernel walks all rules of the table.
         """
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
@@ -102,7 +103,7 @@ class RuleWriter:
                 done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            # Only the rest: the caller counts each table as one transaction.
+            # Only the rest of the input: the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
 
@@ -113,12 +114,12 @@ def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:
 
 
 def leads_to(rule: bytes, target: str) -> bool:
-    """Return whether a rule, as packed expressions, leads to a chain."""
+    """Return whether a rule, given as packed expressions, jumps to a chain."""
     return target.encode() + b"\0" in rule
 
 
 def has_jump(family: int, table: str, chain: str, target: str) -> bool:
-    """Return whether a rule of a chain leads to a target chain. Raises NetlinkError."""
+    """Return whether a rule of a chain jumps to a target chain. Raises NetlinkError."""
     return any(leads_to(rule, target) for rule in expressions(family, table, chain))
 
 
@@ -129,7 +130,7 @@ def uncounted(rule: bytes) -> Rule:
 
 
 class Unknown(Exception):  # noqa: N818 - not an error: iptables-nft writes the input
-    """The input has something other than rules of Services; the message quotes it."""
+    """The input contains text other than rules of Services; the message quotes it."""
 
 
 def encode(text: str, family: Family) -> list[list[bytes]]:
@@ -241,7 +242,7 @@ def _jump(chain: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(text: str, family: Family) -> tuple[bytes, bytes]:
-    """Return the expressions of the options outside matches, and the attribute with the protocol."""
+    """Return the expressions of the options that belong to no match, and the attribute with the protocol."""
     found: dict[str, bytes] = {}
     compat = b""
     unequal = False
@@ -258,7 +259,7 @@ def _head(text: str, family: Family) -> tuple[bytes, bytes]:
             found[option] = _address(option, value, unequal, family)
         elif option == "-i":
             name = value.encode()
-            # Without its final zero it matches all names that start so.
+            # Without the final zero it matches all names with this prefix.
             found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
         else:
             raise Unknown(text)
@@ -301,7 +302,7 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
     if value is None or len(value) != size or not prefix.isdecimal() or int(prefix) > 8 * size:
         raise Unknown(f"{option} {text}")
     length = int(prefix)
-    if length < 8 * size:  # with the host's bits cleared, as in the comparison
+    if length < 8 * size:  # the host bits are cleared, as in the kernel's comparison
         shift = 8 * size - length
         value = (int.from_bytes(value, "big") >> shift << shift).to_bytes(size, "big")
     return _load(family, option, length) + _EQUAL[size, unequal] + value

@@ -29,7 +29,7 @@ from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Wai
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
-_RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, and a slow node ten times as long
+_RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, on a slow node ten times as long
 LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
@@ -49,7 +49,7 @@ class CommandError(ApplyError):
         self.stderr = stderr
         self.status = status
         lines = stderr.strip().splitlines() or [f"exit status {status}"]
-        # The error comes last, after warnings.
+        # The error is the last line, after warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
@@ -57,8 +57,9 @@ class RestoreError(CommandError):
     """iptables-restore failed."""
 
 
-class Incompatible(ApplyError):  # noqa: N818 - what the command calls it
-    """A chain has native rules of nft, which iptables-nft does not print. It can write others beside them."""
+class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
+    """A chain has native rules of nft, which iptables-nft does not print. It can still write other chains of the
+    table."""
 
 
 class SavedTable(NamedTuple):
@@ -72,7 +73,7 @@ class SavedTable(NamedTuple):
 class Commands(NamedTuple):
     """One variant's commands for one family: `name` is iptables-nft, ip6tables-legacy, iptables ...
 
-    `uses_nft` says which variant it is, whatever the name. `version` is (1, 8, 9).
+    `uses_nft` is the variant, independent of the name. `version` is (1, 8, 9).
     """
 
     name: str
@@ -83,8 +84,9 @@ class Commands(NamedTuple):
     def restore(self, pieces: Iterable[str]) -> Waited:
         """Change rules, each table in one step; chains that the text does not name stay.
 
-        iptables-restore parses the pieces of the text as they are produced; if producing one fails, nothing is changed.
-        Returns how long another program held the lock of the legacy variant. Raises RestoreError, or ApplyError.
+        iptables-restore parses the pieces of the text as they are produced; if producing a piece fails, nothing is
+        changed. Returns how long another program held the lock of the legacy variant. Raises RestoreError, or
+        ApplyError.
         """
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)]
         if self.uses_nft:
@@ -108,7 +110,7 @@ class Commands(NamedTuple):
         return next((table for table in tables if table.name == name), None)
 
     def saved(self, table: str) -> Iterator[str]:
-        """Yield the lines of iptables-save of a table as it prints them. Raises Incompatible, or ApplyError."""
+        """Yield the lines that iptables-save prints of a table, as they arrive. Raises Incompatible, or ApplyError."""
         for line in _printed([f"{self.name}-save", "-t", table]):
             if line.startswith("# Table ") and _INCOMPATIBLE in line:
                 raise Incompatible(f"{self.name}-save: {line.strip()}")
@@ -124,7 +126,7 @@ class Commands(NamedTuple):
         except CommandError as error:
             if error.status != 1:
                 raise
-            # iptables-nft 1.8.9 prints the same for a missing chain.
+            # iptables-nft 1.8.9 prints the same error for a missing chain.
             if _INCOMPATIBLE in error.stderr and has_chain(self.family, table, chain):
                 raise Incompatible(error.stderr.strip()) from error
             return None
@@ -174,7 +176,7 @@ def _parse(lines: Iterable[str]) -> Iterator[SavedTable]:
 def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises LockHeldError, CommandError, or ApplyError if it cannot be run."""
     with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, stderr):
-        assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
+        assert process.stdout is not None  # noqa: S101 - for the type checker: the pipe was requested
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
             yield from printed
         if status := process.wait():
@@ -185,7 +187,7 @@ def _printed(command: list[str]) -> Iterator[str]:
 
 
 def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
-    """Run a command with the pieces as its input. Raises RestoreError, or ApplyError if it cannot be run."""
+    """Run a command with the pieces as its standard input. Raises RestoreError, or ApplyError if it cannot be run."""
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
     with _running(command, _RESTORE_TIMEOUT, **ends, **start) as (process, stderr):
         _feed(process, pieces)
@@ -222,7 +224,7 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
     """Write the pieces and close the pipe; a process that ends early reports the error itself."""
     pipe = process.stdin
-    assert pipe is not None  # noqa: S101 - for the type checker: it was asked for
+    assert pipe is not None  # noqa: S101 - for the type checker: the pipe was requested
     number = pipe.fileno()
     try:
         for piece in pieces:
@@ -257,7 +259,7 @@ def chain_of(rule: str) -> str:
 def target_of(rule: str) -> str:
     """Return the target of a rule, '' without one."""
     words = rule.split(" ")
-    before = words[-2::-1]  # backwards; the last word is no flag: a prefix for the log may be "-j"
+    before = words[-2::-1]  # backwards; the last word is no flag: a log prefix may be "-j"
     for flag in ("-j", "-g"):
         if flag in before:
             return words[len(words) - 1 - before.index(flag)]

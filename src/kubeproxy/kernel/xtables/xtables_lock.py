@@ -1,10 +1,10 @@
 """The lock of legacy iptables, and changes of legacy tables by other programs.
 
-The commands wait for the lock themselves (-w), but do not report for how long or for which program, and release it
-between our reading of a table and their change. The kernel counts no changes of legacy tables. One that keeps the size
-of a table shows only by the lock, which programs also take to list rules. If the file cannot be watched, the lock never
-seems taken. Sources: iptables' xshared.c; struct ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, the same
-for ip6_tables.
+The commands wait for the lock themselves (-w), but do not report the duration or the holder, and do not hold the lock
+between our reading of a table and their change of it. The kernel counts no changes of legacy tables. A change that
+keeps the size of a table is noticed only by the lock, which programs also take to list rules. If the file cannot be
+watched, no use of the lock is noticed. Sources: iptables' xshared.c; struct ipt_getinfo in
+include/uapi/linux/netfilter_ipv4/ip_tables.h, the same for ip6_tables.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LOOK: Final = 0.5
 _GLANCE: Final = 1.0
 """Seconds between two attempts of iptables before 1.8.8 to take the lock."""
 _BUSY: Final = 4.0
-"""Seconds for which this process may hold it nearly always while others wait: with -w 5 they give up after 5 s."""
+"""Seconds for which this process may hold the lock nearly always while others wait: with -w 5 they fail after 5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
 class Waited(NamedTuple):
-    """Seconds for which another program held the lock, and its name, '' if unknown."""
+    """The seconds for which another program held the lock, and the program's name, '' if unknown."""
 
     seconds: float
     holder: str
@@ -51,7 +51,7 @@ class LockHeldError(ApplyError):
 
 
 class NotReleasedError(LockHeldError):
-    """Another program held the lock for as long as the caller waited, which is in `waited`."""
+    """Another program held the lock for the whole wait; `waited` has its duration."""
 
     def __init__(self, path: Path, waited: Waited) -> None:
         self.waited = waited
@@ -67,7 +67,7 @@ def path() -> Path:
 def nobodys_lock() -> Iterator[None]:
     """Make the commands lock another file, in a network namespace in which no other program changes tables.
 
-    The lock is the same in all namespaces. Not for a process that changes the node's own tables.
+    The lock is the same in all namespaces. A process that changes the node's own tables must not call it.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
@@ -81,11 +81,11 @@ def nobodys_lock() -> Iterator[None]:
 
 
 class Place:
-    """A place in the kernel's queue for the lock of a file, which can be left.
+    """A place in the kernel's queue for the lock of a file; a waiter can leave the queue.
 
     A waiter that only polls may never find a busy lock free: the kernel passes it from one waiting process to the next.
     flock(2) waits without a timeout, so a thread does it. Until then nothing else in this process may lock or unlock
-    the same open file. A lock obtained after the place was left is released at once.
+    the same open file. A lock obtained after the waiter left is released at once.
     """
 
     def __init__(self, file: int) -> None:
@@ -136,7 +136,7 @@ class Place:
 
 
 class Lock:
-    """A lock file for the whole process: one thread at a time, which may take it again.
+    """A lock file for the whole process: one thread at a time holds it, and may acquire it again.
 
     The file stays open, so that LockWatch counts only other programs.
     """
@@ -148,7 +148,7 @@ class Lock:
         self._held = 0
         self._waited = NOT_WAITED
         self._place: Place | None = None  # in the queue for the open file
-        self._wanted = False  # by others, while it was ours
+        self._wanted = False  # whether another program waited while this process held it
         self._released = float("-inf")
         self._busy_since = float("-inf")
 
@@ -196,7 +196,8 @@ class Lock:
     def start(self) -> dict[str, Any]:
         """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held.
 
-        It takes another lock, and has this one too: should this process be killed, it is held until the command ends.
+        The command takes another lock, and inherits this one: if this process is killed, the lock is held until the
+        command ends.
         """
         if self._file < 0:
             return {}
@@ -215,7 +216,8 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Take it if it is free, or was obtained, or has no file; return whether it was. Raises ApplyError."""
+        """Acquire the lock if it is free, already obtained, or has no file; return whether it is held. Raises
+        ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
@@ -224,7 +226,7 @@ class Lock:
             return False
         self._place = None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds also if this process has it already
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds if this process already holds it
         except BlockingIOError:
             return False
         except OSError as error:
@@ -235,7 +237,7 @@ class Lock:
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for it in the kernel's queue, as all other programs do."""
+        """Wait for the lock in the kernel's queue, as all other programs do."""
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
@@ -245,7 +247,7 @@ class Lock:
         self._place.came(seconds)
 
     def _is_current(self) -> bool:
-        """Return whether the open file still has the name."""
+        """Return whether the lock's path still refers to the open file."""
         if self._file < 0:
             return False
         try:
@@ -313,7 +315,7 @@ class TableInfo:
         self._socket.close()
 
     def info(self, table: str) -> tuple[int, ...]:
-        """Return the sizes of a table: other numbers mean that it was changed. Raises ApplyError."""
+        """Return the sizes of a table: different numbers mean that it was changed. Raises ApplyError."""
         # socket.getsockopt cannot pass the name of the table.
         buffer = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
         size = ctypes.c_uint32(_INFO.size)
@@ -332,21 +334,21 @@ class LockWatch:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Watch a file from now on; it is created if it is missing."""
+        """Watch a file from now on; a missing file is created."""
         watching = cls(path, Inotify.open())
         watching._add()
         return watching
 
     def taken(self) -> int:
-        """Return how often other programs opened the lock file, at least; the number grows with each time."""
+        """Return a counter that grows each time that another program opens the lock file; some may be missed."""
         if IN_OPEN & (mask := self._inotify.happened()):
             self._taken += 1
-        if IN_IGNORED & mask:  # another file has the name now
+        if IN_IGNORED & mask:  # the path refers to another file now
             self._add()
         return self._taken
 
     def forget(self) -> None:
-        """Ignore events since the last call: this process caused them."""
+        """Ignore the events since the last call, which this process caused."""
         if IN_IGNORED & self._inotify.happened():
             self._add()
 
@@ -367,5 +369,5 @@ def _watch_of(path: Path) -> LockWatch:
 
 def lock_watch() -> LockWatch:
     """Return the watch of the lock file that the commands use."""
-    lock()  # opens the file, which is not to be seen
+    lock()  # opens the file, an event that must not be reported
     return _watch_of(path())

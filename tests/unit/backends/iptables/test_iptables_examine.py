@@ -158,4 +158,4 @@ def test_where_no_copy_can_be_printed_that_is_told():
     del node.chains[node.chain("KUBE-SVC-")][-1]
     made = node.examiner(refuse)
     assert [finding.kind for finding in made.everything(node.wanted)] == [Kind.MISSING]
-    assert made.caveats() == ["how iptables prints our rules is taken from version 1.8.9 (no rights)"]
+    assert made.caveats() == ["the rules are compared as iptables 1.8.9 prints them (no rights)"]
