@@ -443,7 +443,7 @@ async def test_a_service_without_ready_endpoints_names_them(live: Live) -> None:
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/down:80")
     assert status == 1
     assert f"not to {live.ips['a1']['IPv4']}:3000: it is not ready (conditions.ready in EndpointSlice" in text
-    assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and does not serve any more" in text
+    assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and no longer serves" in text
     assert "Fix: 1 endpoints are not ready" in text
 
 

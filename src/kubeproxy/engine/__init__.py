@@ -1,1 +1,1 @@
-"""The sync loop: events in, transactions of the backends out, and reports on both."""
+"""The sync loop: turns events into transactions of the backends, and reports both."""

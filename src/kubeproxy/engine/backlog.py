@@ -1,6 +1,7 @@
-"""The changes that one address family's kernel does not have yet, and the state of that kernel. Without loop or kernel.
+"""The changes of one address family that are not in the kernel yet, and the state of the family's rules. Without loop
+or kernel.
 
-Each family has its own pace of retries, so that the other one does not wait for a family that the kernel refuses.
+Retries are paced per family, so that a family does not wait while the kernel refuses the other one.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 40_000
-"""Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
+"""Number of endpoints (before and after, times frontends) above which a change is large (20 ms): large changes are
+committed one by one."""
 AFFINITY = 80
 """Weight of an endpoint with session affinity: a new count of n endpoints is a chain of n rules, each some 80 us."""
-MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: enough for a latency
+MOST_TRIGGERS = 100  # maximum number of trigger times per Service while the kernel refuses: enough for a latency
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
-"""The states of a family whose kernel may lack committed plans."""
+"""The states of a family in which the kernel may lack committed plans."""
 
 
 class FamilyStanding(Struct, frozen=True):
     """The state of one family's kernel. Times are seconds since the epoch, None for never.
 
-    `inspected_at`: the last complete comparison, by an inspection or a full sync, without a remaining difference.
-    `sound_since`: the start of the current period in which the kernel had all committed plans as far as inspections
-    showed, None when it has not. `refusal`: the reason for which it refused the queued changes. `difference`: an
-    unrepaired change by another program. `queued`: the number of Services whose changes wait.
+    `inspected_at`: the time of the last complete comparison (inspection or full sync) that left no difference.
+    `sound_since`: the start of the current period without a found difference, None if there is a difference. `refusal`:
+    the reason why the kernel refused the queued changes. `difference`: an unrepaired change by another program.
+    `queued`: the number of Services whose changes wait.
     """
 
     family: Family
@@ -76,10 +78,10 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
-    """The plans of each Service, made by `take` at the first access, on the thread of the access.
+    """The plans of each Service; `take` computes them at the first access, on the thread of the access.
 
-    To read a kernel takes a tenth of a second or more, in which another kube-proxy may write newer plans: earlier plans
-    would restore an endpoint that was removed.
+    Reading the kernel takes a tenth of a second or more, during which another kube-proxy may write newer plans: earlier
+    plans would restore a removed endpoint.
     """
 
     def __init__(self, take: Callable[[], Plans]) -> None:
@@ -99,12 +101,12 @@ class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
         return len(self._plans)
 
     def items(self) -> ItemsView[ServiceName, tuple[ServicePlan, ...]]:
-        """Return names and plans, as quickly as a dict does."""
+        """Return names and plans, as fast as a dict."""
         return self._plans.items()
 
 
 def retries() -> Backoff:
-    """Return the pace of attempts after the kernel refused."""
+    """Return the delays of attempts after a refusal by the kernel."""
     return Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
 
@@ -121,7 +123,7 @@ class Backlog:
         self.stale = True
         self.other_changes = False
         self.resting = False
-        self._let_go = False  # the last portion left large changes out
+        self._let_go = False  # whether the last portion left large changes out
         self._backoff = retries()
         self._clock = clock
         self._inspected_at: float | None = None
@@ -147,10 +149,10 @@ class Backlog:
         )
 
     def portion(self) -> list[Change]:
-        """Return the next changes to commit: all but the large ones, then these one by one, oldest first.
+        """Return the next changes to commit: first all small ones, then the large ones one by one, oldest first.
 
-        A large change waits for one portion of small ones, and is committed together with the small ones that arrive in
-        the meantime: so neither kind waits for more than one of the other kind. When an address moves between Services,
+        A large change waits for one portion of small changes, and is committed with the small ones that arrive in the
+        meantime, so each kind waits for at most one commit of the other kind. When an address moves between Services,
         all changes are returned, as that needs one transaction.
         """
         changes = list(self.changes.values())
@@ -162,10 +164,10 @@ class Backlog:
         return [change for change in changes if change.name not in later]
 
     def committed(self, changes: Sequence[Change]) -> None:
-        """Record that the kernel has these queued changes, and all that were queued before them."""
+        """Record that the kernel has these queued changes, and all changes queued before them."""
         now = self._clock()
         self._refusal = None
-        if not self.stale:  # else a difference was found during this sync
+        if not self.stale:  # otherwise a difference was found during this sync
             self._difference = None
             if self._sound_since is None:  # so this was a full sync
                 self._sound_since = self._inspected_at = now
@@ -205,15 +207,15 @@ class Backlog:
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return the plans of a Service that the kernel took last; `compiled` are the present ones."""
+        """Return the plans of a Service that the kernel accepted last; `compiled` are the present ones."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
         """Yield the changes since the last commit, and all unchanged Services, in parts; only those with UDP ports.
 
-        A fresh change that was joined with an earlier one is also yielded alone, as the kernel may have got the earlier
-        one. Some parts are empty, as there may be 100,000 Services.
+        A fresh change that was joined with an earlier one is also yielded alone, as the kernel may have accepted the
+        earlier one. Some parts are empty, as there may be 100,000 Services.
         """
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
@@ -222,7 +224,7 @@ class Backlog:
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self, changes: Iterable[Change]) -> Iterator[str]:
-        """Yield the trigger times of changes of this family, as its EndpointSlices have them."""
+        """Yield the trigger times of this family's changes, from the EndpointSlices."""
         for change in changes:
             if change.triggers and self._of(change.after):
                 yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
@@ -271,7 +273,7 @@ def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
-    """Join a change with the Service's earlier one; a Service that was added and deleted leaves none.
+    """Join a change with the Service's earlier one; a Service that was added and deleted leaves no change.
 
     Otherwise the changes would grow without limit while the kernel refuses.
     """

@@ -34,17 +34,17 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 
 log = logging.getLogger("kubeproxy.engine")
 
-NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two
+NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two warnings
 NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
-an upgrade, may get them earlier, and its changes are not to be undone."""
+an upgrade, may get them earlier, and its changes must not be undone."""
 
-_DISTURBED: Final = 2  # refusals in a row that another program's changes may explain
+_DISTURBED: Final = 2  # number of consecutive refusals for which another program's changes may be the cause
 
 TOGETHER = 5000  # changes per call of `settled`: some 10 ms
-PROGRESS_SECONDS: Final = 5.0  # interval of the log lines about a long full sync, and the time before the first
+PROGRESS_SECONDS: Final = 5.0  # seconds between the log lines about a long full sync, and before the first line
 
 
 class Pace(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Pace(Struct, frozen=True):
 
 
 class Progress:
-    """A full sync of one family under way, with its number of Services; as a context it logs its progress."""
+    """A running full sync of one family, with its number of Services; as a context manager it logs the progress."""
 
     def __init__(self, backend: Backend, services: int) -> None:
         self._backend = backend
@@ -97,9 +97,9 @@ class Engine:
         self.settings = settings
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
-        self.progress: Progress | None = None  # of the full sync under way
-        self.awaits = ""  # the reason why nothing is written although all is listed, '' for none
-        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's, packed, as last read
+        self.progress: Progress | None = None  # the running full sync of each family
+        self.awaits = ""  # the reason why nothing is written although all resources are listed, '' for none
+        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses, as last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer
@@ -108,17 +108,17 @@ class Engine:
         self._node_timeout = node_timeout
         self._servers = servers
         self._wake = asyncio.Event()
-        self._kernel = asyncio.Lock()  # held by each call of a backend
+        self._kernel = asyncio.Lock()  # held during each call of a backend
         self._intake = Intake(self.planner, observer.noticed)
         self._backlogs = {family: Backlog(family) for family in self._families}
         self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
-        self._uncommitted = Counts()  # in a sync, but not committed in all families
-        self._disturbances = 0  # syncs refused because of other programs, not logged yet
+        self._uncommitted = Counts()  # Services in a sync that are not committed in all families
+        self._disturbances = 0  # number of syncs refused because of other programs and not logged yet
         self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
         self._warns_at = self._started + NODE_WARNING
-        self._primary: Family | None = None  # of the Node, once it is known
+        self._primary: Family | None = None  # the Node's primary family, once it is known
         self._surroundings_changed = True
         self._world: Globals | None = None  # the globals that the backends have
         self._queued = False
@@ -128,11 +128,11 @@ class Engine:
 
     @property
     def queued(self) -> Mapping[ServiceName, Change]:
-        """The changes that some family's kernel does not have yet, or refused."""
+        """The changes that are queued or refused in at least one family."""
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return the plans of a Service that the kernel took last, by family; see `standing` for later differences."""
+        """Return the last accepted plans of a Service by family; see `standing` for later differences."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
@@ -216,27 +216,28 @@ class Engine:
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             inspection.cancel()
-            await asyncio.wait([inspection])  # an inspection under way ends before the backends are closed
+            await asyncio.wait([inspection])  # a running inspection ends before the backends are closed
 
     async def _wait(self, inspection: asyncio.Task[None]) -> None:
-        """Return when there is something to sync and it may be synced. Raises the error that ended the inspections."""
+        """Return when there are changes to sync and a sync is allowed. Raises the error that ended the inspections."""
         while True:
             await self._wake.wait()
             if inspection.done():
                 inspection.result()
-            while not self._intake.is_empty:  # no sync of half a list
+            while not self._intake.is_empty:  # a sync must not use an incomplete list
                 self._intake.digest()
                 self._applied()
                 await asyncio.sleep(0)
             self._wake.clear()
             if not self._begun and self.planner.complete and self._may_begin():
                 self._begun, self.awaits = True, ""
-                self._queue()  # from now on the kernel is awaited, not a list or the Node
+                self._queue()  # from now on readiness depends on the kernel, not on a list or the Node
             if self._begun:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known, or the time to wait for it is over. Raises Unsupported if it is needed."""
+        """Return whether the Node is known, or the time to wait for it has passed. Raises Unsupported if it is
+        needed."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -255,13 +256,13 @@ class Engine:
                 f"{self._node_timeout:.0f} s: have them allocated (--allocate-node-cidrs), or use another mode"
             )
         if node is None:
-            log.warning("No Node of this name, going on without its addresses node=%s", self.settings.node_name)
+            log.warning("No Node of this name, continuing without its addresses node=%s", self.settings.node_name)
         else:
-            log.warning("The Node has no address yet, going on without node=%s", self.settings.node_name)
+            log.warning("The Node has no address yet, continuing without one node=%s", self.settings.node_name)
         return True
 
     def _await_node(self, left: float) -> None:
-        """Wake the loop when the time to wait is over, and log the wait until then, each NODE_REPEAT seconds."""
+        """Wake the loop when the time to wait has passed, and log the wait until then, each NODE_REPEAT seconds."""
         now = time.monotonic()
         if now >= self._warns_at:
             self._warns_at = now + NODE_REPEAT
@@ -269,9 +270,9 @@ class Engine:
         asyncio.get_running_loop().call_later(min(left, self._warns_at - now), self._wake.set)
 
     def _check_family(self, node: Node | None) -> None:
-        """Raise Unsupported when the family of the Node's first known address is not served here.
+        """Raise Unsupported if the node does not serve the family of the Node's first known address.
 
-        Without an address it is IPv4, as for the Go kube-proxy.
+        Without an address the family is IPv4, as in the Go kube-proxy.
         """
         if self._primary is not None:
             return
@@ -292,10 +293,10 @@ class Engine:
         )
 
     async def _update_world(self) -> bool:
-        """Build the globals again if their inputs changed; return whether the globals did. Raises ApplyError."""
+        """Build the globals again if their inputs changed; return whether the globals changed. Raises ApplyError."""
         if not self._surroundings_changed:
             return False
-        self._surroundings_changed = False  # before the inputs are read, as they may change during the reading
+        self._surroundings_changed = False  # set before the inputs are read, as they may change during the reading
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
@@ -304,7 +305,7 @@ class Engine:
         if world == self._world:
             return False
         async with self._kernel:
-            for backend in self._backends:  # after an error all backends get it again
+            for backend in self._backends:  # after an error all backends get the globals again
                 if await to_its_end(backend.set_world, world):
                     self._backlogs[backend.family].stale = True
         self._world = world
@@ -320,7 +321,7 @@ class Engine:
         self._uncommitted.endpoints += counts.endpoints
         fresh = await self._compile()
         current: list[Family] = []
-        # Families that were refused come last: their attempts may be long.
+        # Refused families are last: their attempts may take long.
         for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
             backlog = self._backlogs[backend.family]
             if backlog.resting:
@@ -336,7 +337,7 @@ class Engine:
         self._count(counts)
         if current:
             await self._settle(current)
-            if self._queued:  # during the sync; `committed` reported that nothing waits
+            if self._queued:  # during the sync; `committed` reported that no change waits
                 self._observer.queued(self._families)
         if not self._never_committed:
             self.ready.set()
@@ -362,7 +363,7 @@ class Engine:
         return fresh
 
     def _pass_departures(self) -> None:
-        """Pass deleted endpoints on to the backends."""
+        """Pass deleted endpoints to the backends."""
         departures = self.planner.departures
         if departures is None:
             return
@@ -373,7 +374,7 @@ class Engine:
                 self._backlogs[backend.family].other_changes = True
 
     def _set_alarm(self) -> None:
-        """Set a timer for the next change of plans that time alone causes, if there is one."""
+        """Set a timer for the next change of plans that depends on time only, if there is one."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -413,15 +414,15 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # After a partial sync the kernel had all but the fresh changes. New globals may have a new NodePort address,
-        # to which flows began before it answered.
+        # Before a partial sync the kernel had all changes except the fresh ones. New globals may have a new NodePort
+        # address, to which flows began before it answered.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
             parts = in_turns(backlog.everything(fresh, compiled))
             changes = [change async for part in parts for change in part]
             services = sum(1 for entry in compiled.values() if entry.plans)
-        running = time.monotonic() - self._started  # as the Go kube-proxy, without changes before the start
+        running = time.monotonic() - self._started  # changes before the start are not measured, as in the Go kube-proxy
         ages = [age for trigger in backlog.triggers(portion) if (age := _age(trigger)) is not None and age < running]
         backlog.committed(portion)
         self._queued |= bool(backlog.changes)
@@ -430,9 +431,9 @@ class Engine:
         return True
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
-        """Log a refusal; one caused by another program once a minute, unless two full syncs after it are refused too.
+        """Log a refusal; if another program caused it, once a minute, unless two full syncs after it are refused too.
 
-        Two proxies of one mode refuse each other nearly every change: the second one finds it written.
+        With two proxies in one mode nearly every change is refused: the second proxy finds it already written.
         """
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
@@ -456,9 +457,9 @@ class Engine:
 
     async def _catch_up(self, family: Family, fresh: list[Change]) -> None:
         """Compile the events that arrived during a sync."""
-        if family not in self._never_committed:  # at a start none of our plans is older than the kernel's
+        if family not in self._never_committed:  # at the start no plan of ours is older than the kernel's
             await asyncio.sleep(CATCH_UP)
-        if self._intake.is_empty:  # no sync of half a list
+        if self._intake.is_empty:  # a sync must not use an incomplete list
             fresh += await self._take_dirty()
 
     def _try_again(self, backlog: Backlog) -> None:
@@ -466,7 +467,7 @@ class Engine:
         self._wake.set()
 
     async def _settle(self, current: Sequence[Family]) -> None:
-        """Report settled changes: those that no family in `current`, without the refused ones, still has to commit."""
+        """Report settled changes: those committed in every family in `current` that is not refused."""
         waiting = {name for family in current for name in self._backlogs[family].changes}
         changes = [change for name, change in self._unsettled.items() if name not in waiting]
         self._unsettled = {name: self._unsettled[name] for name in waiting if name in self._unsettled}

@@ -1,6 +1,6 @@
-"""Inspections: each second each backend does its upkeep, and its kernel is checked for changes by other programs.
+"""Inspections: each second, each backend does its periodic work and checks the kernel for changes by other programs.
 
-Suspicion is the policy, without loop or kernel: the depth of an inspection, and whether to repair.
+RepairPolicy decides, without loop or kernel, how deep to inspect and whether to repair.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from kubeproxy.model.addresses import Family
 log = logging.getLogger("kubeproxy.engine")
 
 INTERVAL = 1.0
-"""Seconds between inspections. Each runs in a thread, which costs some 70 microseconds: it may read all rules."""
+"""Seconds between inspections. Seconds between inspections. Each runs in a thread (some 70 microseconds), as it may
+read all rules."""
 
 
-class Suspicion:
+class RepairPolicy:
     """The policy of one family: thorough inspections every `period` seconds, and after an uncertain difference."""
 
     def __init__(self, period: float, now: float) -> None:
@@ -64,7 +65,7 @@ class Inspector:
         self._backlogs = backlogs
         self._kernel = kernel
         self._repair = repair
-        self._suspicions = {backend.family: Suspicion(period, time.monotonic()) for backend in backends}
+        self._policies = {backend.family: RepairPolicy(period, time.monotonic()) for backend in backends}
 
     async def run(self) -> None:
         """Inspect until cancelled."""
@@ -74,23 +75,23 @@ class Inspector:
                 await self._inspect(backend)
 
     async def _inspect(self, backend: Backend) -> None:
-        backlog, suspicion = self._backlogs[backend.family], self._suspicions[backend.family]
+        backlog, policy = self._backlogs[backend.family], self._policies[backend.family]
         async with self._kernel:
             if backlog.stale:
-                suspicion.reset(time.monotonic())
+                policy.reset(time.monotonic())
                 return
-            depth = suspicion.depth(time.monotonic())
+            depth = policy.depth(time.monotonic())
             difference = await to_its_end(look_after, backend, depth)
-        if difference is None and depth is Depth.THOROUGH:  # a quick one does not see all elements
+        if difference is None and depth is Depth.THOROUGH:  # a quick inspection does not read all elements
             backlog.inspected()
-        if suspicion.should_repair(difference) and difference is not None:
+        if policy.should_repair(difference) and difference is not None:
             log.warning("Repairing: %s", difference.what)
             backlog.differs(difference.what)
             self._repair(backend.family, difference)
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's upkeep and inspect it. A kernel that cannot be read counts as a difference."""
+    """Do a backend's periodic work and inspect its rules. A kernel that cannot be read counts as a difference."""
     try:
         backend.upkeep()
         return backend.inspect(depth)

@@ -1,6 +1,6 @@
-"""Reports of the engine on its work, in the terms of docs/architecture.md.
+"""The engine's reports on its work, in the terms of docs/architecture.md.
 
-An event arrives; a change is compiled, queued for each family, and committed (this family's kernel has it) or refused;
+An event arrives; a change is compiled, queued for each family, and committed (it is in this family's rules) or refused;
 it is settled when every family that is not refused has it.
 """
 
@@ -20,12 +20,12 @@ from kubeproxy.model.planner import Change, Counts
 
 
 class Commit(Struct, frozen=True):
-    """One family's kernel has the changes that were queued for it.
+    """The queued changes of one family are in the kernel.
 
-    `full`: everything was compared with the kernel. `seconds`: the duration. `changes`: those since the last commit. If
-    `everything`, the state of the kernel before is unknown: then `services` is the number of Services with plans, and
-    `changes` has all Services with UDP ports, unchanged ones too, and no others. `ages`: the seconds since the triggers
-    of the changes, where their objects have one.
+    `full`: everything was compared with the kernel. `seconds`: the duration. `changes`: the changes since the last
+    commit. If `everything`, the earlier state of the kernel is unknown: `services` is the number of Services with
+    plans, and `changes` contains exactly the Services with UDP ports, including unchanged ones. `ages`: the seconds
+    since the trigger times of the changes, for objects that have one.
     """
 
     family: Family
@@ -51,16 +51,17 @@ program that is being repaired."""
 
 
 class Observer(Protocol):
-    """Gets the reports. Called on the loop's thread; must return at once and not raise."""
+    """Gets the reports. Receives the reports on the loop's thread; its methods must return at once and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
         """Events arrived that the next commits of these families will include."""
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        """Numbers of objects that changed since the last call, and of those not yet committed in all families."""
+        """The number of objects changed since the last call, and the number of objects not yet committed in all
+        families."""
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
-        """The kernel gets these changes now, or any in a full sync (None): `committed` or `refused` follows."""
+        """A commit of these changes starts, or a full sync (None): `committed` or `refused` follows."""
 
     def committed(self, commit: Commit) -> None:
         """A family is up to date; the queued events may have changed no plan."""
@@ -79,7 +80,7 @@ class Observer(Protocol):
 
 
 class Audience(Protocol):
-    """Gets reports while a page is open. Called as an Observer is."""
+    """Receives reports while a page is open. Its methods are called like an Observer's."""
 
     def arrived(self, events: Sequence[Event]) -> None:
         """A source delivered these events; the engine does not have them yet."""

@@ -1,1 +1,1 @@
-"""Objects and their plans. Pure: no clock, no socket, no subprocess, no logging."""
+"""Objects and their plans. The model of Services: pure, without clock, sockets, subprocesses and logging."""

@@ -18,7 +18,7 @@ PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UD
 PROTOCOL_NAMES: dict[int, str] = {number: name for name, number in PROTOCOLS.items()}
 
 PORT_BYTES: list[bytes] = [port.to_bytes(2, "big") for port in range(65536)]
-"""Every port in network byte order: packing one is the most frequent step of a full sync."""
+"""All ports in network byte order: packing a port is the most frequent step of a full sync."""
 
 
 class Family(IntEnum):
@@ -87,12 +87,12 @@ def place_text(address: bytes, port: int) -> str:
 
 
 def front_text(address: bytes, port: int, protocol: int) -> str:
-    """Return a place with its protocol, as 10.96.0.10:53/udp."""
+    """Return an address and port with the protocol, as in 10.96.0.10:53/udp."""
     return f"{place_text(address, port)}/{PROTOCOL_NAMES.get(protocol, str(protocol)).lower()}"
 
 
 def host_port(host: str, port: int | str) -> str:
-    """Return 'host:port', of an IPv6 address '[host]:port'."""
+    """Return 'host:port', or '[host]:port' for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -120,7 +120,7 @@ Range = tuple[bytes, bytes]
 
 
 def parse_network(text: str) -> Range | None:
-    """Return the network of a CIDR, with host bits cleared; None for an invalid one, as one with a netmask.
+    """Return the network of a CIDR, with host bits cleared; None for an invalid one, for example with a netmask.
 
     As the Go kube-proxy reads stored objects (k8s.io/utils/net ParseCIDRSloppy): blanks around it are ignored,
     addresses are as in `pack`, and an IPv4-mapped network of at least 96 bits is an IPv4 one.
@@ -160,7 +160,8 @@ def is_loopback(address: bytes) -> bool:
 def is_special(address: bytes) -> bool:
     """Return whether a packed address is loopback, link-local, multicast or broadcast, which no Service may have.
 
-    Source: ValidateNonSpecialIP of Kubernetes' API server; of multicast it refuses only link-local addresses.
+    Source: ValidateNonSpecialIP of Kubernetes' API server; among multicast addresses the API server refuses only
+    link-local ones.
     """
     if len(address) == 4:
         return address[0] == 127 or 224 <= address[0] < 240 or address[:2] == b"\xa9\xfe" or address == b"\xff" * 4

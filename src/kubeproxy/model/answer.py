@@ -52,10 +52,10 @@ class Side(Enum):
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection. Addresses are packed; without a `source` this node picks one of its own.
+    """The first packet of a connection. Addresses are packed; without a `source` the node picks one of its addresses.
 
-    `interface` is the one of arrival, '' if unknown: some clusters recognise pods by it. `source_port` is 0 if unknown:
-    it may decide the endpoint.
+    `interface` is the incoming interface, '' if unknown: some clusters recognise pods by it. `source_port` is 0 if
+    unknown: the endpoint may depend on it.
     """
 
     source: bytes | None
@@ -77,19 +77,20 @@ class Outcome(Enum):
 
 
 class Notice(Enum):
-    """The effect that the client sees."""
+    """The effect on the client."""
 
     ANSWER = "an answer"
     ENDPOINT = "the answer of the endpoint"
     RESET = "connection refused, by a reset"
     ICMP = "connection refused, by an ICMP error"
-    LATE_ICMP = "connection refused after a second, as TCP over IPv6 mostly obeys an ICMP error at its second SYN only"
+    LATE_ICMP = "connection refused after a second: TCP over IPv6 mostly ignores an ICMP error before its second SYN"
     TIMEOUT = "a timeout"
-    UNKNOWN = "the answer of the address without a proxy, if any"
+    UNKNOWN = "the answer of the host at this address, if any"
 
 
 class AnswerStep(NamedTuple):
-    """One reason: whether the connection passes, the text, and the field of an object or configuration behind it."""
+    """One reason: whether the connection passes, the text, and the field of an object or configuration that causes
+    it."""
 
     passes: bool
     text: str
@@ -107,8 +108,8 @@ class Choice(NamedTuple):
 class Answer(Struct, frozen=True):
     """The outcome of a packet. `affinity` is in seconds, 0 for none.
 
-    `local_endpoints` is the count in a health check's answer: 200 with any, 503 with none. `absent` are the endpoints
-    that are left out, with the reasons.
+    `local_endpoints` is the count in a health check's answer: 200 with any, 503 with none. `absent` are the ineligible
+    endpoints with the reasons.
     """
 
     outcome: Outcome
@@ -157,7 +158,7 @@ def answer(
 ) -> Answer:
     """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits.
 
-    An `index` of the planner makes many questions faster.
+    Many calls are faster with an `index` of the planner.
     """
     question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
     owned = question.owner()
@@ -169,7 +170,7 @@ def answer(
 
 
 class _Question:
-    """One packet on a node."""
+    """The decision about one packet on a node."""
 
     def __init__(
         self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index
@@ -185,7 +186,7 @@ class _Question:
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the packet's frontend; an address of a Service comes before a NodePort."""
+        """Return the packet's frontend; an address of a Service takes precedence over a NodePort."""
         own = self._frontend(self._packet.destination + self._tail)
         return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
 
@@ -203,7 +204,7 @@ class _Question:
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
 
     def on_loopback(self) -> Answer | None:
-        """Return the answer of a NodePort on loopback where the proxy relays or refuses these, None elsewhere."""
+        """Return the answer of a NodePort on loopback if the proxy relays or refuses these, else None."""
         care, destination = self._ours.loopback, self._packet.destination
         owned = self._frontend(self._tail)
         if owned is None or care not in _NOT_RELAYED or not is_loopback(destination):
@@ -242,7 +243,7 @@ class _Question:
         return destination in self._local
 
     def health(self) -> Answer | None:
-        """Return the answer of a health check port, None for any other one."""
+        """Return the answer of a health check port, None for any other port."""
         chosen = self._ours.nodeport_ips
         if self._packet.protocol != _TCP or self._packet.destination not in (self._local if chosen is None else chosen):
             return None
@@ -289,7 +290,7 @@ class _Question:
         if owned is None:
             return None
         if destination not in self._local and not is_loopback(destination):
-            of_others = f"on another Node's it is a NodePort of {_named(owned[0])}, which that node decides"
+            of_others = f"on another Node's address it is a NodePort of {_named(owned[0])}, which that node decides"
             text = f"{self._where()}: no Service has this address; {of_others}"
             return AnswerStep(False, text, "spec.ports[].nodePort")
         chosen = self._ours.nodeport_ips
@@ -334,7 +335,7 @@ class _Question:
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:
-        """Return the action for connections of a side."""
+        """Return the action for connections from an origin."""
         action = traffic[list(Side).index(side)]
         if self._habits.one_pool and traffic.outside.picks_local and action.forwards and not action.picks_local:
             masqueraded = action is Action.CLUSTER_MASQUERADE
@@ -342,7 +343,8 @@ class _Question:
         return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection of this node is refused; the kernel always refuses one to its own addresses."""
+        """Return whether a connection of this node is refused; the kernel always refuses connections to the node's
+        addresses."""
         on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
         return self._habits.refuses_node or on_node
 
@@ -365,7 +367,7 @@ class _Question:
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
     def _side(self) -> tuple[Side, str]:
-        """Return the side of the packet, and the reason."""
+        """Return the origin of the packet, and the reason."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
             return Side.NODE, "the connection begins here"
@@ -386,9 +388,9 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # Without the load balancer's own addresses, which are not in the field: see _allowed in compile.py.
+        # Leave out the load balancer's addresses, which are not in the field: see _allowed in compile.py.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
-        ranges = ", ".join(map(network_text, of_field)) or "none that can be read"
+        ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)
         text = f"{client} is {'' if fine else 'not '}among the source ranges ({ranges})"
         steps.append(AnswerStep(fine, text, "spec.loadBalancerSourceRanges"))
@@ -401,7 +403,7 @@ class _Question:
             address = destination[:-2]
             hairpin = self._habits.hairpins == "all" or address in plan.hairpin
             to_itself = hairpin and address == self._packet.source
-            # A packet that is delivered on the node itself does not pass the hook that translates sources.
+            # A packet to an endpoint on the node itself does not pass the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
             yield Choice(destination, share, seen_as_node)
@@ -436,8 +438,8 @@ _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
 """The loopback addresses on which the proxy listens for NodePorts."""
 _NOT_RELAYED = {
-    Loopback.RELAYED: "only TCP is carried from there",
-    Loopback.REFUSED: "no loopback network is among nodePortAddresses",
+    Loopback.RELAYED: "the proxy relays only TCP from loopback",
+    Loopback.REFUSED: "nodePortAddresses has no loopback network",
 }
 
 _KINDS = {

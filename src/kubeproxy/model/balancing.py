@@ -32,7 +32,8 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 
 LONGEST_START: Final = 3600  # the limit of seconds over which the share of a new endpoint grows
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The limit of characters in an annotation with weights, a few hundred Nodes: every node parses each change of it."""
+"""The limit of characters in an annotation with weights (a few hundred Nodes), because every node parses each
+change."""
 
 ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; a Node's name has no colon
 NO_ROOM: Final = (
@@ -41,10 +42,10 @@ NO_ROOM: Final = (
 )
 
 Growth = Mapping[bytes, int]
-"""New endpoints (packed addresses), and the percentage of their weight that they have."""
+"""The present percentage of the weight of each new endpoint, by packed address."""
 
 GROWN: Growth = {}
-"""The growth without new endpoints."""
+"""The growth if there are no new endpoints."""
 
 
 class BalanceRequests(Struct, frozen=True, gc=False):
@@ -60,7 +61,7 @@ NO_REQUESTS: Final = BalanceRequests()
 
 
 def asks(annotations: Annotations | None) -> bool:
-    """Return whether a Service's annotations request any of these."""
+    """Return whether a Service's annotations request weights, slow start or a Maglev table."""
     return annotations is not None and not (
         annotations.weights is None
         and annotations.slow_start is None
@@ -87,7 +88,7 @@ def balance_requests(annotations: Annotations | None, problems: list[Problem]) -
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
-    """Return the table's size by our annotation, or else Cilium's, whose values are `maglev` and `random`."""
+    """Return the table's size by our annotation, or else by Cilium's, which has the values `maglev` and `random`."""
     text, field, known = annotations.algorithm, ALGORITHM, _ALGORITHMS
     if text is None:
         text, field, known = annotations.cilium_algorithm, CILIUM_ALGORITHM, _CILIUM_ALGORITHMS
@@ -164,17 +165,18 @@ def entries(plans: Iterable[ServicePlan]) -> int:
 
 
 def expected_entries(service: Service) -> int:
-    """Estimate the entries of a Service that was not compiled yet, by its annotations."""
+    """Estimate the entries of a Service that is not compiled yet from its annotations."""
     annotations = service.metadata.annotations
     table = _table(annotations, []) if annotations is not None else 0
     return min(ROOM, table * len(service.spec.ports or ()))
 
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
-    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is that for all frontends.
+    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is the limit for all
+    frontends.
 
-    Without it, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table would cost every node
-    four million entries.
+    Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table would cost
+    every node four million entries.
     """
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
@@ -191,8 +193,8 @@ def balanced(
 
     `room` is the result of `room_for`, 0 when the node has no entries left for the Service.
 
-    If all endpoints of a pool have weight 0, they have equal shares, as terminating endpoints without others have: a
-    drain moves connections and does not refuse them.
+    If all endpoints of a pool have weight 0, they have equal shares, like terminating endpoints if there are no others:
+    draining moves connections but never refuses them.
     """
     weights = _weights(slices, (plan.key.port_name, plan.key.protocol), asked)
     if growth:
@@ -245,7 +247,7 @@ def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Prob
 
 
 def _say(problems: list[Problem], field: str, reason: str) -> None:
-    """Add a problem unless another port or family has it already."""
+    """Add a problem unless another port or family has reported it."""
     if (problem := Problem(field, reason)) not in problems:
         problems.append(problem)
 

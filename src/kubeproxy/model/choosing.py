@@ -1,6 +1,6 @@
-"""The endpoints that a connection may get, with their probabilities, and the reasons for those that are left out. Pure.
+"""The eligible endpoints of a connection, with their probabilities, and the other endpoints, with the reasons. Pure.
 
-Only answers to questions (answer.py) use this: plans do not carry it, as it follows from slices and pools.
+Only answers to questions (answer.py) use it: plans do not contain it, as it follows from slices and pools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, Se
 
 
 class ClientAddress(NamedTuple):
-    """A client: its packed address, None if the node picks one of its own, and its port, 0 if unknown."""
+    """A client: its packed address, None if the node picks one of its addresses, and its port, 0 if unknown."""
 
     address: bytes | None
     port: int
@@ -39,12 +39,12 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
 
 
 def carried(plan: ServicePlan) -> ServicePlan:
-    """Return the plan by which the proxy shares connections that it relays itself: by weights, without hashing."""
+    """Return the plan for connections that the proxy relays itself: with weights, without hashing."""
     return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
 def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[str]:
-    """Yield texts about shares that are not equal."""
+    """Yield texts about unequal shares."""
     weights = plan.weights(policy)
     if weights:
         yield f"they have weights from {min(weights)} to {max(weights)}, and shares of the connections by these"
@@ -62,7 +62,7 @@ def counted(endpoints: Collection[bytes]) -> str:
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
-    """Return the slot of a client in a table, None if its address, or a port that counts, is unknown."""
+    """Return the slot of a client in a table, None if its address, or a hashed port, is unknown."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
@@ -128,7 +128,7 @@ def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
     """Yield the deleted endpoints (keys as in gone.Departed) of a port's family and protocol."""
-    reason = "it is gone: it was terminating when it left the slices; connections to it are reset"
+    reason = "it is deleted: it was terminating when it left the slices; connections to it are reset"
     for one in gone:
         address, protocol = one[:-3], one[-3]
         if len(address) == key.family.address_size and protocol == key.protocol:
@@ -137,7 +137,7 @@ def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
 
 def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tuple[str, str]:
     if piece.weight == 0:
-        return "its weight is 0: it is drained, and keeps the connections that it has", WEIGHT
+        return "its weight is 0: it is drained, and keeps its established connections", WEIGHT
     zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
     by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
     where = f"zone {zone}" if by_zone else endpoint.node or "no node"
@@ -150,11 +150,11 @@ def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tu
         if not endpoint.terminating:
             return "it is not ready", "conditions.ready"
         if not endpoint.serving:
-            return "it is terminating and does not serve any more", "conditions.serving"
+            return "it is terminating and no longer serves", "conditions.serving"
     if local_only and endpoint.node != node:
         return f"it is on {endpoint.node or 'no node'}, and the policy is Local", "nodeName"
     if not endpoint.ready:
-        return "it is terminating, and others are ready", "conditions.terminating"
+        return "it is terminating, and other endpoints are ready", "conditions.terminating"
     return _hint(endpoint, node, zone)
 
 
@@ -163,4 +163,4 @@ def _hint(endpoint: Endpoint, node: str, zone: str) -> tuple[str, str]:
         return f"it is meant for {', '.join(endpoint.nodes)}", "hints.forNodes"
     if endpoint.zones and zone not in endpoint.zones:
         return f"it is meant for {', '.join(endpoint.zones)}, this node is in {zone or 'no zone'}", "hints.forZones"
-    return "another entry of the same address and port counts", "addresses"
+    return "another entry with the same address and port is used", "addresses"

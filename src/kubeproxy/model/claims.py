@@ -22,10 +22,10 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """The reason of a claim; the smaller one wins."""
+    """The reason of a claim; the smallest value wins."""
 
-    ALLOCATED = 0  # by the API server: cluster IPs, NodePorts
-    WRITTEN = 1  # by a client of the API: external IPs, addresses of load balancers
+    ALLOCATED = 0  # allocated by the API server: cluster IPs, NodePorts
+    WRITTEN = 1  # written by a client of the API: external IPs, addresses of load balancers
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
@@ -41,7 +41,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """The same Service as a claimant for the reason WRITTEN."""
+        """This Service as a claimant for the reason WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -56,8 +56,8 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 class Claims:
     """The owners of the frontends of one family, by Frontend.key.
 
-    `written` are the keys claimed for the reason WRITTEN. A claim on a contested key costs the logarithm of its
-    claimants.
+    `written` are the keys claimed for the reason WRITTEN. The time of a claim on a contested key is logarithmic in the
+    number of its claimants.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Claims:
     ) -> set[bytes]:
         """Replace a Service's claims for one reason; return the contested keys with a new owner.
 
-        `old` and `new` differ when a Service was deleted and made again with another age.
+        `old` and `new` differ when a Service was deleted and created again with another age.
         """
         moved: set[bytes] = set()
         if old is not None and before:
@@ -86,7 +86,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace a Service's claims for the reason WRITTEN; return the same keys as `replace`."""
+        """Replace a Service's claims for the reason WRITTEN; see `replace` for the returned keys."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -102,7 +102,7 @@ class Claims:
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key; a new owner changes the plans or problems of each."""
+        """Return all Services that claim a key; a new owner changes the plans or problems of each of them."""
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 

@@ -1,4 +1,4 @@
-"""The compiler: one Service and its slices in, its ServicePlans out. Pure; the only implementation of the rules.
+"""The compiler: computes the ServicePlans of one Service from its objects. Pure; the only implementation of the rules.
 
 Source: docs/reference.md "Service semantics", with the differences; kube-proxy v1.36 pkg/proxy/serviceport.go and the
 proxiers.
@@ -48,13 +48,13 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 
-# For code that runs for every Service: in Python 3.11 looking up an enumeration's member is slower than adding bytes.
+# For code that runs for every Service: in Python 3.11 access to an enumeration's member is slower than adding bytes.
 _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
-STEP = 5000  # endpoints, counted for each port, per step of compiling: some milliseconds
+STEP = 5000  # number of endpoints, times ports, per step of compiling: some milliseconds
 
 
 def compiling(
@@ -101,15 +101,15 @@ def skipped(service: Service) -> str:
     if labels is not None and labels.service_proxy_name is not None:
         return of_another_proxy(labels.service_proxy_name)
     if spec.type == "ExternalName":
-        return "its type is ExternalName: a name in DNS, nothing to program"
+        return "its type is ExternalName: a name in DNS, no rules are needed"
     if first == "None":
-        return "headless (spec.clusterIP is None): DNS names its endpoints, nothing to program"
+        return "headless (spec.clusterIP is None): DNS returns its endpoints, no rules are needed"
     return "" if first else "spec.clusterIP is empty: it has no address yet"
 
 
 def of_another_proxy(name: str) -> str:
     """Return the reason of a Service with another proxy's label (KEP-2447)."""
-    return f"another proxy's, by its label service.kubernetes.io/service-proxy-name: {name[:64]!r}"
+    return f"another proxy serves it, by its label service.kubernetes.io/service-proxy-name: {name[:64]!r}"
 
 
 class _Port(NamedTuple):
@@ -127,7 +127,7 @@ class _Facts(Struct, frozen=True, gc=False):
     cluster_ips: Mapping[Family, bytes]
     external_ips: Mapping[Family, Sequence[bytes]]
     balancer_ips: Mapping[Family, Sequence[bytes]]
-    source_ranges: Mapping[Family, tuple[Range, ...]]  # a missing family is open to all
+    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family without an entry is open to all clients
     policies: Policies
     affinity: int
     health_port: int
@@ -138,7 +138,7 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if external_ips == "served" else None
-    # By position, as below for plans: faster, for every Service.
+    # Positional arguments, as for plans below, are faster; this runs for every Service.
     return _Facts(
         (meta.namespace or "", meta.name),
         _ports(spec.ports or (), problems),
@@ -161,7 +161,7 @@ def _shown(text: str | None) -> str:
 
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[_Port]:
-    if len(entries) == 1 and not entries[0].node_port:  # nearly always, and equal in many Services
+    if len(entries) == 1 and not entries[0].node_port:  # the usual case; many Services have equal ports
         ports, wrong = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
         problems += wrong
         return ports
@@ -233,7 +233,8 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        # The API server checks spec.externalIPs only. A Service has no right to loopback or a cloud's metadata server.
+        # The API server checks spec.externalIPs only. A Service must not take loopback addresses or a cloud's metadata
+        # server.
         if is_special(address):
             problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
@@ -244,7 +245,7 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 
 def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the ranges of each restricted family. A /0 opens its family; an unreadable entry opens nothing."""
+    """Return the ranges of each restricted family. An entry /0 opens its family; an invalid entry opens nothing."""
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
     unreadable = False
@@ -337,8 +338,9 @@ def _plan(
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
     """Return a plan without frontends that would cut this node's proxy off from its API server.
 
-    Writers of Services choose external IPs. A load balancer's address comes from the cluster's controllers and may lead
-    to the API server: it is left out only while the node's own connections to it would be refused or dropped.
+    Users who write Services choose external IPs. A load balancer's address comes from the cluster's controllers and may
+    lead to the API server: its frontend is left out only while the node's own connections to it would be refused or
+    dropped.
     """
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
@@ -374,10 +376,10 @@ def _asked(
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:
-    """Return the ranges that may use the load balancer addresses, None without such addresses or when all may.
+    """Return the source ranges of the load balancer addresses, None without such addresses or without a restriction.
 
-    If the node's address is among them, so are the load balancer addresses: as a source, the kernel picks one that a
-    cloud's agent has put on an interface of the node (allowFromNode in the Go kube-proxy).
+    If the node's address is in the ranges, the load balancer addresses are added: the kernel picks such an address as
+    the source if a cloud's agent has put it on an interface of the node (allowFromNode in the Go kube-proxy).
     """
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
     if ranges is None or not balancers:
@@ -405,14 +407,15 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP precedes all; an external IP that is also the load balancer's keeps the source ranges.
+        # The cluster IP takes precedence over the others; an external IP that is also the load balancer's keeps the
+        # source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)
 
 
 class _Stock(NamedTuple):
-    """The stock of endpoints: whether the cluster pool and the local pool have any, and whether any is usable."""
+    """Whether the cluster pool and the local pool have endpoints, and whether any endpoint is usable."""
 
     cluster: bool
     local: bool
@@ -423,7 +426,7 @@ class _Stock(NamedTuple):
 def _traffic(
     policies: Policies, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool
 ) -> tuple[Traffic, Traffic]:
-    """Return the traffic of the cluster IP and that of all other frontends. `stock` is a _Stock."""
+    """Return the traffic of the cluster IP, and the traffic of all other frontends. `stock` is a _Stock."""
     there = _Stock(*stock)
     return (
         _internal(policies.internal, there, masquerade_all, pods_known),

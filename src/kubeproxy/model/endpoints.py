@@ -29,7 +29,7 @@ from kubeproxy.model.plan import Pool, Problem
 
 
 class Endpoint(Struct, frozen=True, gc=False):
-    """One address of a slice with its state; the port is one of the slice's."""
+    """One address of a slice with its state; the port is a port of the slice."""
 
     address: bytes
     node: str = ""
@@ -53,10 +53,10 @@ class Slice(Struct, frozen=True, gc=False):
 
     In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`;
     sorted, without repetition) and `nodes` ('' for none), in the same order, describe them, and `particular` is None.
-    Otherwise `particular` has them all.
+    Otherwise `particular` has all endpoints.
 
-    `version` is the resourceVersion. `proxy_name` is the label of another proxy's Service, which the EndpointSlice
-    controller copies, for answers to questions. `weight` is the annotation. `zones` of endpoints are by packed address,
+    `version` is the resourceVersion. `proxy_name`, for answers to questions, is the label of another proxy's Service,
+    which the EndpointSlice controller copies. `weight` is the annotation. `zones` of endpoints are by packed address,
     None unless requested.
     """
 
@@ -87,7 +87,7 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of a list, packed when it is decoded, as decoded slices have ten times the size.
+    """An EndpointSlice of a list, packed as soon as it is decoded, because a decoded slice has ten times the size.
 
     `piece` is None without a Service, or for an address type that cannot be programmed.
     """
@@ -147,7 +147,7 @@ def annotation_field(name: str) -> str:
 
 
 def read_weight(text: str) -> int | None:
-    """Return the weight that a text has, None for an invalid text."""
+    """Return the weight in a text, None for an invalid text."""
     weight = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     return weight if 0 <= weight <= FULL else None
 
@@ -170,14 +170,14 @@ def _plain(
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
     """Return the destinations of each port, and the nodes, both in the order of the addresses.
 
-    None when an address is missing, repeated, or in an unusual form. Comprehensions without an object for each
-    endpoint: the first list may have 100,000.
+    None when an address is missing, repeated, or in an unusual form. The comprehensions create no object per endpoint:
+    the first list may have 100,000.
     """
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # _one_by_one finds the wrong entry
+        return None  # _one_by_one reports the wrong entry
     # 100,000 endpoints have a few node names: interned, they take no memory and compare fast.
     nodes = [intern(e.node_name or "") for e in entries]
     if not all(map(lt, first, islice(first, 1, None))):
@@ -209,7 +209,7 @@ def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple
 
 def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
     """Return the usable ports, and the problems of the others."""
-    if len(entries) == 1:  # nearly always, and equal in many slices
+    if len(entries) == 1:  # the usual case; many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
     return tuple(_read_ports(entries, problems)), tuple(problems)
@@ -229,7 +229,7 @@ def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Ite
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
         elif not entry.port:
-            continue  # nil means "all ports", to which no proxy can forward; ignored, as by the Go kube-proxy
+            continue  # nil means "all ports", to which no proxy can forward: ignored, as by the Go kube-proxy
         elif not 0 < entry.port < 65536:
             problems.append(Problem(f"ports[{i}].port", f"{entry.port} is not between 1 and 65535"))
         else:
@@ -252,9 +252,11 @@ def _names(entries: list[NameHint] | None) -> tuple[str, ...]:
 
 
 class Selection(NamedTuple):
-    """The selected endpoints of one service port: the pools for new connections, and all that may keep old ones.
+    """The selected endpoints of one service port: the pools for new connections, and all endpoints that may keep
+    established ones.
 
-    `usable`: some endpoint anywhere could take a connection. `local_addresses`: of the pools' endpoints on this node.
+    `usable`: some endpoint anywhere could take a connection. `local_addresses`: the addresses of the pools' endpoints
+    on this node.
     """
 
     cluster: Pool
@@ -265,7 +267,7 @@ class Selection(NamedTuple):
 
 
 class Viewpoint(NamedTuple):
-    """The node and zone of the selection."""
+    """The node and zone for which endpoints are selected."""
 
     node: str
     zone: str
@@ -315,7 +317,8 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of two with one destination a non-terminating one wins, then a local one."""
+    """Return the endpoints by destination. Of two endpoints with the same destination, a non-terminating one is used,
+    then a local one."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]
@@ -351,7 +354,8 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
-    """Return the filter of the hints: this node if every endpoint has node hints and one names it, zones likewise.
+    """Return the filter of the hints: by node if every endpoint has node hints and a hint names this node; by zone
+    under the same condition.
 
     Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware hints).
     """

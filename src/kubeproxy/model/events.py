@@ -28,7 +28,7 @@ from kubeproxy.model.objects import (
 
 
 class Replaced(Struct, frozen=True):
-    """All present objects of a resource, from a list: all others are deleted.
+    """All existing objects of a resource, from a list: all other known objects are deleted.
 
     EndpointSlices may be packed. `kept` names objects (namespace, name) that exist but could not be decoded: their last
     state stays. None: the names are unknown, and all objects stay.
@@ -47,13 +47,13 @@ class Upserted(Struct, frozen=True):
 
 
 class ZonedSlice(Struct, frozen=True):
-    """A known EndpointSlice with the zones of its endpoints; ignored unless it has the known version."""
+    """A known EndpointSlice with the zones of its endpoints; the event is ignored if the version differs."""
 
     object: PlacedSlice
 
     @property
     def resource(self) -> Resource:
-        """The resource, as of other events."""
+        """The resource, as in other events."""
         return "endpointslices"
 
 

@@ -16,18 +16,18 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds until an endpoint counts as deleted after an update of its slice: it may move to another slice, as the slices
-of a Service are written one after the other."""
+"""Seconds after an update of a slice until an endpoint that left it counts as deleted: it may move to another slice,
+and the slices of a Service are written one after the other."""
 
 DELETED: Final = 5.0
-"""The same after its slice was deleted: a deleted namespace loses slices, Services and pods in any order, and the pods
-finish their work."""
+"""Seconds after the deletion of a slice until its endpoints count as deleted: a deleted namespace loses slices,
+Services and pods in any order, and the pods finish their work."""
 
 SECONDS: Final = 3600
 """Seconds for which connections to an endpoint are reset: a TCP client gives up after a quarter of an hour
 (tcp_retries2), and an idle one sends data or a keepalive later."""
 
-MOST: Final = 1 << 16  # the limit of deleted endpoints to keep; beyond it the oldest are removed
+MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; beyond it the oldest are removed
 
 
 class Departed(NamedTuple):
@@ -42,7 +42,7 @@ class Departed(NamedTuple):
 
 
 class _Missing(Struct, gc=False):
-    """A terminating endpoint that is in no slice now: its Service, its ports, and when it counts as deleted."""
+    """A terminating endpoint that left its slices: its Service, its ports, and the time when it counts as deleted."""
 
     service: ServiceName
     keys: set[bytes]
@@ -51,20 +51,21 @@ class _Missing(Struct, gc=False):
 
 
 class Departures:
-    """Follows the addresses of endpoints through all slices. A pod is terminating as a whole, so addresses count."""
+    """Follows the addresses of endpoints through all slices. A pod terminates with all its ports, so endpoints are
+    tracked by address."""
 
     def __init__(self) -> None:
         self._slices: dict[bytes, int] = {}  # address to the number of slices that have it
         self._terminating: dict[bytes, set[bytes]] = {}  # address to its keys, as in Departed
         self._fresh: dict[bytes, _Missing] = {}  # since the last `look`
         self._missing: dict[bytes, _Missing] = {}
-        self._gone: dict[bytes, _Missing] = {}  # reported as deleted, oldest first; until they are due
+        self._gone: dict[bytes, _Missing] = {}  # endpoints reported as deleted, oldest first, until their time is over
         self._due: float | None = None
         self._taken: set[bytes] = set()
 
     @property
     def due(self) -> float | None:
-        """The latest time for the next `look`, in the same seconds; None if none is needed."""
+        """The latest time for the next `look`, in seconds; None if none is needed."""
         return self._due
 
     def in_use(self, address: bytes) -> bool:
@@ -87,7 +88,7 @@ class Departures:
                 self._gain(address)
             if terminating and after is not None:
                 self._terminating.setdefault(address, set()).update(_keys(address, after))
-            else:  # another pod than the terminating one has the address now
+            else:  # a new pod has the address of the terminating one
                 self._terminating.pop(address, None)
 
     def _gain(self, address: bytes) -> None:
@@ -101,7 +102,7 @@ class Departures:
     def _lose(self, service: ServiceName, address: bytes, before: Slice | None, after: Slice | None) -> None:
         serves = self._terminating.get(address)
         if serves is not None and before is not None:
-            serves.update(_keys(address, before))  # the slice of another Service may lack this state yet
+            serves.update(_keys(address, before))  # the slice of another Service may not have this state yet
         self._slices[address] -= 1
         if self._slices[address]:
             return
@@ -114,7 +115,7 @@ class Departures:
     def look(self, now: float, services: Container[ServiceName]) -> Departed:
         """Return the changes since the last look; `now` is in seconds, `services` are the existing ones.
 
-        Slices that are deleted with their Service do not prove that its endpoints are.
+        The deletion of slices together with their Service is no proof that its endpoints are deleted.
         """
         for missing in self._fresh.values():
             missing.due = now + missing.grace
@@ -150,5 +151,5 @@ def _states(piece: Slice | None) -> dict[bytes, bool]:
 
 
 def _keys(address: bytes, piece: Slice) -> list[bytes]:
-    """Return the ports of an endpoint by a slice, as in Departed."""
+    """Return the ports that an endpoint has in a slice, as in Departed."""
     return [address + bytes((port.protocol,)) + PORT_BYTES[port.port] for port in piece.ports]

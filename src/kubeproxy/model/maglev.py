@@ -15,10 +15,11 @@ from typing import Final
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
 
 SEED: Final = 0x6B75_6265
-"""The kernel's seed of the hash: the same on every node and in every version, or clients would change endpoints."""
+"""The seed of the kernel's hash: constant on all nodes and in all versions, as another seed moves clients to other
+endpoints."""
 
 SIZES: Final = (251, 1021, 4093)
-"""Sizes of tables: primes, so that every stride visits all slots."""
+"""Sizes of tables: primes, so that a permutation with any stride contains all slots."""
 
 DEFAULT_SIZE: Final = 1021
 
@@ -31,8 +32,8 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime.
 
-    The destinations take turns: each takes the next free slot of its own permutation; with a smaller weight it has
-    fewer turns. The table depends only on the set of destinations, not on their order.
+    In turn, each destination takes the next free slot of its permutation; with a smaller weight it gets fewer turns.
+    The table depends only on the set of destinations, not on their order.
     """
     if not pool:
         return ()
@@ -43,7 +44,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     left = size
     for n in _turns([weight for _, weight in members]):
         slot = at[n]
-        if slot < 0:  # computed on demand: with more destinations than slots, most never get a turn
+        if slot < 0:  # computed on demand: with more destinations than slots, most get no turn
             slot, skips[n] = _permutation(destinations[n], size)
         skip = skips[n]
         while table[slot]:
@@ -59,11 +60,13 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""A heap finds the next turn if more than this many destinations have no turn in a round, for each one that has."""
+"""A heap computes the next turn if a round has more than this many destinations without a turn per destination with
+one."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield the index of the next destination, endlessly: its turn is when its sum of weights reaches the heaviest."""
+    """Yield the index of the next destination, without end: it gets a turn when its sum of weights reaches the largest
+    weight."""
     count, heaviest = len(weights), max(weights)
     if sum(weights) * _SPARSE < heaviest * count:
         yield from _sparse_turns(weights, heaviest)
@@ -77,7 +80,8 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same as `_turns`, faster if a round has few turns: thousands of small weights beside a large one."""
+    """Yield the same as `_turns`, faster if a round has few turns, as with thousands of small weights and a large
+    one."""
     count, turns = len(weights), [1] * len(weights)
     # The round of the next turn and the destination's index as one number.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]

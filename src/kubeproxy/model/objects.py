@@ -18,7 +18,8 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Common settings: camelCase names; unknown fields are ignored; untracked by the collector (no cycles)."""
+    """Common settings: camelCase names; unknown fields are ignored; the garbage collector does not track it (no
+    cycles)."""
 
 
 class Labels(ApiStruct, frozen=True):
@@ -172,9 +173,10 @@ class PlacedEndpoint(SliceEndpoint, frozen=True):
 
 
 class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with the zones of its endpoints: decoded only for weights by zone, for its cost."""
+    """An EndpointSlice with the zones of its endpoints; as this costs time, zones are decoded only for weights by
+    zone."""
 
-    # Never written to, so its list may have a subtype.
+    # The list is never written to, so its items may have a subtype.
     endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]
 
 

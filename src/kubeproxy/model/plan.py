@@ -43,9 +43,10 @@ class FrontendKind(IntEnum):
     NODEPORT = 3
 
 
-NODEPORT_KEY = 3  # bytes of a frontend's key that has no address
+NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that clients of the API write; the API server allocates those of other kinds to one Service."""
+"""Kinds of addresses that clients of the API write; the API server allocates addresses of other kinds to one
+Service."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -64,7 +65,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def nodeport_key(self) -> bytes:
-        """The key of a NodePort of the same number."""
+        """The key of a NodePort with the same protocol and port."""
         return self.key[-NODEPORT_KEY:]
 
     @property
@@ -123,7 +124,7 @@ class Action(IntEnum):
 
 
 class Traffic(NamedTuple):
-    """The actions for new connections by their origin: a pod of this cluster, this node, elsewhere."""
+    """The actions for new connections by origin: a pod of this cluster, this node, any other client."""
 
     pod: Action
     node: Action
@@ -158,9 +159,9 @@ ROOM: Final = 1 << 16
 class Balance(Struct, frozen=True, gc=False):
     """The shares of a service port's connections, if they are not equal.
 
-    `cluster` and `local` are the weights of the pools' destinations. `drained` have weight 0: they are in no pool, and
-    keep their connections. `hashing` is None for a random choice. `room` is the limit of entries for each frontend: see
-    balancing.room_for.
+    `cluster` and `local` are the weights of the pools' destinations. `drained` are endpoints with weight 0, which are
+    in no pool and keep their connections. `hashing` is None for a random choice. `room` is the limit of entries for
+    each frontend: see balancing.room_for.
     """
 
     cluster: Weights = ()
@@ -173,12 +174,12 @@ class Balance(Struct, frozen=True, gc=False):
 class ServicePlan(Struct, frozen=True, gc=False):
     """One service port in one family: its frontends, its pools and the actions for each kind of traffic.
 
-    `policies` are the Service's; `internal` (of the cluster IP) and `external` (of all other frontends) follow from
-    them and the endpoints. `hairpin` are the addresses of endpoints on this node, whose connections to themselves need
-    masquerade. `serving` are all destinations that may keep flows (conntrack). `affinity` is in seconds, 0 for none.
-    `source_ranges` are the networks that may use the load balancer addresses, in the Service's order, None when all
-    may; `sources` has them by frontend. `health_port` is the healthCheckNodePort, 0 for none. `balance` is None for
-    equal shares.
+    `policies` are the Service's; `internal` (of the cluster IP) and `external` (of all other frontends) follow from the
+    policies and the endpoints. `hairpin` are the addresses of endpoints on this node, whose connections to themselves
+    need masquerade. `serving` are all destinations that may keep flows (conntrack). `affinity` is in seconds, 0 for
+    none. `source_ranges` are the networks that may use the load balancer addresses, in the Service's order, None
+    without a restriction; `sources` contains them by frontend. `health_port` is the healthCheckNodePort, 0 for none.
+    `balance` is None for equal shares.
     """
 
     key: ServicePortKey
@@ -206,7 +207,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with some of its frontends; source ranges only if one is a load balancer address."""
+        """Return the plan with some of its frontends; source ranges remain only if one is a load balancer address."""
         balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
         return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
@@ -231,7 +232,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.policies.internal if frontend.kind is FrontendKind.CLUSTER else self.policies.external
 
     def sources(self, frontend: Frontend) -> tuple[Range, ...] | None:
-        """Return the disjoint, sorted ranges that may use a frontend, None when all may."""
+        """Return the disjoint, sorted ranges that may use a frontend, None without a restriction."""
         if self.source_ranges is None or frontend.kind is not FrontendKind.LOADBALANCER:
             return None
         return merge_ranges(self.source_ranges)
@@ -244,7 +245,7 @@ class HealthCheck(NamedTuple):
     counts: tuple[tuple[Family, int], ...]
 
     def local_endpoints(self, family: Family) -> int | None:
-        """Return the count of a family, None when the port is not served in it."""
+        """Return the count of a family, None if the port is not served in this family."""
         return dict(self.counts).get(family)
 
 
@@ -271,7 +272,7 @@ NOTHING = Compiled()
 
 
 class Detector(Struct, frozen=True):
-    """The recognition of traffic of this node's pods: by source network, or by the interface of arrival."""
+    """The recognition of traffic from this node's pods: by source network or by incoming interface."""
 
     kind: Literal["none", "network", "bridge", "prefix"] = "none"
     value: str = ""
@@ -293,7 +294,7 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet from this address is a pod's; `interface` is that of its arrival, '' if unknown."""
+        """Return whether a packet from this address is a pod's; `interface` is the incoming one, '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and len(source) == len(network[0]) and within(source, (network,))
@@ -303,7 +304,7 @@ class Detector(Struct, frozen=True):
 
 
 class Loopback(Enum):
-    """The treatment of NodePorts on loopback addresses by rules of their own."""
+    """The treatment of NodePorts on loopback addresses."""
 
     NOTHING = "nothing"
     SERVED = "served"  # by the rules for all local addresses
@@ -315,8 +316,8 @@ class FamilyGlobals(Struct, frozen=True):
     """The globals of one family.
 
     `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those on which NodePorts answer. None for
-    `nodeport_ips` means every local address but loopback. `health_check_only_ips` are configured loopback addresses, on
-    which health checks are answered, but no NodePorts. `service_cidrs` are merged.
+    `nodeport_ips` means every local address except loopback. `health_check_only_ips` are configured loopback addresses,
+    on which health checks are answered, but no NodePorts. `service_cidrs` are merged.
     """
 
     detector: Detector = Detector()
@@ -348,7 +349,7 @@ class Globals(Struct, frozen=True):
     ipv6: FamilyGlobals | None = FamilyGlobals()
 
     def of(self, family: Family) -> FamilyGlobals | None:
-        """Return the part of a family, None when the node does not have it."""
+        """Return the globals of a family, None if the node does not have it."""
         return self.ipv4 if family is Family.IPV4 else self.ipv6
 
     @property
@@ -369,23 +370,23 @@ class Affinity(Enum):
     """The scope within which session affinity keeps a client's endpoint."""
 
     SERVICE_PORT = "a service port"
-    POLICY = "a service port, apart by internal and external traffic policy"
+    POLICY = "a service port, separately for the internal and the external traffic policy"
     ADDRESS = "an address of a service port"
 
 
 class Habits(NamedTuple):
-    """Differences between the modes that a client can see; each mode declares its own.
+    """The properties of a mode in which modes differ for clients.
 
     `refuses_ports`: kinds of addresses whose other ports are refused. `drops_unowned`: addresses of ServiceCIDRs
     without a Service are dropped. `refuses_node`: this node's own connections to external addresses without endpoints
-    are refused like all others, not routed. `ranges_first`: source ranges also apply to a Service without endpoints.
-    `resets_tcp`: families in which TCP is refused by a reset, not by an ICMP error. `loopback`: families in which
-    NodePorts answer on loopback whenever they answer on all local addresses. `closes_everywhere`: a NodePort without
-    endpoints is refused or dropped on all local addresses, not only on those on which NodePorts answer. `one_pool`:
-    under policy Local, pods and this node get the endpoints of this node, if any, as clients from outside do.
-    `carries`: the proxy relays the bytes, and endpoints see its address. `carries_sctp`: SCTP is served, not refused.
-    `affinity`: its scope. `outlives_mode`: connections go on when another mode takes over. `hairpins`: the endpoints
-    whose connections to themselves are masqueraded.
+    are refused, like all others, and not routed. `ranges_first`: source ranges also apply to a Service without
+    endpoints. `resets_tcp`: families in which TCP is refused by a reset, not by an ICMP error. `loopback`: families in
+    which NodePorts answer on loopback whenever they answer on all local addresses. `closes_everywhere`: a NodePort
+    without endpoints is refused or dropped on all local addresses, not only on those on which NodePorts answer.
+    `one_pool`: under policy Local, pods and this node get the endpoints of this node, if any, as clients from outside
+    do. `carries`: the proxy relays the bytes, and endpoints see its address. `carries_sctp`: SCTP is served, not
+    refused. `affinity`: its scope. `outlives_mode`: established connections continue when another mode takes over.
+    `hairpins`: the endpoints whose connections to themselves are masqueraded.
     """
 
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)

@@ -35,10 +35,10 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.world import remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
-"""Nothing is planned before these have been listed once."""
+"""The resources that must have been listed once before anything is planned."""
 
 IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
-"""Programmed first in a full sync: nothing else in a cluster works without them."""
+"""The Services that a full sync programs first: nothing else in a cluster works without them."""
 
 STEP = 50
 """Objects or Services per step of a long piece of work: under a millisecond, or a few if they are large."""
@@ -73,8 +73,8 @@ class Counts(Struct):
 class Planner:
     """Holds the objects, reduced to the used fields, and the last plans of each Service.
 
-    `departures` tracks deleted endpoints, None unless resets are on. Two states are not level-triggered, on purpose: a
-    deleted Node is kept (see `remembering`), and the shares of new endpoints depend on time (slow start).
+    `departures` tracks deleted endpoints, None unless resets are on. Two states depend on the past: a deleted Node's
+    addresses are kept (see `remembering`), and the shares of new endpoints grow with time (slow start).
     """
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
@@ -86,7 +86,7 @@ class Planner:
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
-        self.deferred: list[ServiceName] = []  # left dirty by the last `taking` for the next one
+        self.deferred: list[ServiceName] = []  # Services that the last `taking` left dirty for the next one
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
@@ -126,7 +126,7 @@ class Planner:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
-            return None  # the claim of an external address that is the node's own, on the NodePort's key
+            return None  # an external address that is also the node's has a claim on the NodePort's key
         return owner.service
 
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
@@ -136,8 +136,8 @@ class Planner:
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
         """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts of each.
 
-        Between steps the planner may be used, except for other events of the same resource. A list counts as listed
-        after its last step.
+        Between steps the planner may be used, except for other events of the same resource. A resource counts as listed
+        after the last step of its list.
         """
         for event in events:
             rejected: list[Rejected] = []
@@ -176,7 +176,7 @@ class Planner:
 
     @property
     def due(self) -> float | None:
-        """The time of the next call of `tick` and of the departures' `look`; None when time alone changes nothing."""
+        """The time of the next call of `tick` and of the departures' `look`; None if no plan changes with time."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -186,14 +186,15 @@ class Planner:
         self._dirty.update(dict.fromkeys(self.compiled))
 
     def take(self) -> list[Change]:
-        """Compile dirty Services; return the changes, of important Services first."""
+        """Compile dirty Services; return the changes, those of important Services first."""
         return [change for step in self.taking() for change in step]
 
     def taking(self) -> Iterator[Sequence[Change]]:
         """Do the work of `take` in steps of STEP Services, or part of a large one; yield the changes of each.
 
-        Between steps events may be applied; their Services become dirty again. One iterator at a time, to its end. When
-        weights and tables of many Services changed, some stay dirty, so that others do not wait for them.
+        Between steps events may be applied; their Services become dirty again. Only one iterator may be active, and it
+        must be exhausted. When weights and tables of many Services changed, some stay dirty, so that others do not wait
+        for them.
         """
         dirty = self._taken = self._begun()
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
@@ -213,7 +214,7 @@ class Planner:
             dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
             yield from self._compile(releasing, moved)
-        for claims, keys in moved.items():  # at the end, as each key may have many claimants
+        for claims, keys in moved.items():  # done at the end, as each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -245,7 +246,7 @@ class Planner:
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
-        if self.compiled:  # the first time none is deferred: the kernel may serve it already
+        if self.compiled:  # the first compilation defers none: the kernel may already serve it
             costs = self._budget.costs(dirty.keys())
             self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
             for name in self.deferred:
@@ -253,7 +254,8 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a deferred Service that released an address to a `taken` Service: only one, as it is costly."""
+        """Return one deferred Service that released an address to a `taken` Service; only one, as its change is
+        costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -311,13 +313,13 @@ class Planner:
         return (yield from compiling(service, pieces, self.world, starting.growth(name), most=0))
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
-        """Return the keys of frontends with written addresses, and of the NodePorts that they would hide."""
+        """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these would hide."""
         addresses = _nodeport_addresses(self.world, family)
         taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
         return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
 
     def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
-        """Return the reason why another Service owns a frontend, '' when the claimant does."""
+        """Return the reason why another Service owns a frontend, '' if the claimant owns it."""
         claims = self._claims[family]
         written = frontend.kind in WRITTEN
         owner = claims.owner(frontend.key)
@@ -430,7 +432,7 @@ class Planner:
             del self.slices[owner]
         self.counts.endpoints += 1
         self._mark(owner)
-        self._triggers.pop(owner, None)  # the annotations are of updates, not of a deletion: as EndpointsChangeTracker
+        self._triggers.pop(owner, None)  # only updates have trigger times, not deletions, as in EndpointsChangeTracker
 
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":
@@ -465,13 +467,14 @@ class Planner:
 
 
 def _compiled_from(world: Globals) -> tuple[object, ...]:
-    """Return the part of the globals that plans depend on; the rest only concerns backends."""
+    """Return the part of the globals that plans depend on; only backends use the rest."""
     parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
     return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort precedes an external address; if it answers on all, the Node's own."""
+    """Return the addresses on which a NodePort precedes an external address; if it answers on all addresses, the Node's
+    addresses."""
     ours = world.of(family)
     if ours is None:
         return ()

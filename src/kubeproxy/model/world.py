@@ -40,8 +40,8 @@ PRIMARY = "primary"
 class Settings(Struct, frozen=True):
     """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text.
 
-    `nodeport_addresses` are networks, and `primary` for the node's own address. `loopback_nodeports`: loopback may be
-    among them by the rules (for IPv4), or by a relay (for each family with a loopback network).
+    `nodeport_addresses` are networks, or `primary` for the node's address. `loopback_nodeports`: NodePorts on loopback
+    are served by rules (IPv4), or by a relay (each family with a loopback network).
     """
 
     node_name: str
@@ -109,7 +109,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family of bindAddress, else of the first of the Node's addresses; None without both."""
+    """Return the family of bindAddress, else of the Node's first address; None without both."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     listed = _listed(node)
@@ -136,9 +136,9 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node; addresses of a family and pod networks that it lost since `before` are restored.
+    """Return a Node with the pod networks and the addresses of a family that it lost since `before`.
 
-    The Go kube-proxy reads them at its start and keeps them: NodePorts must stay when a Node is deleted or registered
+    The Go kube-proxy reads both once at its start: NodePorts must continue to work when a Node is deleted or registered
     again. Changed values are used.
     """
     families = {family_of(address) for _, address in _listed(node)}
@@ -191,13 +191,13 @@ def _nodeport_ips(
     """Return the addresses on which NodePorts answer, None for all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # As in NewNodePortAddresses: an unknown address (here loopback) is no network, and no network of a family means all
-    # its addresses.
+    # As in NewNodePortAddresses, an unknown address (here loopback) gives no network, and without a network a family
+    # has all addresses.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # an address that is on no interface is translated on its way to the node: no packet to it arrives
+    if primary:  # an address that no interface has is translated before it reaches the node: no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -208,7 +208,8 @@ def _health_check_only(
 ) -> tuple[bytes, ...]:
     """Return the loopback addresses on which health check ports are served, but no NodePorts.
 
-    The Go kube-proxy treats them as other addresses there (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
+    For health checks the Go kube-proxy treats them like other addresses (GetNodeIPs of
+    pkg/proxy/util/nodeport_addresses.go).
     """
     if answering is None:  # health checks are served on every address
         return ()

@@ -334,15 +334,15 @@ def test_what_a_refusing_kernel_last_took_is_shown_beside_what_is_wanted():
 
 
 IGNORED = {
-    "ExternalName": ({"type": "ExternalName"}, "its type is ExternalName: a name in DNS, nothing to program"),
+    "ExternalName": ({"type": "ExternalName"}, "its type is ExternalName: a name in DNS, no rules are needed"),
     "headless": (
         {"cluster_ip": "None"},
-        "headless (spec.clusterIP is None): DNS names its endpoints, nothing to program",
+        "headless (spec.clusterIP is None): DNS returns its endpoints, no rules are needed",
     ),
     "no address": ({"cluster_ip": ""}, "spec.clusterIP is empty: it has no address yet"),
     "another proxy's": (
         {"labels": Labels(service_proxy_name="cilium")},
-        "another proxy's, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+        "another proxy serves it, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
     ),
     "no port": (
         {"ports": [ServicePort(port=0)]},
@@ -367,7 +367,7 @@ def test_another_proxys_service_is_known_by_its_slices():
         "name": "web",
         "state": "ignored",
         "slices": {"web-x": "1"},
-        "reason": "another proxy's, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+        "reason": "another proxy serves it, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
     }
     assert kit.ask("namespace=default&name=deleted")[0] == 404
 

@@ -3,48 +3,48 @@
 import pytest
 
 from kubeproxy.backends.mode import Depth, ForeignChange
-from kubeproxy.engine.inspection import Suspicion, look_after
+from kubeproxy.engine.inspection import RepairPolicy, look_after
 from kubeproxy.errors import ApplyError
 
 CERTAIN, DOUBTFUL = ForeignChange("rules were changed"), ForeignChange("elements were changed", certain=False)
 
 
 def test_a_look_is_thorough_once_in_a_period():
-    suspicion = Suspicion(30.0, 100.0)
-    assert [suspicion.depth(100.0 + n).name for n in (1, 29, 30, 31, 59, 60)] == [
+    policy = RepairPolicy(30.0, 100.0)
+    assert [policy.depth(100.0 + n).name for n in (1, 29, 30, 31, 59, 60)] == [
         *["QUICK", "QUICK", "THOROUGH"],
         *["QUICK", "QUICK", "THOROUGH"],
     ]
 
 
 def test_what_is_certain_convicts_at_once():
-    assert Suspicion(30.0, 0.0).should_repair(CERTAIN)
+    assert RepairPolicy(30.0, 0.0).should_repair(CERTAIN)
 
 
 def test_what_is_in_doubt_is_looked_at_thoroughly_and_convicts_the_second_time():
-    suspicion = Suspicion(30.0, 0.0)
-    assert not suspicion.should_repair(DOUBTFUL)
-    assert suspicion.depth(1.0) is Depth.THOROUGH
-    assert suspicion.should_repair(DOUBTFUL)
-    assert suspicion.depth(2.0) is Depth.QUICK
+    policy = RepairPolicy(30.0, 0.0)
+    assert not policy.should_repair(DOUBTFUL)
+    assert policy.depth(1.0) is Depth.THOROUGH
+    assert policy.should_repair(DOUBTFUL)
+    assert policy.depth(2.0) is Depth.QUICK
 
 
 @pytest.mark.parametrize(
     "settle", [lambda s: s.should_repair(None), lambda s: s.reset(1.0)], ids=["nothing", "full sync"]
 )
 def test_a_doubt_ends(settle):
-    suspicion = Suspicion(30.0, 0.0)
-    suspicion.should_repair(DOUBTFUL)
-    settle(suspicion)
-    assert suspicion.depth(2.0) is Depth.QUICK
-    assert not suspicion.should_repair(DOUBTFUL)
+    policy = RepairPolicy(30.0, 0.0)
+    policy.should_repair(DOUBTFUL)
+    settle(policy)
+    assert policy.depth(2.0) is Depth.QUICK
+    assert not policy.should_repair(DOUBTFUL)
 
 
 def test_a_full_sync_stands_for_a_thorough_look():
-    suspicion = Suspicion(30.0, 0.0)
-    suspicion.reset(29.0)
-    assert suspicion.depth(31.0) is Depth.QUICK
-    assert suspicion.depth(59.0) is Depth.THOROUGH
+    policy = RepairPolicy(30.0, 0.0)
+    policy.reset(29.0)
+    assert policy.depth(31.0) is Depth.QUICK
+    assert policy.depth(59.0) is Depth.THOROUGH
 
 
 class Backend:

@@ -108,10 +108,10 @@ def test_policy_local_without_an_endpoint_here():
     ("entry", "reason", "field"),
     [
         (endpoint("10.244.1.9", ready=False), "it is not ready", "conditions.ready"),
-        (draining("10.244.1.9"), "it is terminating, and others are ready", "conditions.terminating"),
+        (draining("10.244.1.9"), "it is terminating, and other endpoints are ready", "conditions.terminating"),
         (
             endpoint("10.244.1.9", ready=False, serving=False, terminating=True),
-            "it is terminating and does not serve any more",
+            "it is terminating and no longer serves",
             "conditions.serving",
         ),
     ],
@@ -184,7 +184,7 @@ def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
         "192.0.2.9 [nodePortAddresses]"
     )
     assert told(ask(made, STRANGER, 30080)) == (
-        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's it is a NodePort of default/web, "
+        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's address it is a NodePort of default/web, "
         "port http, which that node decides [spec.ports[].nodePort]"
     )
     assert "no Service has this address and port" in told(ask(made, STRANGER, 30081))
@@ -194,8 +194,8 @@ def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
     ("care", "protocol", "outcome", "said"),
     [
         (Loopback.RELAYED, TCP, Outcome.FORWARDED, "the proxy itself carries it"),
-        (Loopback.RELAYED, UDP, Outcome.REFUSED, "only TCP is carried from there"),
-        (Loopback.REFUSED, TCP, Outcome.REFUSED, "no loopback network is among nodePortAddresses"),
+        (Loopback.RELAYED, UDP, Outcome.REFUSED, "the proxy relays only TCP from loopback"),
+        (Loopback.REFUSED, TCP, Outcome.REFUSED, "nodePortAddresses has no loopback network"),
         (Loopback.NOTHING, TCP, Outcome.NOT_OURS, "but not on this address: they answer on 192.0.2.1"),
     ],
 )
