@@ -133,7 +133,7 @@ def ensure_dummy(name: str) -> int:
             index = socket.if_nametoindex(name)
         mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
         no_address = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode)
-        netlink.requests(_NEW_LINK, [no_address], "an interface")  # refused without IPv6, which has no addresses then
+        netlink.requests(_NEW_LINK, [no_address], "an interface")  # the kernel refuses this without IPv6
         netlink.request(_NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP), f"set {name} up")
     return index
 
@@ -180,9 +180,9 @@ def _pack(index: int, ip: bytes) -> bytes:
     family = family_of(ip)
     payload = _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + attribute(_LOCAL, ip) + attribute(_ADDRESS, ip)
     if family is Family.IPV6:
-        # Usable at once, and without a second route: each address has one in the local table.
+        # The address is usable at once, and gets no second route: the local table has a route for it.
         payload += attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
-        # Deprecated, so that it is never chosen as the most similar source address (RFC 6724, rules 3 and 8).
+        # Deprecated, so that the kernel never picks it as the most similar source address (RFC 6724, rules 3 and 8).
         payload += attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
     return payload
 
@@ -203,7 +203,7 @@ class Bridge(NamedTuple):
 
 
 def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
-    """Return all bridges. Without the module br_netfilter, none filters."""
+    """Return all bridges. Return the bridges; without the module br_netfilter, no family's packets pass the rules."""
     found = [entry.name for entry in sorted(sys.iterdir()) if (entry / "bridge").is_dir()] if sys.is_dir() else []
     if not sysctls.is_dir():
         return [Bridge(name, ()) for name in found]
@@ -222,7 +222,8 @@ def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
 
 
 def hairpin_ports(bridge: str, sys: Path = SYS) -> dict[str, bool]:
-    """Return the ports of a bridge, each with whether it sends a frame back by the port of its arrival."""
+    """Return the ports of a bridge, each with its hairpin mode: whether a frame may leave by the port that received
+    it."""
     try:
         return {entry.name: _is_on(entry / "hairpin_mode") for entry in sorted((sys / bridge / "brif").iterdir())}
     except OSError:

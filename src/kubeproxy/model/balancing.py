@@ -297,11 +297,11 @@ def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
 
 
 STEPS: Final = 10  # the number of steps in which a share grows
-_SURELY: Final = 0.001  # seconds added to the time of a step, so that rounding does not put it before the step
+_SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded timer does not fire before it
 
 
 class _Ages(Struct):
-    """Endpoints of a Service (packed addresses): all of them, and the step in which each new one was added."""
+    """The endpoints of a Service (packed addresses), and the step in which each new one was added."""
 
     step: float  # seconds
     known: frozenset[bytes]
@@ -311,9 +311,9 @@ class _Ages(Struct):
 class SlowStart:
     """The Services with a slow start: their new endpoints, and the present part of their share.
 
-    The share of a new endpoint grows in steps, and all new endpoints of a Service take a step at once, so that a
-    Service costs at most one change a step. The first endpoints of a Service are not new: a restart of the proxy begins
-    no slow start. `now` is in seconds of a monotonic clock.
+    The share of a new endpoint grows in steps, and all new endpoints of a Service reach a step at the same time, so
+    that a step costs at most one change per Service. The endpoints that a Service has at first are not new: a restart
+    of the proxy starts no slow start. `now` is in seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 def kept(found: Object) -> Object | PackedSlice:
     """Return an object of a long list in reduced form: a packed slice, or an equal Service that shares its parts.
 
-    Fully decoded, 10,000 Services take twice the memory, and their slices ten times; the process would keep most of it.
+    Unreduced, 10,000 Services take twice the memory, and their slices ten times; Python would not return most of it.
     """
     if isinstance(found, EndpointSlice):
         return packed(found)

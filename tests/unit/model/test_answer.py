@@ -184,8 +184,8 @@ def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
         "192.0.2.9 [nodePortAddresses]"
     )
     assert told(ask(made, STRANGER, 30080)) == (
-        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's address it is a NodePort of default/web, "
-        "port http, which that node decides [spec.ports[].nodePort]"
+        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's address it is a NodePort of "
+        "default/web, port http, which that node decides [spec.ports[].nodePort]"
     )
     assert "no Service has this address and port" in told(ask(made, STRANGER, 30081))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from kubeproxy.backends.ipvs.desired import NO_WISH, Desired, NodeAddresses, render
+from kubeproxy.backends.ipvs.desired import NOTHING_DESIRED, Desired, NodeAddresses, render
 from kubeproxy.backends.ipvs.graceful import ActualServer, Draining, ServerStep, Verb
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeKernel
@@ -29,7 +29,8 @@ BATCH: Final = 2000
 """Number of changes per batch: some 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers a thorough inspection compares; the next one continues after them."""
+"""Number of virtual servers whose real servers one thorough inspection compares; the next inspection continues
+there."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -61,7 +62,7 @@ class IpvsBackend:
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
-        self._misbound = False  # whether kube-ipvs0 had foreign addresses at the last reading
+        self._misbound = False  # whether kube-ipvs0 had foreign addresses when it was last read
         self._written: Sequence[str] = ()
         self._examined = 0
 
@@ -78,7 +79,7 @@ class IpvsBackend:
         self._world, self._rules = world, rules
         return changed
 
-    # -- incremental ------------------------------------------------------------------------------------------------
+    # -- incremental ----------------------------------------------------------------------------------------------
 
     def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of changes after each batch. Raises ApplyError."""
@@ -87,7 +88,7 @@ class IpvsBackend:
                 self._plans[name] = plans
             else:
                 self._plans.pop(name, None)
-            self._desired.change(name, render(plans, self._node) if plans else NO_WISH)
+            self._desired.change(name, render(plans, self._node) if plans else NOTHING_DESIRED)
             if self._desired.touched >= BATCH:
                 yield self._apply()
         yield self._apply()
@@ -115,7 +116,7 @@ class IpvsBackend:
             self._kernel.remove_entries(removed)
         return sum(map(len, added.values())) + sum(map(len, removed.values())) + len(operations)
 
-    # -- everything -------------------------------------------------------------------------------------------------
+    # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
         """Make the kernel's state equal to these plans; yield the number of changes after each batch.
@@ -131,7 +132,7 @@ class IpvsBackend:
         self._plans = {name: plans for name, plans in wanted.items() if plans}
         self._desired = desired = Desired()
         desired.load((name, render(plans, self._node)) for name, plans in self._plans.items())
-        strays, lacking = self._compare_entries()
+        surplus, lacking = self._compare_entries()
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
@@ -151,9 +152,9 @@ class IpvsBackend:
         kernel.unbind(gone)
         foreign = [key for key in found if key not in desired.servers and not self._is_excluded(key)]
         kernel.operate([ServerStep(Verb.DELETE_SERVICE, key) for key in foreign])
-        kernel.remove_entries(strays)
+        kernel.remove_entries(surplus)
         self._written = kernel.rules(self._rules)
-        yield len(gone) + len(foreign) + sum(map(len, strays.values()))
+        yield len(gone) + len(foreign) + sum(map(len, surplus.values()))
 
     def _adopt(self, found: Mapping[bytes, ActualServer]) -> Iterator[int]:
         self._draining.retain(found)
@@ -182,7 +183,7 @@ class IpvsBackend:
     def _ours(self, world: Globals) -> FamilyGlobals:
         return world.of(self.family) or FamilyGlobals()
 
-    # -- upkeep, and what other programs do -------------------------------------------------------------------------
+    # -- periodic work, and changes by other programs -------------------------------------------------------------
 
     def upkeep(self) -> None:
         """Remove drained real servers; update NodePorts after a change of the node's addresses."""
@@ -198,7 +199,7 @@ class IpvsBackend:
 
         The kernel does not announce changes of virtual servers and sets: their counts are read each time.
 
-        A thorough inspection reads everything, but the real servers of some virtual servers only.
+        A thorough inspection reads everything except the real servers, which it reads for some virtual servers only.
         """
         self._read_addresses()
         if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
@@ -238,7 +239,7 @@ class IpvsBackend:
         return ""
 
     def _missing_sample(self) -> str:
-        """Return whether a single virtual server is missing: then most probably all are."""
+        """Return whether one sampled virtual server is missing: then most probably all are."""
         sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"
@@ -265,6 +266,6 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
     if ours.nodeport_ips is None:
         nodeports = tuple(sorted(there.own))
     else:
-        # A Service's address on kube-ipvs0 is of type local, but it is not an address of the node.
+        # The kernel lists Services' addresses on kube-ipvs0 as local, but they are not addresses of the node.
         nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
     return NodeAddresses(there.own, nodeports, ours.node_ips)

@@ -1,6 +1,6 @@
 """The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a process of its own.
 
-The precedence of a Service's address over a NodePort is applied only when everything is compared.
+A Service's address takes precedence over a NodePort, but this rule is applied only when all Services are compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
-from kubeproxy.backends.ipvs.desired import Desired, NodeAddresses, ServiceWish, render
+from kubeproxy.backends.ipvs.desired import Desired, DesiredObjects, NodeAddresses, render
 from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer
 from kubeproxy.backends.ipvs.layout import JUMPS, TYPES, Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeView
@@ -29,13 +29,13 @@ Printer = Callable[[Rules], Sequence[str]]
 _SERVERS: Final = "virtual servers"
 _JUMPS: Final = "jumps"
 _RULES: Final = "rules"
-"""Places of the states beside the interface, sets, and virtual servers by key, which have the real servers."""
+"""Places of the states, in addition to the interface, sets, and virtual servers by key, which contain real servers."""
 
 _MEANINGS: Final = {
-    IpsetId.LOOP_BACK: "masqueraded on its way to itself",
+    IpsetId.LOOP_BACK: "masqueraded when it connects to itself",
     IpsetId.LOAD_BALANCER_FW: "closed to all but its source ranges",
-    IpsetId.LOAD_BALANCER_SOURCE_IP: "open for a source address",
-    IpsetId.LOAD_BALANCER_SOURCE_CIDR: "open for a source range",
+    IpsetId.LOAD_BALANCER_SOURCE_IP: "open to a source address",
+    IpsetId.LOAD_BALANCER_SOURCE_CIDR: "open to a source range",
     IpsetId.HEALTH_CHECK_NODE_PORT: "a health check port",
     IpsetId.DROP: "dropped, as no endpoint is on this node",
     IpsetId.DROP_OUTSIDE: "dropped for clients from outside, as no endpoint is on this node",
@@ -69,9 +69,9 @@ class IpvsExaminer(Examiner):
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
         there = self._view.addresses()
-        wishes = self._wishes(plans, there)
-        owners = _owners(wishes)
-        found, desired = self._states(wishes, owners, self._view.survey(owners)[1])
+        objects = self._desired_objects(plans, there)
+        owners = _owners(objects)
+        found, desired = self._states(objects, owners, self._view.survey(owners)[1])
         for place, entries in self._shared(there).items():
             by_front = TYPES.get(place) != BITMAP_PORT and place not in {INTERFACE, IpsetId.LOOP_BACK}
             wanted = set().union(*(state.get(place, ()) for state in desired.values()))
@@ -83,9 +83,9 @@ class IpvsExaminer(Examiner):
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
         there = self._view.addresses()
-        wishes = self._wishes(wanted, there)
-        owners, servers = _owners(wishes), self._view.servers()
-        found, desired = self._states(wishes, owners, servers)
+        objects = self._desired_objects(wanted, there)
+        owners, servers = _owners(objects), self._view.servers()
+        found, desired = self._states(objects, owners, servers)
         for key, actual in servers.items():
             if not within(key[:-3], self._excluded):
                 found[_SERVERS].setdefault(key, (actual.affinity, actual.same))
@@ -95,37 +95,37 @@ class IpvsExaminer(Examiner):
             desired[None] = rules
         yield from findings(found, desired, _Words(self.family, self._scheduler, owners))
 
-    def _wishes(self, plans: Plans, there: Addresses) -> dict[ServiceName, ServiceWish]:
+    def _desired_objects(self, plans: Plans, there: Addresses) -> dict[ServiceName, DesiredObjects]:
         node: NodeAddresses = node_of(self._ours, there)
         return {name: render(its, node) for name, its in of_family(plans, self.family).items()}
 
     def _states(
         self,
-        wishes: Mapping[ServiceName, ServiceWish],
+        objects: Mapping[ServiceName, DesiredObjects],
         owners: Mapping[bytes, ServiceName],
         servers: Mapping[bytes, ActualServer],
     ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
         """Return the found virtual and real servers, and those that each Service desires.
 
-        Real servers that drain are left out, and so are those of a virtual server that is missing.
+        Draining real servers, and real servers of a missing virtual server, are left out.
         """
         found: dict[Any, Any] = {_SERVERS: {}}
-        desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in wishes}
+        desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in objects}
         for key, name in owners.items():
-            virtual, actual = wishes[name].servers[key], servers.get(key)
+            virtual, actual = objects[name].servers[key], servers.get(key)
             desired[name][_SERVERS][key] = (virtual.affinity, True)
             if actual is not None:
                 found[_SERVERS][key] = (actual.affinity, actual.same)
                 desired[name][key] = dict.fromkeys(virtual.pool, WEIGHT)
                 drains = key[-3] == socket.IPPROTO_TCP and self._scheduler.skips_draining
                 found[key] = {d: w for d, w in actual.weights.items() if w or d in virtual.pool or not drains}
-        for name, wish in wishes.items():
-            desired[name][INTERFACE] = dict.fromkeys(sorted(wish.addresses), True)
-            desired[name] |= {set_id: dict.fromkeys(sorted(each), True) for set_id, each in wish.entries.items()}
+        for name, mine in objects.items():
+            desired[name][INTERFACE] = dict.fromkeys(sorted(mine.addresses), True)
+            desired[name] |= {set_id: dict.fromkeys(sorted(each), True) for set_id, each in mine.entries.items()}
         return found, desired
 
     def _shared(self, there: Addresses) -> dict[Any, dict[Any, bool]]:
-        """Return the found addresses of the interface and entries of sets, none of a set that is missing."""
+        """Return the found addresses of the interface and entries of sets; a missing set has no entries."""
         sets = self._view.counts()
         found = {s: dict.fromkeys(self._view.entries(s) if s in sets else (), True) for s in sorted(IpsetId)}
         return {INTERFACE: dict.fromkeys(there.bound, True), **found}
@@ -180,10 +180,10 @@ class _Words:
         return Wording(f"the rules of chain {chain}", where, *(map("; ".join, (lacking, surplus)) if present else ()))
 
 
-def _owners(wishes: Mapping[ServiceName, ServiceWish]) -> dict[bytes, ServiceName]:
+def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, ServiceName]:
     """Return the Service that each virtual server belongs to."""
     desired = Desired()
-    desired.load(wishes.items())
+    desired.load(objects.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
 
 

@@ -132,7 +132,7 @@ JUMPS: Final = (
 )
 
 OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
-"""A chain that no other mode has."""
+"""A chain that only ipvs mode has."""
 
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL: Final = "-m addrtype --src-type LOCAL"
@@ -206,7 +206,7 @@ nat KUBE-POSTROUTING -m mark ! --mark <mark>/<mark> -j RETURN
 nat KUBE-POSTROUTING -j MARK --xor-mark <mark>
 nat KUBE-POSTROUTING -j MASQUERADE --random-fully
 """
-"""Table, chain and rule. [SET FIELDS] matches an ipset, by destination address and port without FIELDS."""
+"""Table, chain and rule. [SET FIELDS] matches an ipset; without FIELDS by destination address and port."""
 
 _SET: Final = re.compile(r"\[(! )?(\w+)(?: ([a-z,]+))?\]")
 _LINES: Final = [line.split(" ", 2) for line in _RULES.splitlines() if line and not line.startswith("#")]
@@ -230,7 +230,7 @@ class Rules:
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
         values = {
             "<not pods>": f" ! {pods}" if pods else "",
-            # The node's own connections have a Service's address as their source, because it is on kube-ipvs0.
+            # The node's own connections have the Service's address as their source, because kube-ipvs0 has it.
             "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
             "<mark>": f"{world.masquerade_mark:#x}",
             "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
@@ -247,7 +247,7 @@ class Rules:
         return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
-        """Return the inputs of iptables-restore that fill our chains again, and insert missing jumps at the head."""
+        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps at the head."""
         lines = []
         for table in tables:
             chains = self.tables[table]
@@ -259,6 +259,7 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def references(self, set_id: IpsetId) -> int:
-        """Return the number of rules that match a set: the kernel counts them, so a loss shows without a listing."""
+        """Return the number of rules that match a set: the kernel counts them too, so a lost rule is found without a
+        listing."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

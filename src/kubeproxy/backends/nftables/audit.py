@@ -195,7 +195,7 @@ _MOST: Final = 2000
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of the set that an earlier version had in place of this one; None if there is none."""
+    """Return the form of the earlier version of this set; None if there is none."""
     return found.sets.get(_OLDER.get(name, ""))
 
 
@@ -222,7 +222,7 @@ def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: Ke
 
 
 def _clients(name: str, form: SetForm, table: KernelTable) -> Iterator[bytes]:
-    """Yield the clients of a slot under the current key, which has a hash of the address instead of the address."""
+    """Yield the clients of a slot with the current key, which contains a hash of the address instead of the address."""
     size = table.family.address_size
     for client in table.elements(name) if form.key_length == 2 * size else ():
         if client.expires > 0:
@@ -257,5 +257,5 @@ def _rules(ip: str, services: Iterable[Iterable[Placed]]) -> Iterator[x.Rule]:
         for first, last in item.allowed:
             text = f"{ip} daddr {number} {ip} saddr {unpack(first)} goto source-allowed"
             *before, equals, onwards = compiling.rule(text, ip)
-            assert isinstance(equals, x.Compare)  # noqa: S101 - with the client's address
+            assert isinstance(equals, x.Compare)  # noqa: S101 - its key has the client's address
             yield (*before, x.Compare(equals.sreg, at_least, first), x.Compare(equals.sreg, at_most, last), onwards)

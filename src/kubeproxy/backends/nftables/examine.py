@@ -123,7 +123,7 @@ class NftablesExaminer(Examiner):
                     yield there[slot][: -len(_PAD)]
                     break
 
-    # -- found state ------------------------------------------------------------------------------------------------
+    # -- found state ----------------------------------------------------------------------------------------------
 
     def _looked_up(self, plans: Plans) -> Elements:
         """Return the planned elements of these Services, and others that their frontends could have."""
@@ -193,7 +193,7 @@ class NftablesExaminer(Examiner):
             return Finding(None, Kind.MISSING, f"sets of the table: {', '.join(sorted(missing))}", where)
         return None
 
-    # -- comparison -------------------------------------------------------------------------------------------------
+    # -- comparison -----------------------------------------------------------------------------------------------
 
     def _compared(
         self,
@@ -318,15 +318,15 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 _OWN_NUMBERS: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its clients are remembered under a number of their own"),
-    SetId.FIREWALL_LISTS: "its source ranges are kept under a number of their own",
+    **dict.fromkeys(POOL_MAPS, "its clients are remembered under a separate number"),
+    SetId.FIREWALL_LISTS: "its source ranges have a separate number",
 }
-"""Comparable form of elements with numbers: the number itself does not matter."""
+"""Comparable form of elements with numbers: the value of the number is not compared."""
 
 
 class ElementWords(TableWords):
     """See state.StateWords. `owners` are Services by frontend, and by number of their list of source ranges;
-    `unplanned` by the address of an endpoint that they have and should not have.
+    `unplanned` by the address of a surplus endpoint.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class ElementWords(TableWords):
         return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
 
     def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return an entry of a pool that differs: see examine._normalised; bytes are an element beyond the pool."""
+        """Return an entry of a pool that differs: see examine._normalised; bytes are an element outside the pool."""
         size = self._front_size(place)
         front = self._front(place, key)
         if len(key) == size:
@@ -406,7 +406,7 @@ class ElementWords(TableWords):
         if set_id in VERDICT_MAPS:
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
         if set_id == SetId.FIREWALL_LISTS:
-            return f"its source ranges are kept under the number {unpack(data)}"
+            return f"its source ranges have the number {unpack(data)}"
         if set_id in POOL_MAPS:
             return f"its clients are remembered under the number {unpack(data)}"
         meaning = _MEANINGS.get(set_id, "known")

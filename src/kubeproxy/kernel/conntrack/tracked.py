@@ -1,7 +1,7 @@
 """Entries of connection tracking, of every protocol with ports; the size of its table, and its failures. Reads only.
 
-The kernel can select entries by their status: those that it skips cost nothing here. It counts failures by network
-namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15).
+The kernel can select entries by their status: those that it skips cost this process nothing. It counts failures by
+network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ID: Final = 12
 ZONE: Final = 18
 FILTER: Final = 25
 _STATUS_MASK: Final = 26
-# Within a tuple; the source addresses of IPv4 and IPv6 have odd numbers: 1 and 3.
+# Attributes within a tuple; the source addresses of IPv4 and IPv6 have odd numbers: 1 and 3.
 _TUPLE_IP: Final = 1
 _TUPLE_PROTOCOL: Final = 2
 _PROTOCOL: Final = 1
@@ -75,7 +75,7 @@ class Tracked(NamedTuple):
 
     `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in the key of a
     frontend. `client` and `server`, the source of the answers, are packed addresses followed by the port. `state` is
-    that of a TCP connection, else 0. `mark` is unique among all entries, past ones too (CTA_ID).
+    that of a TCP connection, else 0. `mark` is unique among all present and past entries (CTA_ID).
     """
 
     target: bytes
@@ -167,7 +167,7 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
 class Ends(NamedTuple):
     """Target, client and server of an entry, as in Tracked, with the offsets of its attributes in the buffer.
 
-    They are in [start:end]; those after the two tuples start at `rest` or later.
+    The attributes are in [start:end]; those after the two tuples start at `rest` or later.
     """
 
     target: bytes
@@ -181,7 +181,7 @@ class Ends(NamedTuple):
 class EntryLayout:
     """The usual layout of an entry of one family in the kernel's messages.
 
-    An entry of another layout, such as one in a zone, is read attribute by attribute.
+    An entry with another layout, for example in a zone, is read attribute by attribute.
     """
 
     def __init__(self, family: int) -> None:
@@ -192,7 +192,8 @@ class EntryLayout:
         self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
         self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
         self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
-        # Addresses, protocol and ports of the original tuple; source address and port of the reply's, which is alike.
+        # Addresses, protocol and ports of the original tuple; source address and port of the reply tuple, with the same
+        # layout.
         self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}x8x4x4x2s2x8x")
 
     def entries(
@@ -204,7 +205,7 @@ class EntryLayout:
     ) -> Iterator[Ends | None]:
         """Yield the entries in a buffer whose target is one of `targets`, or has one of `ports`; None selects all.
 
-        Yields None for an entry of another protocol, or without ports.
+        an entry of another protocol, or without ports, gives None.
 
         One long function with local names: its loop runs 100,000 times for each sync of a busy node.
         """
@@ -228,7 +229,7 @@ class EntryLayout:
                 elif targets is None or found.target in targets or found.target[-2:] in ports:
                     yield found
             elif third != port or (protocol is not None and number != protocol):
-                yield None  # ICMP has a type and a code there
+                yield None  # ICMP has type and code in place of ports
             elif (target := to + number + to_port) and (targets is None or target in targets or to_port in ports):
                 yield Ends(target, source + source_port, back + back_port, start, start + size, end)
 
@@ -263,7 +264,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
     """Return CTA_PROTOINFO_TCP_STATE, the first attribute, or 0."""
-    # CTA_PROTOINFO_TCP is attribute 1, and so is the state in it.
+    # CTA_PROTOINFO_TCP is attribute 1, and the state inside it is attribute 1 as well.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 
@@ -299,12 +300,12 @@ class Level(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """Failures since the network namespace was created, in packets or entries, of all processors.
+    """Failures since the network namespace was created, in packets or entries, summed over all processors.
 
     `dropped`: packets without room for an entry, or refused by a helper. `early`: entries of unanswered or closing
     connections that were removed for new ones. `failed`: packets dropped because another packet created their entry
-    first, or their translated addresses were in use. `clashes`: such cases without a loss. `chains`: packets dropped
-    because a bucket has too many entries. `invalid`: packets of no connection.
+    first, or their translated addresses were in use. `clashes`: the same cases without a loss. `chains`: packets
+    dropped because a bucket has too many entries. `invalid`: packets that belong to no connection.
     """
 
     dropped: int = 0

@@ -67,7 +67,7 @@ MOST_DEVICES: Final = 256
 """The most interfaces in one message about a flowtable: NFT_NETDEVICE_MAX."""
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables -------------------------------------------------------------------------------------------------------
 
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
@@ -184,7 +184,7 @@ def _uses(chain: ChainContents, names: AbstractSet[str]) -> bool:
     return any(x.names_of(rule) & names for rule in chain.rules) if names else False
 
 
-# -- sets --------------------------------------------------------------------------------------------------------------
+# -- sets ---------------------------------------------------------------------------------------------------------
 
 
 def _made_set(family: int, table: str, spec: SetSpec) -> bytes:
@@ -272,7 +272,7 @@ def _expression(kind: int, attributes: Sequence[int]) -> bytes:
     return _note(0, kind.to_bytes(4, "little")) + _note(1, values)
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
+# -- rules --------------------------------------------------------------------------------------------------------
 
 
 def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[bytes]:
@@ -309,7 +309,8 @@ _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONO
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported unless nf_tables works and the kernel is new enough; `otherwise` is the fix for an old one."""
+    """Raise Unsupported unless nf_tables works and the kernel is new enough; `otherwise` is the fix for an old
+    kernel."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))

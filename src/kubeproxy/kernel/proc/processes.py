@@ -41,11 +41,11 @@ class Descriptors(NamedTuple):
 
 
 def proxies(proc: Path = PROC) -> list[ProxyProcess]:
-    """Return the kube-proxies of the caller's network namespace, without subcommands."""
+    """Return the kube-proxy processes of the caller's network namespace that run without a subcommand."""
     here = _namespace(proc / "self")
     found = []
     for pid in _pids(proc):
-        with suppress(OSError):  # it has ended, or is not to be seen
+        with suppress(OSError):  # the process has ended, or is not visible
             words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
             process = _read(pid, words)
             if process is not None and here is not None and _namespace(proc / str(pid)) == here:
@@ -172,7 +172,7 @@ _SOCKET_TABLES: Final = {
     (Family.IPV6, socket.IPPROTO_UDP): "udp6",
 }
 _LISTEN: Final = "0A"  # TCP_LISTEN
-_UNCONNECTED: Final = "07"  # TCP_CLOSE, as UDP sockets that have no peer
+_UNCONNECTED: Final = "07"  # TCP_CLOSE, the state of UDP sockets without a peer
 
 
 class Listening(NamedTuple):
@@ -197,7 +197,7 @@ def listening(family: Family, protocol: int) -> frozenset[Listening]:
 
 
 def _endpoint(text: str) -> Listening:
-    """Parse an address, which is in 32-bit words in host byte order, and a port."""
+    """Parse an address (32-bit words in host byte order) and a port."""
     address, _, port = text.partition(":")
     words = (int(address[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(address), 8))
     return Listening(b"".join(words), int(port, 16))
@@ -205,7 +205,7 @@ def _endpoint(text: str) -> Listening:
 
 _RESERVED: Final = 512
 _MOST_CLIENTS: Final = 1024
-_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections need memory as well
+_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections use memory too
 
 
 class Shares(NamedTuple):
@@ -224,7 +224,7 @@ def raise_limit() -> int:
     """Raise the soft limit of open files to the hard one, as Go programs do; return it.
 
     The default soft limit of 1,024 is for programs with select(), which supports no higher numbers. Child processes of
-    the proxy open few files, so their numbers stay low.
+    the proxy open few files, so their descriptors have low numbers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -257,9 +257,9 @@ class Orphans:
     """Reaps processes whose parents ended, which the kernel gives to process 1, the proxy in a container.
 
     They stay zombies, for which a container has a limit: a credential plugin that leaves processes behind adds some
-    with every token. A separate init process would take memory only for this. Our own children are not reaped, as other
-    code waits for them: they are in our session, except credential plugins, which asyncio reaps at once, with a thread
-    for each: a zombie that is there in two checks is no plugin.
+    with every token. A separate init process would need memory for this task only. Our own children are not reaped, as
+    other code waits for them: they are in our session, except credential plugins, which asyncio reaps at once, with a
+    thread for each: a zombie that is there in two checks is no plugin.
     """
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class Orphans:
             self.reap()
 
     def reap(self) -> int:
-        """Reap the orphans that were there at the last check too; return how many."""
+        """Reap the orphans that the previous check found too; return their number."""
         ended = frozenset(_strangers()) if _any_ended() else frozenset()
         gone = ended & self._seen
         self._seen = ended - gone
