@@ -22,7 +22,7 @@ from bench.runs import Run
 SIZES = ("1kx10", "10kx10")
 GOAL_P50, GOAL_P99, GOAL_CPU = 5.0, 20.0, 2.0  # ms
 SETTLE = 0.05  # seconds between changes
-PATIENCE = 600.0  # seconds until the first packet gets through: other proxies need minutes at 10,000 Services
+TIMEOUT = 600.0  # seconds until the first packet gets through: other proxies need minutes at 10,000 Services
 
 COLUMNS = (
     Column("UDP p50 ms", "udp_p50", 2),
@@ -93,7 +93,7 @@ def _measured(
 def awaited(network: Network, proxy: Contestant, item: Probed) -> None:
     """Wait until a Service answers at all."""
     while not _probe(network, item, item.addresses[0], 1.0).answer()["at"]:
-        if not proxy.running or time.monotonic() - proxy.started > PATIENCE:
+        if not proxy.running or time.monotonic() - proxy.started > TIMEOUT:
             raise RuntimeError(f"no packet got through {item}:\n{proxy.said()}")
 
 

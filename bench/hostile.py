@@ -42,7 +42,7 @@ from kubeproxy.server.server import HttpServer
 SIZE = "1kx10"
 EVERY = 0.05  # seconds between changes of other Services
 TICK = 0.002  # seconds between looks at the loop
-PATIENCE = 30.0  # seconds for what is still on its way when an attack ends
+TIMEOUT = 30.0  # seconds for what is still on its way when an attack ends
 GOAL_HOLD, GOAL_DELAY = 50.0, 100.0  # ms; the second one beyond that of a quiet run
 STRANGERS = 50_000  # elements that another program loads at once
 HEALTH = ("10.9.0.1", 10256)
@@ -137,9 +137,9 @@ class Scene:
             addresses = [objects.spare(version), *objects.endpoints_of(number, size.endpoints)[1:]]
             waiting.append(self.settling(objects.names(number), due))
             self.say(("endpointslices", objects.slice_line("MODIFIED", number, addresses, version)))
-        done, _ = await asyncio.wait(waiting, timeout=PATIENCE)
+        done, _ = await asyncio.wait(waiting, timeout=TIMEOUT)
         stop.set()
-        return Seen(*await held, [future.result() if future in done else (PATIENCE, PATIENCE) for future in waiting])
+        return Seen(*await held, [future.result() if future in done else (TIMEOUT, TIMEOUT) for future in waiting])
 
 
 async def _holds(stop: asyncio.Event) -> tuple[float, float, float]:

@@ -35,14 +35,14 @@ BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 ENDPOINTS: Final = 10
 _NODE: Final = NODES[0]
 _WRITERS: Final = 8
-PATIENCE: Final = 300.0
+TIMEOUT: Final = 300.0
 _SYNCED: Final = re.compile(
     r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE
 )
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One start of a kube-proxy: seconds until its first sync (PATIENCE if there was none), CPU seconds of it and its
+    """One start of a kube-proxy: seconds until its first sync (TIMEOUT if there was none), CPU seconds of it and its
     commands, resident and peak megabytes, megabytes that it received, and CPU seconds of the API server.
     """
 
@@ -107,10 +107,10 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
     pid = processes.pid("kube-proxy")
     while not _synced(began):
         processes.check()
-        if time.time() > began + PATIENCE:
+        if time.time() > began + TIMEOUT:
             break
         time.sleep(0.05)
-    seconds = min(time.time() - began, PATIENCE)
+    seconds = min(time.time() - began, TIMEOUT)
     time.sleep(2)  # the rest of the first sync, such as the clean-up of another mode's rules
     resident, peak = memory.resident(pid)
     found = Measured(
@@ -169,7 +169,7 @@ def render(found: Sequence[Measured]) -> str:
 
 
 def _limited(seconds: float) -> str:
-    return f"{seconds:g}" if seconds < PATIENCE else f"not in {PATIENCE:g}"
+    return f"{seconds:g}" if seconds < TIMEOUT else f"not in {TIMEOUT:g}"
 
 
 def into(page: str, found: Sequence[Measured]) -> str:

@@ -18,7 +18,7 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_ROUTE, Netlink, NetlinkErr
 from lab.iproute import LinkError
 from lab.netns import run_in
 
-PATIENCE: Final = 5.0
+TIMEOUT: Final = 5.0
 """Seconds after which a link that carries nothing is an error; a worker that is late takes one."""
 _PAUSE: Final = 0.002
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
@@ -35,13 +35,13 @@ def wait_for_links(namespace: str, links: Sequence[str]) -> None:
 
 
 def _wait(namespace: str, links: Sequence[str]) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     try:
         with Netlink.open(NETLINK_ROUTE) as netlink:
             for link in links:
                 while not (_is_up(netlink, link) and can_be_found(link)):
                     if time.monotonic() > end:
-                        raise LinkError(f"{link} in {namespace} carries no packets after {PATIENCE:g} s")
+                        raise LinkError(f"{link} in {namespace} carries no packets after {TIMEOUT:g} s")
                     time.sleep(_PAUSE)
     except NetlinkError as error:
         raise LinkError(f"{namespace}: {error}") from error

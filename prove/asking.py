@@ -24,7 +24,7 @@ from support.traffic import connected, question
 EVERY: Final = 2.0 if GUEST else 0.1
 """Seconds between two questions of a client."""
 
-PATIENCE: Final = 0.9
+TIMEOUT: Final = 0.9
 """Seconds for a new connection or a question of UDP: the kernel sends a lost SYN again after one."""
 
 LOST: Final = 5.0
@@ -141,7 +141,7 @@ class Crowd:
         while not self._over.wait(EVERY):
             at = time.monotonic()
             try:
-                with connected(client.front, PATIENCE, client.protocol, ports) as link:
+                with connected(client.front, TIMEOUT, client.protocol, ports) as link:
                     self._note(client, at, self._ask(link), "")
             except OSError as error:
                 self._note(client, at, "", repr(error))
@@ -153,8 +153,8 @@ class Crowd:
                 at = time.monotonic()
                 try:
                     if link is None:
-                        link = links.enter_context(connected(client.front, PATIENCE, client.protocol))
-                        link.settimeout(LOST if client.protocol == "tcp" else PATIENCE)
+                        link = links.enter_context(connected(client.front, TIMEOUT, client.protocol))
+                        link.settimeout(LOST if client.protocol == "tcp" else TIMEOUT)
                     self._note(client, at, self._ask(link), "")
                 except OSError as error:
                     self._note(client, at, "", repr(error))

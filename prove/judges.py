@@ -37,7 +37,7 @@ from prove.world import NO_FAULTS, UDP_IDLE, World
 from support.modes import GUEST
 
 _PENDING = re.compile(r"^kubeproxy_sync_proxy_rules_(?:service|endpoint)_changes_pending [^0].*", re.MULTILINE)
-PATIENCE = 120.0 if GUEST else 40.0
+TIMEOUT = 120.0 if GUEST else 40.0
 """Seconds within which everything has arrived, is programmed and repaired."""
 
 ENDS = 5.0
@@ -101,7 +101,7 @@ def look_now(world: World) -> list[str]:
 
 async def _eventually(world: World, check: Callable[[], list[str]]) -> list[str]:
     """Ask a blocking check in a thread on the proxy's node until it has no complaint; return its last ones."""
-    until, pause = time.monotonic() + PATIENCE, 0.002
+    until, pause = time.monotonic() + TIMEOUT, 0.002
     while True:
         wrong = await world.inside("node", check)
         if not wrong or time.monotonic() > until:
@@ -142,7 +142,7 @@ async def settled(world: World) -> Scene:
     if wrong:
         shown = "\n".join(wrong[:8])
         raise AssertionError(
-            f"nothing settles within {PATIENCE:.0f} s: {shown}\nthe proxy said:\n{world.live.proxy.tail()}"
+            f"nothing settles within {TIMEOUT:.0f} s: {shown}\nthe proxy said:\n{world.live.proxy.tail()}"
         )
     return found[0]
 

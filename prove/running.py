@@ -197,7 +197,7 @@ def _used() -> float:
 async def points(text: str) -> int:
     """Try what one world of several tries; return the exit code."""
     if launcher.MUTATION in os.environ:
-        judges.PATIENCE = BRIEFLY
+        judges.TIMEOUT = BRIEFLY
     tally = await crashes.run(crashes.Part(*json.loads(text)), functools.partial(print, flush=True))
     print(_TALLY + json.dumps(tally), flush=True)
     return 0
@@ -207,7 +207,7 @@ async def world(share: Share, tally: Tally) -> int:
     """Play histories one after the other, in one world, until the share is over or one fails; return the exit code."""
     until = time.monotonic() + share.seconds
     if launcher.MUTATION in os.environ:
-        judges.PATIENCE = BRIEFLY
+        judges.TIMEOUT = BRIEFLY
     recent: list[list[Step]] = []
     async with World(share.mode) as world:
         world.shares = SHARES

@@ -27,7 +27,7 @@ from prove.forking import Forking
 from prove.steps import Json, Step, copied
 from support import traffic as traffic_module
 from support.foreign import go_start, load_iptables, load_nft
-from support.live import PATIENCE, Front, Live, leftovers
+from support.live import TIMEOUT, Front, Live, leftovers
 from support.modes import GUEST, MODES
 from support.traffic import DUAL, Stream, Traffic
 
@@ -190,7 +190,7 @@ class World:
         if not by and (self.starts % REAL != 1 or launcher.MUTATION in os.environ):
             by = launcher.command()
         # Where the API server is in trouble the start takes longer; the next quiet moment tells.
-        await self.live.start(overrides, self.args, by, ready_within=PATIENCE if wait else None)
+        await self.live.start(overrides, self.args, by, ready_within=TIMEOUT if wait else None)
 
     @property
     def carries(self) -> bool:
@@ -230,7 +230,7 @@ class World:
         """What failed of the steady traffic that runs."""
         return list(self.traffic.failures) if self.traffic is not None else []
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     async def play(self, step: Step) -> None:
         """Do one step. Judging is not done here."""

@@ -10,7 +10,7 @@ from lab.cluster import LabCluster
 from lab.netns import run_in_async
 from lab.probes import Answer, NoAnswer, ask
 
-PATIENCE = 1.0
+TIMEOUT = 1.0
 """Seconds after which a question counts as unanswered; answers take well under a millisecond."""
 
 
@@ -60,7 +60,7 @@ async def tally(
     address: str,
     port: int,
     count: int,
-    patience: float = PATIENCE,
+    patience: float = TIMEOUT,
     source: str | None = None,
 ) -> Tally:
     """Ask `count` times from a place of the cluster, from the address `source` of it where one is given."""

@@ -7,7 +7,7 @@ import functools
 from time import monotonic
 from typing import Any
 
-from lab.demo.asking import PATIENCE, ask_until_wrong
+from lab.demo.asking import TIMEOUT, ask_until_wrong
 from lab.demo.kernel import kernel_sizes
 from lab.demo.report import milliseconds
 from lab.demo.stage import LABELS, PORT, Front, Stage
@@ -143,7 +143,7 @@ def _ask_each() -> tuple[int, list[str]]:
     """Ask every one of the Services once; (how many answered, why others did not). Three failures are enough."""
     answered, failures = 0, list[str]()
     for number in range(MORE):
-        heard = ask_until_wrong("tcp", cluster_ip(number), 80, 1, PATIENCE, None)
+        heard = ask_until_wrong("tcp", cluster_ip(number), 80, 1, TIMEOUT, None)
         answered += len(heard.answers)
         if heard.failure is not None:
             failures.append(heard.failure.value)

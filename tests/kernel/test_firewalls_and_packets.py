@@ -46,7 +46,7 @@ LINKS = (
     "-n {server} link set eth0 up",
     "-n {server} route add default via 10.244.1.1",
 )
-PATIENCE = 0.3
+TIMEOUT = 0.3
 """Seconds within which an answer comes that is not dropped."""
 
 
@@ -102,7 +102,7 @@ def served(where: str) -> Iterator[None]:
 def connected(where: str, protocol: int) -> bool:
     kind = socket.SOCK_STREAM if protocol == 6 else socket.SOCK_DGRAM
     with inside(where, lambda: socket.socket(socket.AF_INET, kind)) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT)
         try:
             sock.connect((FRONT, 30086))
             if protocol == 17:

@@ -43,8 +43,8 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.plan import Traffic as Treatment
 from support.carrying import (
-    PATIENCE,
     TCP,
+    TIMEOUT,
     UDP,
     Stage,
     accept,
@@ -144,7 +144,7 @@ def outcome(address: str, port: int, protocol: int = TCP, source: str = "") -> s
     """What a client gets: what the endpoint says, or how it is turned away."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM if protocol == TCP else socket.SOCK_DGRAM) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT)
         if source:
             sock.bind((source, 0))
         try:

@@ -15,7 +15,7 @@ from kubeproxy.backends.userspace.listeners import Assignment, ListenerName, Poo
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServicePortKey
-from support.carrying import PATIENCE, TCP, UDP, accept, connect, endpoint, nowhere, stage, until
+from support.carrying import TCP, TIMEOUT, UDP, accept, connect, endpoint, nowhere, stage, until
 
 
 class Epoll:
@@ -59,7 +59,7 @@ def test_a_listener_outlives_a_system_that_watches_no_more_sockets():
 
 
 def test_a_udp_listener_outlives_it_as_well():
-    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
+    with stage(udp_idle=TIMEOUT) as made, endpoint(UDP) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
         client.connect(made.carry([server], UDP))
         with room(made, 0) as limited:
             client.send(b"lost")
@@ -148,7 +148,7 @@ def test_a_datagram_without_room_for_a_session_costs_one_look():
 def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
     """From as many clients as it likes: connections and sessions share one limit of open files."""
     with (
-        stage(limit=40, udp_idle=PATIENCE) as made,
+        stage(limit=40, udp_idle=TIMEOUT) as made,
         endpoint() as listening,
         endpoint(UDP) as server,
         ExitStack() as many,
@@ -157,7 +157,7 @@ def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
 
         def datagram():
             client = many.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-            client.settimeout(PATIENCE)
+            client.settimeout(TIMEOUT)
             client.connect(udp)
             client.send(b"?")
             return client

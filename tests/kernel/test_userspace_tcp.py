@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
 from support.carrying import (
-    PATIENCE,
+    TIMEOUT,
     Stage,
     accept,
     connect,
@@ -165,7 +165,7 @@ def test_a_slow_reader_is_waited_for_and_stalls_nobody(loopback: Stage) -> None:
             with other, its_server:
                 other.sendall(b"?")
                 assert its_server.recv(1) == b"?"
-        client.settimeout(PATIENCE)
+        client.settimeout(TIMEOUT)
         client.shutdown(socket.SHUT_WR)
         data, was_reset = received(server, 1 << 20)
         assert (len(data), was_reset) == (count, False)

@@ -11,12 +11,12 @@ import pytest
 
 from kubeproxy.backends.userspace import listeners, udp
 from kubeproxy.model.addresses import Family
-from support.carrying import PATIENCE, UDP, Stage, endpoint, nowhere, stage, until
+from support.carrying import TIMEOUT, UDP, Stage, endpoint, nowhere, stage, until
 
 
 def client_of(where: tuple[str, int], source: str = "") -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET, socket.SOCK_DGRAM)
-    sock.settimeout(PATIENCE)
+    sock.settimeout(TIMEOUT)
     if source:
         sock.bind((source, 0))
     sock.connect(where)
@@ -45,7 +45,7 @@ def loopback():
 
 @pytest.mark.parametrize("family", Family)
 def test_datagrams_of_every_size_go_and_come_whole(family: Family) -> None:
-    with stage(udp_idle=PATIENCE) as made, endpoint(UDP, family) as server:
+    with stage(udp_idle=TIMEOUT) as made, endpoint(UDP, family) as server:
         with client_of(made.carry([server], UDP, family)) as client:
             peers = {ask(client, server, bytes(size)) for size in (0, 1, 100, 1472, 9000, 65_400)}
         assert len(peers) == sessions(made) == 1
@@ -84,7 +84,7 @@ def test_an_endpoint_that_refuses_is_left(loopback: Stage) -> None:
             with client_of(where) as client:
                 client.settimeout(0.2)
                 server.settimeout(0.2)
-                for _ in range(int(PATIENCE / 0.2)):
+                for _ in range(int(TIMEOUT / 0.2)):
                     client.send(b"?")
                     try:
                         server.recv(10)
@@ -96,7 +96,7 @@ def test_an_endpoint_that_refuses_is_left(loopback: Stage) -> None:
 
 
 def test_sessions_end_with_their_endpoint_and_clients_go_on_elsewhere() -> None:
-    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as old, endpoint(UDP) as new:
+    with stage(udp_idle=TIMEOUT) as made, endpoint(UDP) as old, endpoint(UDP) as new:
         where = made.carry([old], UDP)
         with client_of(where) as client:
             ask(client, old)
@@ -135,7 +135,7 @@ def test_affinity_is_by_address_not_by_port() -> None:
 
 
 def test_too_many_sessions_are_dropped_with_a_reason(caplog) -> None:
-    with stage(limit=4, udp_idle=PATIENCE) as made, endpoint(UDP) as server:
+    with stage(limit=4, udp_idle=TIMEOUT) as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         clients = [client_of(where) for _ in range(6)]
         for client in clients[:3]:
@@ -204,7 +204,7 @@ def test_who_waits_for_an_answer_makes_room_for_others() -> None:
 
 
 def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
-    with stage(udp_idle=PATIENCE) as made, endpoint(UDP) as old, endpoint(UDP) as new:
+    with stage(udp_idle=TIMEOUT) as made, endpoint(UDP) as old, endpoint(UDP) as new:
         where = made.carry([old], UDP)
         with client_of(where) as client:
             client.send(b"?")

@@ -69,7 +69,7 @@ def test_links_of_nodes_carry_packets(cluster: Topology) -> None:
 
 
 def test_a_link_without_a_carrier_is_named(cluster: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "PATIENCE", 0.0)
+    monkeypatch.setattr(carrier, "TIMEOUT", 0.0)
     ip_batch(["link add lonely type veth peer name down", "link set lonely up"], cluster.outside)
     with pytest.raises(LinkError, match=f"lonely in {cluster.outside} carries no packets after 0 s"):
         wait_for_links(cluster.outside, ["lonely"])

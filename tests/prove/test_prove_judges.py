@@ -73,7 +73,7 @@ async def met(world: World, scene: judges.Scene) -> list[str]:
 @pytest.mark.slow("a history in a cluster, as `make prove` plays them")
 @pytest.mark.long(20)
 async def test_all_is_well_and_what_is_broken_is_seen(monkeypatch) -> None:
-    monkeypatch.setattr(judges, "PATIENCE", 15.0)
+    monkeypatch.setattr(judges, "TIMEOUT", 15.0)
     async with World("nftables") as world:
         assert await play(world, HISTORY) == []
         for step in HISTORY[:3]:
@@ -105,7 +105,7 @@ async def the_kernel_is_another(world: World, scene: judges.Scene) -> None:
 
 
 async def an_object_is_not_heard_of(world: World) -> None:
-    judges.PATIENCE = 1.0
+    judges.TIMEOUT = 1.0
     await judges.settled(world)
     world.live.cluster.faults.update({"stall_watch": True})
     await world.play(("remove", "endpointslices", "default", "s1-1"))

@@ -34,7 +34,7 @@ from support.promtool import RULES
 from support.tracked_flows import fill, flush, limit
 
 Json = dict[str, Any]
-PATIENCE = 90.0
+TIMEOUT = 90.0
 
 NODES: dict[str, Json] = {
     "well": {},
@@ -75,7 +75,7 @@ class Fleet:
         if name == "papers":
             config |= {"clientConnection": {"kubeconfig": str(self.papers(3))}}
         args = ["--connection-counters"] if name in {"well", "killed"} else []
-        self.proxies[name] = await self.cluster.start_proxy(config, args, node=self.nodes[name], ready_within=PATIENCE)
+        self.proxies[name] = await self.cluster.start_proxy(config, args, node=self.nodes[name], ready_within=TIMEOUT)
 
     async def begin(self, name: str) -> None:
         await asyncio.to_thread(self.cluster.topology.add_node, self.nodes[name])
@@ -121,7 +121,7 @@ class Fleet:
 
     async def wait(self, holds: Callable[[set[tuple[str, str]]], Any], what: str) -> None:
         """Wait until something holds of the alerts that fire."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while not holds(firing := await self.prometheus.firing()):
             logs = {name: proxy.tail(3) for name, proxy in self.proxies.items() if name in what}
             assert time.monotonic() < end, f"{what}; firing: {firing}; {logs}; {self.prometheus.said()}"
@@ -241,7 +241,7 @@ async def seen(made: Fleet, trouble: Callable[[Fleet], AbstractAsyncContextManag
 async def every_panel_has_data(made: Fleet) -> None:
     """What the dashboard asks: a minute of life is enough for each panel."""
     wanted = {filled(question.expression): question.panel for question in questions()}
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     made.service("names", "UDP")
     for turn in itertools.takewhile(lambda _: wanted, itertools.count()):
         await made.connect("well", "names", "udp")  # a flow that is stale in a moment, unless it came too early

@@ -15,7 +15,7 @@ from lab.netns import run_in_async
 from lab.probes import NoAnswer
 from lab.topology import NODE_A, NODE_B, OUTSIDE_IP
 from support.documents import document
-from support.live import METRICS_PORT, PATIENCE, Front, Live
+from support.live import METRICS_PORT, TIMEOUT, Front, Live
 from support.modes import modes
 
 PAGE = document("docs/balancing.md").path.read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_n
         bare.cluster.patch("services", name, {"metadata": {"annotations": annotations}})
     config = bare.mode.config
     for node in (NODE_B, NODE_A):  # the last one is asked
-        bare.proxies.append(await bare.cluster.start_proxy(config, node=node, ready_within=PATIENCE))
+        bare.proxies.append(await bare.cluster.start_proxy(config, node=node, ready_within=TIMEOUT))
     web, still = bare.front("web"), bare.front("still")
     outside = bare.cluster.namespace_of("outside")
     met: dict[object, set[str]] = {}

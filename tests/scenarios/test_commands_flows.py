@@ -151,7 +151,7 @@ async def test_following_names_service_and_pods(live: Live) -> None:
     assert all(f"{live.ips['pod']['IPv4']}:" in line and f"-> {front.address}:80 =>" in line for line in begins)
     if live.mode.name != "userspace":
         assert all(f"=> default/a1 ({live.ips['a1']['IPv4']}:3000)" in line for line in begins)
-    assert "heard of" in text
+    assert "beginnings and ends" in text
 
 
 def name_pod(live: Live, service: str, pod: str) -> None:

@@ -25,7 +25,7 @@ from kubeproxy.kernel.ipvs import (
 )
 from kubeproxy.model.addresses import pack
 from lab.netns import run_in_async
-from support.live import PATIENCE, Front, Live
+from support.live import TIMEOUT, Front, Live
 from support.modes import modes
 from support.owned import owned_table
 
@@ -47,7 +47,7 @@ async def differs(
             await asyncio.sleep(0.02)
 
     harming = asyncio.create_task(go_on())
-    until = time.monotonic() + 2 * PATIENCE
+    until = time.monotonic() + 2 * TIMEOUT
     try:
         while True:
             status, text = await live.ask(*words)
@@ -61,7 +61,7 @@ async def differs(
 
 async def equal(live: Live, *words: str) -> str:
     """Run the command until it shows that nothing differs; return its text."""
-    until = time.monotonic() + 2 * PATIENCE
+    until = time.monotonic() + 2 * TIMEOUT
     while True:
         status, text = await live.ask("verify", *words)
         if status == 0:

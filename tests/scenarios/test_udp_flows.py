@@ -18,7 +18,7 @@ from support.modes import GUEST, modes
 from support.traffic import Stream, Traffic
 
 WHERE = ("nftables", "iptables-nft", "userspace", "ipvs")
-PATIENCE = 1.0 if GUEST else 0.15
+TIMEOUT = 1.0 if GUEST else 0.15
 """Seconds after which a question counts as not answered."""
 NOBODY = {"timeout", "refused", "unreachable"}
 
@@ -30,7 +30,7 @@ class Client:
         family = socket.AF_INET6 if ":" in front.address else socket.AF_INET
         namespace = live.cluster.namespace_of(place)
         self._sock = open_socket_in(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM))
-        self._sock.settimeout(PATIENCE)
+        self._sock.settimeout(TIMEOUT)
         self._sock.connect(front)
         self._live = live
 

@@ -22,7 +22,7 @@ from support.namespaces import run
 from support.own_network import own_network
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
-PATIENCE = 30.0
+TIMEOUT = 30.0
 LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
@@ -74,7 +74,7 @@ def endpoint(protocol: int = TCP, family: Family = Family.IPV4) -> socket.socket
     sock.bind((LOOPBACK[family], 0))
     if protocol == TCP:
         sock.listen(1000)
-    sock.settimeout(PATIENCE)
+    sock.settimeout(TIMEOUT)
     return sock
 
 
@@ -86,7 +86,7 @@ def nowhere() -> bytes:
 
 def connect(where: tuple[str, int]) -> socket.socket:
     """A client's connection."""
-    sock = socket.create_connection(where, PATIENCE)
+    sock = socket.create_connection(where, TIMEOUT)
     sock.setsockopt(TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -94,7 +94,7 @@ def connect(where: tuple[str, int]) -> socket.socket:
 def accept(listening: socket.socket) -> socket.socket:
     """An endpoint's connection."""
     sock, _ = listening.accept()
-    sock.settimeout(PATIENCE)
+    sock.settimeout(TIMEOUT)
     return sock
 
 
@@ -142,7 +142,7 @@ def doing(*work: Callable[[], None]) -> Iterator[None]:
 
 def until(holds: Callable[[], object], what: str) -> None:
     """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
@@ -151,7 +151,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 def main(endpoints: str) -> None:
     """Carry to one destination, and say on which port."""
     print(Stage().carry([bytes.fromhex(endpoints)])[1], flush=True)
-    time.sleep(2 * PATIENCE)
+    time.sleep(2 * TIMEOUT)
 
 
 if __name__ == "__main__":

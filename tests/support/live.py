@@ -26,7 +26,7 @@ from support.modes import GUEST, NFTABLES, ScenarioMode
 
 Json = dict[str, Any]
 PODS = ("a1", "a2", "a3", "a4", "b1", "b2", "b3")
-PATIENCE = 90.0 if GUEST else 15.0
+TIMEOUT = 90.0 if GUEST else 15.0
 """Seconds that anything may take which is waited for; nearly all of it takes milliseconds, on a busy machine too."""
 ENOUGH = 120
 """Connections after which an endpoint that was never met is taken for missing: 1 in 2^60 for three endpoints."""
@@ -85,7 +85,7 @@ class Live:
         args: Sequence[str] = (),
         command: Sequence[str] = (),
         *,
-        ready_within: float | None = PATIENCE,
+        ready_within: float | None = TIMEOUT,
     ) -> Proxy:
         """Start a proxy on node-a, and wait until all families are programmed unless `ready_within` is None.
 
@@ -151,7 +151,7 @@ class Live:
         """Start all pods and note their addresses."""
         for name in PODS:
             self.cluster.create(_pod(name, NODE_A if name.startswith("a") else NODE_B))
-        for pod in await self.cluster.pods_ready("role=endpoint", len(PODS), timeout=PATIENCE):
+        for pod in await self.cluster.pods_ready("role=endpoint", len(PODS), timeout=TIMEOUT):
             v4, v6 = (entry["ip"] for entry in pod["status"]["podIPs"])
             self.ips[pod["metadata"]["name"]] = {"IPv4": v4, "IPv6": v6}
 
@@ -253,13 +253,13 @@ class Live:
     async def until(self, holds: Callable[[], Any], what: str) -> None:
         """Wait until something holds."""
         try:
-            await self.cluster.until(lambda: bool(holds()), what, PATIENCE)
+            await self.cluster.until(lambda: bool(holds()), what, TIMEOUT)
         except NotInTimeError as error:
             raise AssertionError(f"{error}\nthe proxy said:\n{self._tail()}") from error
 
     async def eventually(self, check: Callable[[], Awaitable[str]]) -> None:
         """Wait until a check finds nothing wrong; it returns what is wrong, '' for nothing."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         began = 0.0
         while wrong := await check():
             if began > deadline:  # of the last look: it may have waited for answers in vain, and taken all the time

@@ -16,7 +16,7 @@ from lab.netns import run_in_async
 from lab.objects import whoami_rc
 from lab.pods import DRAIN_ANNOTATION, READY_ANNOTATION
 from lab.probes import Answer, http_get
-from support.live import PATIENCE, PORTS, Front, Json
+from support.live import PORTS, TIMEOUT, Front, Json
 from support.two_nodes import TwoNodes
 
 NODES = {"a": "node-a", "b": "node-b"}
@@ -106,7 +106,7 @@ class Stage:
         if not self.cluster.store.get("replicationcontrollers", (self.namespace, app)):
             self.cluster.create(whoami_rc(app, count), self.namespace)
         self.cluster.scale(app, count, self.namespace)
-        pods = await self.cluster.pods_ready(f"app={app}", count, self.namespace, PATIENCE)
+        pods = await self.cluster.pods_ready(f"app={app}", count, self.namespace, TIMEOUT)
         for pod in pods:
             self.live.note_addresses(f"{self.namespace}/{pod['metadata']['name']}", pod)
         return " ".join(sorted(pod["metadata"]["name"] for pod in pods))

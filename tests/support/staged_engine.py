@@ -29,11 +29,11 @@ from kubeproxy.model.world import Settings
 
 V4, V6 = Family.IPV4, Family.IPV6
 NODE = "node-a"
-PATIENCE = 30.0
+TIMEOUT = 30.0
 _sleep = asyncio.sleep
 
 
-# -- objects -------------------------------------------------------------------------------------------------------
+# -- objects ------------------------------------------------------------------------------------------------------
 
 
 def service(name, number=1, family=V4, annotations=None, protocol="TCP", **spec):
@@ -68,7 +68,7 @@ LISTS = (Replaced("services", []), Replaced("endpointslices", []))
 READY = (*LISTS, node())
 
 
-# -- who takes notes -----------------------------------------------------------------------------------------------
+# -- who takes notes ----------------------------------------------------------------------------------------------
 
 
 class FakeBackend:
@@ -179,7 +179,7 @@ class Notes:
 class Stage:
     """An engine with its surroundings, running."""
 
-    def __init__(self, *, families=(V4,), patience=PATIENCE, pace=None, **options):
+    def __init__(self, *, families=(V4,), patience=TIMEOUT, pace=None, **options):
         self.backends = [FakeBackend(family) for family in families]
         self.notes = Notes()
         self.addresses = {V4: [], V6: []}

@@ -7,7 +7,7 @@ import asyncio
 from lab.cluster import LabCluster
 from lab.proxyprocess import Proxy
 from lab.topology import NODE_A, NODE_B
-from support.live import PATIENCE, Json, Live
+from support.live import TIMEOUT, Json, Live
 from support.modes import MODES
 
 CLIENTS = {"client-a": NODE_A, "client-b": NODE_B}
@@ -30,7 +30,7 @@ class TwoNodes(Live):
         for name, node in CLIENTS.items():
             spec = {"nodeName": node.name, "containers": [{"name": "client"}]}
             self.cluster.create({"kind": "Pod", "metadata": {"name": name, "labels": {"role": "client"}}, "spec": spec})
-        for pod in await self.cluster.pods_ready("role=client", len(CLIENTS), timeout=PATIENCE):
+        for pod in await self.cluster.pods_ready("role=client", len(CLIENTS), timeout=TIMEOUT):
             self.note_addresses(pod["metadata"]["name"], pod)
         for place in ("node", "neighbour"):
             await self.choose_variant(self.mode.variant, place)
@@ -39,7 +39,7 @@ class TwoNodes(Live):
     async def start_proxies(self, overrides: Json | None = None) -> None:
         """Run a proxy on each node, and wait until both are ready."""
         config = {**self.mode.config, **(overrides or {})}
-        starts = (self.cluster.start_proxy(config, node=node, ready_within=PATIENCE) for node in CLIENTS.values())
+        starts = (self.cluster.start_proxy(config, node=node, ready_within=TIMEOUT) for node in CLIENTS.values())
         self.proxies += await asyncio.gather(*starts)
 
     async def stop_proxies(self) -> None:

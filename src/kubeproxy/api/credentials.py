@@ -34,7 +34,7 @@ LONGEST = 1 << 20
 """Bytes an exec plugin may print."""
 
 _READ_AHEAD = 1 << 16  # bytes; asyncio's default
-_END_PATIENCE = 1.0  # seconds to wait for the end of a killed plugin
+_END_TIMEOUT = 1.0  # seconds to wait for the end of a killed plugin
 _EXPIRY_MARGIN = 10.0
 
 Headers = tuple[tuple[str, str], ...]
@@ -284,7 +284,7 @@ async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None
     with suppress(PermissionError):
         transport.close()
     with suppress(TimeoutError):
-        async with asyncio.timeout(_END_PATIENCE):  # a process of another user cannot be killed
+        async with asyncio.timeout(_END_TIMEOUT):  # a process of another user cannot be killed
             await process.wait()
 
 

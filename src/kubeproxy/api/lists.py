@@ -168,8 +168,8 @@ class Greeting(NamedTuple):
     ahead: float | None
 
 
-def greet(cluster: Cluster, patience: float) -> Greeting:
-    """Ask a server that is reached without a proxy, without the credentials of a token. Blocks for `patience` seconds
+def greet(cluster: Cluster, timeout: float) -> Greeting:
+    """Ask a server that is reached without a proxy, without the credentials of a token. Blocks for `timeout` seconds
     at most at each step.
 
     Raises SourceError when it does not answer. Must not be called for a cluster whose client certificate comes from an
@@ -178,7 +178,7 @@ def greet(cluster: Cluster, patience: float) -> Greeting:
     server = cluster.server
     context = asyncio.run(cluster.tls_context())
     try:
-        with socket.create_connection((server.host, server.port), patience) as plain:
+        with socket.create_connection((server.host, server.port), timeout) as plain:
             if context is None:
                 return Greeting(None, _ahead(plain, server.authority))
             with context.wrap_socket(plain, server_hostname=cluster.server_hostname) as sock:

@@ -296,7 +296,7 @@ BURST: Final = 20
 """Requests without a delay, as at a start; then one a second, so that annotations that come and go cause few requests
 of all nodes."""
 
-PATIENCE: Final = 5.0
+TIMEOUT: Final = 5.0
 """Seconds for which the first list of Services waits for zones: without them a drained zone would get connections."""
 
 
@@ -320,7 +320,7 @@ class Zones:
         self._unread: dict[ServiceName, None] = {}
         self._begun = self._slices_begun = False
         self._held: list[Event] | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
@@ -343,16 +343,16 @@ class Zones:
         self._proceed()
 
     def _proceed(self) -> None:
-        if self._held is not None and self._slices_begun and self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._release)
+        if self._held is not None and self._slices_begun and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TIMEOUT, self._release)
         if self._unread or self._held is not None:
             self._wake.set()
 
     def _release(self) -> None:
         """Pass on the held events."""
         held, self._held = self._held, None
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if held is not None:
             self._sink(held)
 
@@ -392,8 +392,8 @@ class Zones:
                 if not self._unread:
                     self._release()
         finally:
-            if self._patience is not None:
-                self._patience.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
         """Make one attempt, with a random delay except at a start: all nodes get a new Service at the same time."""

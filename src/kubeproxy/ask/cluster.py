@@ -19,9 +19,9 @@ from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds to wait for the API server."""
-PODS_PATIENCE = 5.0
+PODS_TIMEOUT = 5.0
 """Seconds to wait for the names of pods."""
 TRIES = 5
 PAUSE = 0.2
@@ -57,7 +57,7 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
     if facts.manifests:
         return {}, "the objects come from files"
     try:
-        return ask(facts, partial(pod_names, service=service), PODS_PATIENCE), ""
+        return ask(facts, partial(pod_names, service=service), PODS_TIMEOUT), ""
     except NoAnswerError as error:
         return {}, str(error)
 
@@ -83,7 +83,7 @@ def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Fin
 
 
 def _read(facts: Facts, name: ServiceName | None) -> Read:
-    return ask(facts, partial(versions, service=name), PATIENCE)
+    return ask(facts, partial(versions, service=name), TIMEOUT)
 
 
 def _staleness(facts: Facts) -> str:

@@ -30,7 +30,7 @@ from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds to wait for the objects."""
 
 UNREACHED = 5.0
@@ -136,7 +136,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
         raise UnreadError(contact.unread(None, str(error))) from error
     work = [asyncio.ensure_future(part) for part in sources.work().values()]
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             ended = asyncio.ensure_future(_listed(complete, planner, sources))
             await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
             for part in work:
@@ -155,7 +155,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
         await asyncio.gather(*work, return_exceptions=True)
         await sources.close()
     if not planner.complete:
-        late = f"the objects could not be read within {PATIENCE:.0f} s"
+        late = f"the objects could not be read within {TIMEOUT:.0f} s"
         raise UnreadError(contact.unread(reach, late)) if reach is not None else NoAnswerError(late)
     return planner, reach
 

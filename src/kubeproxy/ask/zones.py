@@ -24,7 +24,7 @@ log = logging.getLogger("kubeproxy.control")
 Zones = Mapping[bytes, str]
 """Zones of endpoints by packed address; endpoints without a zone are missing."""
 
-PATIENCE: Final = 1.0
+TIMEOUT: Final = 1.0
 """Seconds that a caller waits for the lock, and then for the answer."""
 LASTING: Final = 3.0
 """Seconds for which an answer, or a missing one, is reused: an open page asks at each change of a Service."""
@@ -64,7 +64,7 @@ class Places:
     async def zones(self, service: ServiceName) -> Zones:
         """Return the zones of a Service's endpoints, as far as they are available. Never raises."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await self._turn.acquire()
         except TimeoutError:
             return {}
@@ -85,7 +85,7 @@ class Places:
             return self._known[service][1] if service in self._known else {}
         found: Zones = {}
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 found = await (self._nodes() if self._nodes and service == _NODES else self._ask(service))
         except (KubeProxyError, OSError) as error:
             log.debug("Zones of endpoints are not known service=%s/%s error=%r", *service, str(error))

@@ -27,7 +27,7 @@ from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
-PATIENCE = 1.0
+TIMEOUT = 1.0
 """Seconds to wait for a proxy after Tab was pressed."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
 """The allowed characters of an answer: none of them is special to a shell."""
@@ -174,7 +174,7 @@ def names(prefix: str, path: str) -> list[str]:
     from urllib.parse import quote  # noqa: PLC0415
 
     try:
-        with connect(path, PATIENCE) as sock:
+        with connect(path, TIMEOUT) as sock:
             sock.sendall(
                 f"GET /names?prefix={quote(prefix)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
             )

@@ -160,7 +160,7 @@ def _print_cost(cost: Cost) -> None:
         output.marked(output.NOTE, f"new ones are not counted: {NOT_ANNOUNCED}")
 
 
-# -- as they begin and end ---------------------------------------------------------------------------------------------
+# -- as they begin and end ----------------------------------------------------------------------------------------
 
 
 def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
@@ -202,11 +202,11 @@ def _say_rate_json(one_in: int) -> None:
 
 
 def _print_end(sampled: Sampled, *, people: bool) -> None:
-    heard, left_out, lost = sampled.heard, sampled.left_out, sampled.lost
+    received, left_out, lost = sampled.received, sampled.left_out, sampled.lost
     if not people:
-        output.json_line({"heard": heard, "left_out": left_out, "lost": lost})
+        output.json_line({"heard": received, "left_out": left_out, "lost": lost})
         return
-    text = f"heard of {heard} beginnings and ends"
+    text = f"received {received} beginnings and ends"
     if left_out:
         text += f", left out about {left_out}"
     if lost:

@@ -16,16 +16,16 @@ from kubeproxy.release import SAME_BUILD
 
 T = TypeVar("T")
 
-PATIENCE = 10.0  # timeout of a request in seconds
+TIMEOUT = 10.0  # timeout of a request in seconds
 
 
 class _Connection(HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
+        super().__init__("localhost", timeout=TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
-        self.sock = connect(self._path, PATIENCE)
+        self.sock = connect(self._path, TIMEOUT)
 
 
 class Client:
@@ -77,7 +77,7 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            return f"the proxy at {self.path} did not answer within {PATIENCE:.0f} s: see its log and /livez"
+            return f"the proxy at {self.path} did not answer within {TIMEOUT:.0f} s: see its log and /livez"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"
 
 

@@ -26,9 +26,9 @@ Clock = Callable[[], float]
 class Backoff:
     """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`.
 
-    Each is longer or shorter by up to the share `spread`, at random, so that nodes do not try at the same time. After
+    Each delay varies at random by up to the share `spread`, so that nodes do not retry at the same time. After
     `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures`
-    counts those in a row.
+    is the number of consecutive failures.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Backoff:
 
 
 class TokenBucket:
-    """A limit of `burst` at once and `rate` per second."""
+    """A token bucket: `burst` at once, and `rate` per second."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic) -> None:
         self._rate = rate
@@ -100,8 +100,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
-"""Seconds for which work may hold the event loop at a time: 44,000 Services are seconds of work, and health checks,
-watches and requests must not wait for that."""
+"""Seconds for which work may block the event loop: 44,000 Services take seconds, and health checks, watches and
+requests must not wait so long."""
 
 
 def end_of_turn() -> float:
@@ -110,7 +110,7 @@ def end_of_turn() -> float:
 
 
 async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
-    """Yield from steps of work; run the event loop between two turns."""
+    """Yield the results of steps of work; run the event loop between two turns."""
     end = end_of_turn()
     for step in steps:
         yield step
@@ -122,7 +122,7 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 async def exhaust(transactions: Iterator[int]) -> None:
     """Run an iterator that commits transactions, in a thread: another program may hold the kernel's locks for seconds.
 
-    A cancelled caller waits for the transaction under way; a generator is closed.
+    A cancelled caller waits for the running transaction; a generator is closed.
     """
     stopped = threading.Event()
 
@@ -139,9 +139,9 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of a call in a thread. A cancelled caller waits for its end.
+    """Return the result of a call in a thread. A cancelled caller waits for the end of the call.
 
-    A thread cannot be stopped, and its sockets and other resources are closed after the caller has ended.
+    A thread cannot be stopped, and the sockets and other resources that it uses are closed when the caller ends.
     """
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
@@ -154,28 +154,28 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
     except asyncio.CancelledError:
         cancelled()
         while not doing.done():
-            with suppress(asyncio.CancelledError):  # cancelled again, which changes nothing
+            with suppress(asyncio.CancelledError):  # cancelled again: the wait continues
                 await asyncio.wait([doing])
         doing.exception()  # marks the exception as retrieved
         raise
     finally:
-        del doing  # breaks the cycle of the exception and this frame
+        del doing  # breaks the reference cycle of the exception and this frame
 
 
 class Intake:
-    """Applies events to a planner: few at once, a long list in turns. `reject` gets unusable objects and entries.
+    """Applies events to a planner: a few at once, a long list in turns. `reject` receives unusable objects and entries.
 
-    Events after a list wait, except those of Nodes and ServiceCIDRs, as not only the engine reads these.
+    Events after a list wait, except those of Nodes and ServiceCIDRs, which other parts of the program also read.
     """
 
     def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
         self._planner = planner
         self._reject = reject
-        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first is under way
+        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first event is being applied
 
     @property
     def is_empty(self) -> bool:
-        """Whether the planner has all events."""
+        """Whether all events have been applied to the planner."""
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:

@@ -267,7 +267,7 @@ class Address(Struct, frozen=True, order=True):
 def local_addresses(family: int) -> list[Address]:
     """Return the addresses of a family (AF_INET or AF_INET6) on all interfaces, in the kernel's order.
 
-    On a point-to-point interface that is the local end. Raises NetlinkError.
+    A point-to-point interface has the address of its local end. Raises NetlinkError.
     """
     with Netlink.open(NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
@@ -281,7 +281,7 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
     for data, start, end in answers(buffers, _ADDRESS_HEAD.size):
         own_family, prefixlen, _, scope, index = _ADDRESS_HEAD.unpack_from(data, start - _ADDRESS_HEAD.size)
         values = parts(data, start, end)
-        # If there is a local address, the other one is that of the peer (rtnetlink(7)).
+        # If the message has a local address, IFA_ADDRESS is the peer's (rtnetlink(7)).
         ip = values.get(_LOCAL, values.get(_ADDRESS))
         if own_family == family and ip is not None and index in names:
             found.append(Address(ip, prefixlen, names[index], scope))
@@ -311,7 +311,7 @@ class AddressMonitor(Closing):
     def drain(self) -> bool:
         """Read all messages without blocking; return whether addresses may have changed, so that they must be listed.
 
-        A lifetime that was renewed counts, and so do messages that the kernel dropped because too many came.
+        A renewed lifetime counts as a change, and so do messages that the kernel dropped because too many came.
         """
         ignored = {_number(name) for name in self._ignored}
         return self._changes.changed(
@@ -332,7 +332,7 @@ def _number(name: str) -> int:
 
 
 def way_out(source: bytes, destination: bytes) -> str:
-    """Return the interface that a packet of this node leaves by, '' if it has no route. Addresses are packed.
+    """Return the outgoing interface of a packet from this node, '' if it has no route. Addresses are packed.
 
     Raises NetlinkError.
     """
@@ -350,7 +350,7 @@ def source_for(destination: bytes) -> bytes | None:
 
 @understood("a route")
 def _route(destination: bytes, source: bytes = b"") -> dict[int, bytes]:
-    """Return the attributes of the route of this node's packets to a destination; none if there is no route."""
+    """Return the attributes of the route from this node to a destination; none if there is no route."""
     bits = 8 * len(destination)
     head = _ROUTE_HEAD.pack(family_of(destination), bits, bits if source else 0, 0, 0, 0, 0, 0, 0)
     with Netlink.open(NETLINK_ROUTE) as netlink:

@@ -163,7 +163,7 @@ TURN: Final = ROOM
 
 
 class _Asker(NamedTuple):
-    """A Service that requests entries; the smaller one comes first."""
+    """A Service that requests entries; the order of these values is that of grants."""
 
     created: str  # RFC 3339 timestamps sort by age as text
     name: ServiceName
@@ -192,7 +192,7 @@ class NodeBudget:
             self.ask(name, created, entries)
 
     def ask(self, name: ServiceName, created: str, entries: int) -> None:
-        """Replace the number of entries that a Service requests."""
+        """Set the number of entries that a Service requests."""
         asker, before = self._asked.get(name, (None, 0))
         if before == entries and (asker is None or asker.created == created):
             return
@@ -218,7 +218,7 @@ class NodeBudget:
         return {asker.name: entries for asker, entries in found}
 
     def settle(self) -> Iterable[ServiceName]:
-        """Grant entries again, if a request changed; return the Services that gained or lost theirs."""
+        """Recompute the grants if a request changed; return the Services that gained or lost entries."""
         if self._is_settled:
             return ()
         self._is_settled = True
@@ -242,7 +242,7 @@ class NodeBudget:
 class FairOrder:
     """Orders costly changes by namespace in turn, so that no namespace waits for all changes of another.
 
-    Waiting changes precede new ones. A namespace that returns gets the same turn as if it had waited.
+    Waiting changes precede new ones. A namespace without waiting changes keeps its position.
     """
 
     def __init__(self) -> None:

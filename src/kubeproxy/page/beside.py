@@ -251,7 +251,7 @@ log = logging.getLogger("kubeproxy.page")
 
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
-PATIENCE: Final = 2.0
+TIMEOUT: Final = 2.0
 """Seconds to wait for the end of the process before it is killed."""
 _LONGEST: Final = 1 << 20
 """Maximum bytes of a line of its output, and of its unread input."""
@@ -270,19 +270,19 @@ def ourselves() -> list[str]:
 class Companion:
     """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends.
 
-    `said` gets each line of its output, `ended` a sentence when it ends by itself. `greet` yields its first input.
+    `on_line` gets each line of its output, `ended` a sentence when it ends by itself. `greet` yields its first input.
     """
 
     def __init__(
         self,
         words: Sequence[str],
-        said: Callable[[bytes], None],
+        on_line: Callable[[bytes], None],
         ended: Callable[[str], None],
         greet: Callable[[], AsyncIterator[bytes]] | None = None,
         command: Callable[[], list[str]] = ourselves,
     ) -> None:
         self._words = words
-        self._said = said
+        self._received = on_line
         self._ended = ended
         self._greet = greet
         self._command = command
@@ -320,7 +320,7 @@ class Companion:
             await asyncio.gather(self._tell_all(process), self._listen(process))
             return f"ended with exit code {await process.wait()}"
         except ValueError:
-            return "said too much"
+            return "wrote too much output"
         finally:
             self._process, self._greeted = None, False
             await end(process)
@@ -337,7 +337,7 @@ class Companion:
     async def _listen(self, process: Process) -> None:
         assert process.stdout is not None  # noqa: S101 - a pipe was asked for
         while line := await process.stdout.readline():
-            self._said(line.rstrip())
+            self._received(line.rstrip())
 
 
 async def end(process: Process) -> None:
@@ -349,7 +349,7 @@ async def end(process: Process) -> None:
             with suppress(ProcessLookupError):
                 stop()
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while process.stdout is not None and await process.stdout.read(_LONGEST):
                     pass  # a pipe must be read to its end before it closes
                 await process.wait()

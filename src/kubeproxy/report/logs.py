@@ -26,7 +26,7 @@ _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNI
 
 # POSIX: bytes that a pipe takes in one piece, without blocking when it polls as writable.
 _PIPE_BUF: Final = 4096
-_PATIENCE_MS: Final = 50
+_WAIT_MS: Final = 50
 _TRACE_LINES: Final = 200
 
 
@@ -223,7 +223,7 @@ class StreamHandler(logging.Handler):
             self.dropped += 1
 
     def _write(self, fd: int, data: bytes) -> bool:
-        wait = 0 if self.dropped else _PATIENCE_MS
+        wait = 0 if self.dropped else _WAIT_MS
         view = memoryview(data)
         try:
             while view:

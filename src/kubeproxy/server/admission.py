@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from kubeproxy.kernel.proc.processes import shares
 from kubeproxy.model.addresses import MAPPED
 
-_PATIENCE: Final = 2.0  # seconds
+_MAX_DELAY: Final = 2.0  # seconds
 _LEAVING: Final = 16  # connections that may be closing at a time to make room
 _SUBNET: Final = 8  # bytes of an IPv6 address that belong to one client
 
@@ -102,7 +102,7 @@ class Admission:
 
     def is_flooding(self, address: str) -> bool:
         """Return whether a client is so far in debt that a request on one more connection would only wait."""
-        return self.budget.delay(peer_of(address)) > _PATIENCE
+        return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:
         """Count an accepted connection from this address."""

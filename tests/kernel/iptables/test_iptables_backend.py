@@ -261,7 +261,7 @@ def test_old_commands_that_know_one_lock_alone_take_it_themselves(netns):
 
 
 def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lock_file, monkeypatch):
-    monkeypatch.setattr(xtables, "LOCK_PATIENCE", 0)
+    monkeypatch.setattr(xtables, "LOCK_TIMEOUT", 0)
     told = Told()
     made = opened("legacy", told=told)
     lock_file.touch()
@@ -283,7 +283,7 @@ def test_a_start_waits_for_no_lock(netns, lock_file, monkeypatch):
     """Another program may hold it for long, as the restore of a proxy that was killed: 8 s for 10,000 Services."""
     legacy = xtables.variant_commands(Family.IPV4, "legacy")
     monkeypatch.setattr(mode, "_commands", lambda family: legacy)
-    monkeypatch.setattr(xtables, "LOCK_PATIENCE", 1)
+    monkeypatch.setattr(xtables, "LOCK_TIMEOUT", 1)
     mode.OPERATIONS.check(KubeProxyConfiguration(), [Family.IPV4])
     holder = os.open(lock_file, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(holder, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ ELSEWHERE = {V4: "198.51.100.", V6: "2001:db8:1::"}
 SERVICE = {V4: "10.96.0.1", V6: "fd00:96::1"}
 PORTS = [ServicePort(port=80, name="tcp", node_port=30080), ServicePort(port=53, name="udp", protocol="UDP")]
 CLIENTS = 30  # more than the kernel sends ICMP errors to, in one go
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def client(ground):
 
 def outcome(address, port, kind=socket.SOCK_STREAM):
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT)
         try:
             sock.connect((address, port))
             with suppress(PermissionError):  # rejected on its way out; recv tells how

@@ -36,7 +36,7 @@ ARGUMENTS = (
     "--hide-scrollbars",
 )
 DESKTOP, PHONE = (1280, 800), (360, 740)
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds for what comes by itself, on a machine that does much else; it takes a few hundredths of one."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's name for a reference to an element
 KEYS = {
@@ -95,7 +95,7 @@ class Browser:
             env={**os.environ, "HOME": str(self._profile), "XDG_CONFIG_HOME": str(self._profile)},
         )
         assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             async for line in self._process.stdout:
                 if found := re.search(rb"successfully on port (\d+)", line):
                     return int(found[1])
@@ -177,7 +177,7 @@ class Browser:
         found = await self.run("const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", selector)
         return str(found)
 
-    async def until(self, script: str, *arguments: Any, patience: float = PATIENCE) -> Any:
+    async def until(self, script: str, *arguments: Any, patience: float = TIMEOUT) -> Any:
         """Run a script until what it returns is true; return that. Raises BrowserError with the page's text."""
         loop = asyncio.get_running_loop()
         end = loop.time() + patience
@@ -187,7 +187,7 @@ class Browser:
             await asyncio.sleep(0.02)
         return value
 
-    async def shows(self, selector: str, text: str, patience: float = PATIENCE) -> None:
+    async def shows(self, selector: str, text: str, patience: float = TIMEOUT) -> None:
         """Wait until an element that a selector selects shows a text."""
         every = "[...document.querySelectorAll(arguments[0])]"
         script = f"return {every}.some(e => (e.innerText ?? e.textContent).includes(arguments[1]))"

@@ -483,7 +483,7 @@ def has_ended(pid):
 
 def test_an_exec_plugin_that_we_may_not_end_holds_up_nobody(monkeypatch):
     """As one with another user's rights, for a proxy that is not root."""
-    monkeypatch.setattr(credentials, "_END_PATIENCE", 0.1)
+    monkeypatch.setattr(credentials, "_END_TIMEOUT", 0.1)
     kill = os.kill
 
     def refuse(*_):

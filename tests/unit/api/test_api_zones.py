@@ -191,7 +191,7 @@ def test_many_services_are_asked_for_together_and_not_all_the_time(monkeypatch):
 
 @pytest.mark.parametrize("how", ["refused", "deleted"])
 def test_services_do_not_wait_for_ever(monkeypatch, how):
-    monkeypatch.setattr(watch, "PATIENCE", 0.2)
+    monkeypatch.setattr(watch, "TIMEOUT", 0.2)
 
     def prepare(api):
         api.refused = 1000

@@ -306,7 +306,7 @@ def test_who_waits_for_what_does_not_come_is_told_the_fix(
 ) -> None:
     monkeypatch.setattr(offline, "open_sources", lambda *_: sources)
     monkeypatch.setattr(offline, "UNREACHED", 0.0)
-    monkeypatch.setattr(offline, "PATIENCE", 1e9)
+    monkeypatch.setattr(offline, "TIMEOUT", 1e9)
     monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
     assert run(["doctor", "-o", "json", "--kubeconfig", "k"]) == 1
     (found,) = json.loads(capfd.readouterr().out)["findings"]

@@ -97,7 +97,7 @@ def test_a_page_that_goes_while_it_waits_leaves_nothing_behind():
 
 
 def test_nobody_waits_for_long(monkeypatch):
-    monkeypatch.setattr(places_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(places_module, "TIMEOUT", 0.02)
 
     async def main():
         places = Places(lambda service: asyncio.Event().wait())

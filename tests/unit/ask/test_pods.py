@@ -29,7 +29,7 @@ def names(monkeypatch):
     """Ask for names where the API server answers like this."""
     monkeypatch.setattr(cluster, "load_cluster", lambda *_: None)
     monkeypatch.setattr(cluster, "HttpClient", lambda _: Client())
-    monkeypatch.setattr(cluster, "PODS_PATIENCE", 0.01)
+    monkeypatch.setattr(cluster, "PODS_TIMEOUT", 0.01)
 
     def ask(answer):
         async def pod_names(_, service):

@@ -61,7 +61,7 @@ def test_what_costs_too_much_is_halved_until_it_does_not(clock):
     sampled = Sampled(events, said.append, lambda: events.spent)
     assert [heard(sampled) for _ in range(6)] == [1024] * 6, "each stands for those that were left out"
     assert said == [2, 4, 8]
-    assert sampled.left_out == 1024 * 6 - sampled.heard
+    assert sampled.left_out == 1024 * 6 - sampled.received
 
 
 def test_all_are_heard_again_when_there_are_fewer(clock):

@@ -18,7 +18,7 @@ from kubeproxy.kernel.xtables import xtables_lock
 from kubeproxy.kernel.xtables.xtables_lock import Lock, Place
 from support.lock_files import is_free
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 BUSY = """
 import fcntl, os, sys, time
@@ -50,7 +50,7 @@ def holding(path):
 
 
 def until(holds) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -76,7 +76,7 @@ def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
                     os.read(reading, 1 << 16)
                 except BlockingIOError:
                     break
-            with lock.held(PATIENCE):
+            with lock.held(TIMEOUT):
                 os.set_blocking(reading, True)
                 os.write(writing, b"!")
                 turns += os.read(reading, 1 << 16).index(b"!")
@@ -110,7 +110,7 @@ def test_who_comes_back_has_not_lost_its_place(path):
         with pytest.raises(ApplyError), lock.held(0.01):
             pass
         threading.Timer(0.05, fcntl.flock, [file, fcntl.LOCK_UN]).start()
-        with lock.held(PATIENCE) as waited:
+        with lock.held(TIMEOUT) as waited:
             assert not is_free(path)
             assert waited.seconds > 0
     assert is_free(path)
@@ -121,7 +121,7 @@ def test_a_file_that_is_replaced_while_it_is_waited_for_is_waited_for_no_more(pa
     lock = Lock.open(path)
     with holding(path):
         threading.Timer(0.05, path.unlink).start()
-        with lock.held(PATIENCE):
+        with lock.held(TIMEOUT):
             assert not is_free(path)
     until(lambda: not waiting())
     assert is_free(path)
@@ -192,5 +192,5 @@ def test_a_lock_that_the_system_has_no_room_for_is_an_error_and_no_end(path, mon
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(ApplyError, match=r"cannot take the iptables lock .*: No locks available"), lock.held(PATIENCE):
+    with pytest.raises(ApplyError, match=r"cannot take the iptables lock .*: No locks available"), lock.held(TIMEOUT):
         pass

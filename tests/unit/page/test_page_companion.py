@@ -103,7 +103,7 @@ def test_one_that_cannot_be_started_is_said(monkeypatch):
 
 
 def test_one_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    monkeypatch.setattr(module, "TIMEOUT", 0.5)
     stage = Stage(DEAF)
     pids = []
 

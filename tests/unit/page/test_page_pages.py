@@ -277,7 +277,7 @@ def test_what_need_not_be_waited_for_keeps_its_connection():
 
 @pytest.mark.parametrize("answer", [[b"{}"], [b"<html>"], [403], []])
 def test_without_an_answer_zones_are_not_known(answer, monkeypatch):
-    monkeypatch.setattr(places_module, "PATIENCE", 0.2)
+    monkeypatch.setattr(places_module, "TIMEOUT", 0.2)
     api = Api(*answer)
     assert zones_shown(api, S1, S1) == ["", ""]
     assert len(api.asked) == 1, "that there is no answer is remembered too"

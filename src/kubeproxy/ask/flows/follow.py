@@ -217,7 +217,7 @@ class Look:
                 for event, weight in sampled.for_a_while(began + seconds):
                     if not event.ended:
                         self._census.began(event.entry, weight)
-            self._events = sampled.heard, sampled.left_out, sampled.lost
+            self._events = sampled.received, sampled.left_out, sampled.lost
         self.seconds = time.monotonic() - began
 
 

@@ -46,7 +46,7 @@ class Sampled:
         self._spent = spent
         self._budget = budget
         self.left_out = 0
-        self.heard = 0
+        self.received = 0
 
     @property
     def lost(self) -> int:
@@ -58,7 +58,7 @@ class Sampled:
         began, spent, lost = time.monotonic(), self._spent(), self.lost
         one_in = self._events.one_in
         for event in self._events.until(min(began + LOOK, end)):
-            self.heard += 1
+            self.received += 1
             self.left_out += one_in - 1
             yield event, one_in
         share = (self._spent() - spent) / max(time.monotonic() - began, 1e-3)

@@ -120,7 +120,7 @@ class Report(Struct, frozen=True):
 
     def is_complete(self, names: Sequence[ServiceName]) -> bool:
         """Return whether all of the Services could be compared."""
-        return not ((names and self.seen.on_their_way) or self.troubles or self.seen.restless)
+        return not ((names and self.seen.on_their_way) or self.troubles or self.seen.unstable)
 
     def fields(self) -> dict[str, object]:
         """Return it for programs."""
@@ -131,7 +131,7 @@ class Report(Struct, frozen=True):
             "findings": [finding._asdict() for finding in seen.findings],
             "behind": [finding._asdict() for finding in self.behind],
             "onTheirWay": ["/".join(name) for name in seen.on_their_way],
-            "restless": ["/".join(name) for name in seen.restless],
+            "unstable": ["/".join(name) for name in seen.unstable],
             "caveats": seen.caveats,
             "troubles": self.troubles,
         }

@@ -20,9 +20,9 @@ from kubeproxy.ask.why import Target
 from kubeproxy.meaning.firewall import Drop
 from kubeproxy.model.addresses import PROTOCOLS
 
-PATIENCE = 1.0
+TIMEOUT = 1.0
 """Seconds to wait for a connection."""
-_UDP_PATIENCE = 0.2
+_UDP_TIMEOUT = 0.2
 MOST = 20
 """Endpoints that are tried."""
 
@@ -116,7 +116,7 @@ def _tcp(address: str) -> Probe:
     began = time.monotonic()
     try:
         with _socket(address, socket.SOCK_STREAM) as sock:
-            sock.settimeout(PATIENCE)
+            sock.settimeout(TIMEOUT)
             sock.connect(place(address))
     except OSError as error:
         return _failed(address, "TCP", began, error)
@@ -128,7 +128,7 @@ def _udp(address: str) -> Probe:
     began = time.monotonic()
     try:
         with _socket(address, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(_UDP_PATIENCE)
+            sock.settimeout(_UDP_TIMEOUT)
             sock.connect(place(address))
             sock.send(b"")
             sock.recv(1)
@@ -152,7 +152,7 @@ def place(address: str) -> tuple[str, int]:
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
     seconds = time.monotonic() - began
     if isinstance(error, TimeoutError):
-        return Probe(address, protocol, seconds, f"no answer within {PATIENCE:.0f} s")
+        return Probe(address, protocol, seconds, f"no answer within {TIMEOUT:.0f} s")
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes

@@ -327,12 +327,12 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
     """Yield the decisions of our chains and the rules of others that matched. LEFT is shown once in a row."""
-    said = ""
+    shown = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
         if decision is not None:
-            yield decision.removeprefix(said)
-            said = LEFT if decision.startswith(LEFT) else ""
+            yield decision.removeprefix(shown)
+            shown = LEFT if decision.startswith(LEFT) else ""
         elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
             yield f'rule "{_text(step, ruleset)}"'
 

@@ -1,4 +1,4 @@
-"""iptables mode's operations: the check of the node, opening the backend, and the chains that are in use."""
+"""Operations of iptables mode: check of the node, construction of the backend, and the chains in use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.iptables")
 
-OLDEST = (1, 6, 2)  # iptables-restore knows -w since then
+OLDEST = (1, 6, 2)  # the first version of iptables-restore with -w
 _INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # longest interface name in a rule: IFNAMSIZ without its final NUL
 
 
@@ -50,7 +50,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
         except Incompatible:
             continue
-        except LockHeldError:  # nothing is missing: a family must not be given up because another program is busy
+        except LockHeldError:  # iptables works: another program that holds the lock must not disable a family
             raise
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
@@ -115,7 +115,7 @@ def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = xtables.in_use(family, "mangle", CANARY)
-    # A kernel can have the counters without their match; then the proxy goes on without them.
+    # A kernel can have the counters without the nfacct match; then the proxy runs without counters.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     return IptablesExaminer(commands, RuleSettings.of(family, world, options), printer(commands))
@@ -128,7 +128,7 @@ def _is_liberal() -> bool:
         return False
 
 
-def _remove_strays() -> list[str]:
+def _remove_displaced() -> list[str]:
     """Remove the rules of the other variant, and the chains of ipvs mode."""
     return leftovers.remove_iptables_rules(OPERATIONS.keeps)
 
@@ -187,6 +187,6 @@ OPERATIONS = Operations(
     sysctls=_sysctls,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
     commands=_commands,
-    remove_strays=_remove_strays,
+    remove_displaced=_remove_displaced,
     initialize=_initialize,
 )

@@ -1,7 +1,7 @@
 """The chains that all Services share, the jumps into them, the settings that their rules depend on, and names. Pure.
 
-The names are those of the Go kube-proxy, so that tools and runbooks fit and either proxy can take over from the other.
-Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules, portProtoHash and
+The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and either proxy can take over from
+the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules, portProtoHash and
 servicePortEndpointChainName.
 """
 
@@ -197,10 +197,11 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Prefixes of Services' chains; a chain precedes those it jumps to. KUBE-XLB- is EXT's name before 1.24."""
+"""Prefixes of Services' chains, in the order of jumps: KUBE-SVC before KUBE-SEP. KUBE-XLB- is EXT's name before
+1.24."""
 
 COPY: Final = f"{SEP}AUDIT-"
-"""Prefix of the copies of chains that an audit makes: no Service's chain has such a name."""
+"""Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
 _HASHED: Final = 10  # bytes of a digest that are used: 16 characters of five bits

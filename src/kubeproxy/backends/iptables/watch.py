@@ -221,7 +221,7 @@ class LegacyWatch:
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
         """See Watch."""
         alone = self._commands.obeys_lock
-        with xtables_lock.lock().held(xtables.LOCK_PATIENCE) if alone else nullcontext():
+        with xtables_lock.lock().held(xtables.LOCK_TIMEOUT) if alone else nullcontext():
             before = self._lock.taken()
             fresh = self._known is None or self._look() == self._known
             yield

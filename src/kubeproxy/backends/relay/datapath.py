@@ -40,7 +40,7 @@ ROOM: Final = 256 << 10
 _PIPE: Final = 1 << 20  # larger than ROOM: a slot of the pipe may contain only a fragment of a packet, less than a page
 _EVENTS: Final = 256
 _QUIET: Final = 10.0  # seconds between two log lines about the same subject
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 
 
 class Watched(Protocol):
@@ -139,7 +139,7 @@ class DataPath:
         path._thread.start()
         return path
 
-    # -- other threads ----------------------------------------------------------------------------------------------
+    # -- other threads --------------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], T]) -> T:
         """Run a function on the loop's thread; return its result. Raises ApplyError if it fails or takes too long."""
@@ -149,10 +149,10 @@ class DataPath:
 
         future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
-            return future.result(_PATIENCE)
+            return future.result(_TIMEOUT)
         except TimeoutError as error:
             future.cancel()
-            raise ApplyError(f"the relay did not answer in {_PATIENCE:.0f} s") from error
+            raise ApplyError(f"the relay did not answer in {_TIMEOUT:.0f} s") from error
         except OSError as error:
             raise ApplyError(f"the relay: {error.strerror}") from error
 
@@ -169,7 +169,7 @@ class DataPath:
             os.close(fd)
         self._loop.close()
 
-    # -- the loop's thread ------------------------------------------------------------------------------------------
+    # -- the loop's thread ----------------------------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, watched: Watched, events: int) -> None:
         """Deliver the events of a socket to `watched`. Raises OSError at the system's limit of watches."""

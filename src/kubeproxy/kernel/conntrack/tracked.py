@@ -348,7 +348,7 @@ _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 _DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
-_RECEIVE_BUFFER: Final = 8 << 20  # some 8,000 events, more than a second of a busy node
+_RECEIVE_BUFFER: Final = 8 << 20  # room for some 8,000 events, more than a second of a busy node
 
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
 # Instructions of classic BPF (linux/bpf_common.h).
@@ -366,12 +366,12 @@ def announced(proc: Path = Path("/proc")) -> bool:
     """Return whether the kernel announces connections in the caller's network namespace."""
     try:
         return (proc / "sys/net/netfilter/nf_conntrack_events").read_text().strip() != "0"
-    except OSError:  # a kernel that was built without it
+    except OSError:  # the kernel was built without this sysctl
         return False
 
 
 class Event(NamedTuple):
-    """A connection began, or its entry was removed (`ended`), after it was closed or silent for long."""
+    """A connection began, or its entry was removed (`ended`), because it was closed or idle for its timeout."""
 
     ended: bool
     family: int
@@ -405,7 +405,7 @@ class Events(Closing):
         self._announced.close()
 
     def sample(self, one_in: int) -> None:
-        """Receive from now on both events of one connection in `one_in`, a power of two, and none of the others.
+        """Receive from now on both events of one in `one_in` connections (a power of two), and no events of others.
 
         The filter selects by the id of the entry.
         """
@@ -431,7 +431,7 @@ def read(data: bytes) -> Event | None:
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:
-    """Return a filter that keeps messages about connections of this status, and of these one in `one_in`."""
+    """Return a filter that keeps messages about one in `one_in` of the connections with this status."""
     tests = []
     if wanted.mask:
         tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])

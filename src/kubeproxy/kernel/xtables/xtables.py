@@ -30,7 +30,7 @@ from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, on a slow node ten times as long
-LOCK_PATIENCE: Final = 5  # seconds; the Go kube-proxy's -w 5
+LOCK_TIMEOUT: Final = 5  # seconds; the Go kube-proxy's -w 5
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
@@ -88,11 +88,11 @@ class Commands(NamedTuple):
         changed. Returns how long another program held the lock of the legacy variant. Raises RestoreError, or
         ApplyError.
         """
-        command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_PATIENCE)]
+        command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_TIMEOUT)]
         if self.uses_nft:
             _stream(command, pieces)
             return NOT_WAITED
-        with lock().held(LOCK_PATIENCE) as waited:
+        with lock().held(LOCK_TIMEOUT) as waited:
             if self.obeys_lock:
                 _stream(command, pieces, **lock().start())
                 return waited
@@ -122,7 +122,7 @@ class Commands(NamedTuple):
         Raises Incompatible, or ApplyError.
         """
         try:
-            lines = list(_printed([self.name, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain]))
+            lines = list(_printed([self.name, "-w", str(LOCK_TIMEOUT), "-t", table, "-S", chain]))
         except CommandError as error:
             if error.status != 1:
                 raise
@@ -269,7 +269,7 @@ def target_of(rule: str) -> str:
 HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 
 _TRIED_AGAIN: Final = (0.1, 0.4)
-"""Seconds before a command that could not be started, for example without memory, is started again."""
+"""Seconds before another attempt to start a command after a failure, for example for lack of memory."""
 
 Variant = Literal["nft", "legacy", ""]
 
@@ -303,7 +303,7 @@ def variant_commands(family: Family, variant: Variant) -> Commands:
 
 
 def in_use(family: Family, table: str, chain: str) -> Commands:
-    """Return the commands of the variant in which a table has a chain, else of the one that this node uses.
+    """Return the commands of the variant in which a table has a chain, else of the variant that this node uses.
 
     It lists that table only, and writes nothing. Raises ApplyError.
     """
@@ -320,7 +320,7 @@ def _has(found: Commands, table: str, chain: str) -> bool:
 
 
 def _survey(names: list[str]) -> tuple[int, bool]:
-    """Return the number of rules, and whether there is a hint."""
+    """Return the number of rules, and whether kubelet's hint chain exists."""
     rules, hinted = 0, False
     for name in names:
         tables = _tables(name)
@@ -330,7 +330,7 @@ def _survey(names: list[str]) -> tuple[int, bool]:
 
 
 def _tables(name: str) -> list[SavedTable]:
-    """Return the tables of a variant, none if it does not work here, for example without its kernel modules.
+    """Return the tables of a variant, none if it does not work on this node, for example without its kernel modules.
 
     The caller caches the result, so a command that could not be started is tried again.
     """
