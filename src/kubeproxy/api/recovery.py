@@ -16,14 +16,7 @@ from kubeproxy.api.connection import LEAST_PROGRESS, AnswerProgress
 from kubeproxy.api.decode import WatchChanges
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget
-from kubeproxy.api.status import (
-    ConnectionFailed,
-    MalformedAnswer,
-    NoInitialEnd,
-    OutOfStep,
-    StatusError,
-    waiting_wished,
-)
+from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import SourceError
 

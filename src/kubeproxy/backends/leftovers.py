@@ -30,13 +30,7 @@ from kubeproxy.model.answer import Packet
 log = logging.getLogger("kubeproxy.backends")
 
 IPVS_CHAINS: Final = frozenset(
-    {
-        "KUBE-NODE-PORT",
-        "KUBE-LOAD-BALANCER",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    }
+    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 )
 """Chains of ipvs mode only."""
 CHAINS: Final = IPVS_CHAINS | {

@@ -27,11 +27,7 @@ LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
-NODEPORT_WORDS = {
-    "primary": PRIMARY_ADDRESS,
-    "localhost": ("127.0.0.0/8", "::1/128"),
-    "all": EVERY_ADDRESS,
-}
+NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
 """Words that nodePortAddresses accepts in addition to networks; "primary" is known only at run time.
 
 Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has only `primary`.

@@ -140,12 +140,7 @@ class Backlog:
     def standing(self) -> FamilyStanding:
         """The state of this family's kernel."""
         return FamilyStanding(
-            self.family,
-            self._inspected_at,
-            self._sound_since,
-            self._refusal,
-            self._difference,
-            len(self.changes),
+            self.family, self._inspected_at, self._sound_since, self._refusal, self._difference, len(self.changes)
         )
 
     def portion(self) -> list[Change]:

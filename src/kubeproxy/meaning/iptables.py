@@ -209,10 +209,7 @@ def _destination(text: str) -> tuple[bytes | None, bytes | None]:
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     try:
-        return (
-            ipaddress.ip_address(host).packed if host else None,
-            int(port).to_bytes(2, "big") if port else None,
-        )
+        return (ipaddress.ip_address(host).packed if host else None, int(port).to_bytes(2, "big") if port else None)
     except ValueError as error:
         raise _Unknown(f"DNAT to {text}") from error
 

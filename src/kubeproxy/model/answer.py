@@ -150,11 +150,7 @@ class Index:
 
 
 def answer(
-    planner: Planner,
-    packet: Packet,
-    local: Collection[bytes],
-    habits: Habits | None = None,
-    index: Index | None = None,
+    planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None, index: Index | None = None
 ) -> Answer:
     """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits.
 

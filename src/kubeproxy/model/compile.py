@@ -301,12 +301,7 @@ def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
 
 
 def _plan(
-    facts: _Facts,
-    port: _Port,
-    family: Family,
-    cluster_ip: bytes,
-    offered: Sequence[tuple[Slice, int]],
-    world: Globals,
+    facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, offered: Sequence[tuple[Slice, int]], world: Globals
 ) -> ServicePlan:
     frontends = _frontends(facts, port, family, cluster_ip)
     policies = facts.policies

@@ -25,13 +25,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus
-from kubeproxy.model.plan import (
-    Detector,
-    ExternalIPs,
-    FamilyGlobals,
-    Globals,
-    Loopback,
-)
+from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals, Loopback
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"

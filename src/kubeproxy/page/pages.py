@@ -373,11 +373,7 @@ def _address(text: str) -> Address | None:
 class Whole:
     """The page of one proxy. `watched` sets the observer of changes, None for none."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        watched: Callable[[Audience | None], None],
-    ) -> None:
+    def __init__(self, desk: Desk, watched: Callable[[Audience | None], None]) -> None:
         snapshot, options = desk.snapshot, desk.snapshot.options
         rows = Rows(snapshot)
         news = News(snapshot, rows)

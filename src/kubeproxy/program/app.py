@@ -127,11 +127,7 @@ async def _main(options: Options, settings: Settings, mode: Mode, output: logs.O
 
 @asynccontextmanager
 async def opened(
-    options: Options,
-    settings: Settings,
-    mode: Mode,
-    output: logs.Output,
-    give_up: Callable[[Sequence[str], str], None],
+    options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
     """Make the program, ready to run. Everything that may fail without changing the host comes first.
 
@@ -176,11 +172,7 @@ def _set_up_logs(config: Logging) -> logs.Output:
     routing = config.options.json if config.format == "json" else config.options.text
     patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
     return logs.setup(
-        config.verbosity,
-        config.format,
-        patterns,
-        split_stream=routing.split_stream,
-        buffer=routing.info_buffer_size,
+        config.verbosity, config.format, patterns, split_stream=routing.split_stream, buffer=routing.info_buffer_size
     )
 
 
@@ -386,10 +378,7 @@ class App:
 
     async def _watch_config(self) -> None:
         changes = watch_config(
-            self._options.config_file,
-            self._config,
-            self._options.resolve,
-            invalid=self._metrics.own.config_invalid.set,
+            self._options.config_file, self._config, self._options.resolve, invalid=self._metrics.own.config_invalid.set
         )
         async for change in changes:
             log.warning("The configuration changed, restarting: %s", "; ".join(change.difference))

@@ -190,9 +190,7 @@ class OwnMetrics:
             FAMILY,
         )
         self._staleness = gauge(
-            "kubeproxy_source_staleness_seconds",
-            "Seconds since the last message of a resource's source",
-            "resource",
+            "kubeproxy_source_staleness_seconds", "Seconds since the last message of a resource's source", "resource"
         )
         self._certificates = gauge(
             "kubeproxy_certificate_expiration_timestamp_seconds",

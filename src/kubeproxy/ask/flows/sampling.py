@@ -104,10 +104,7 @@ class Beginnings:
         counts, self._counts = self._counts, {}
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {
-            service: {
-                "new": round(total / seconds, 2),
-                "endpoints": self._shares(counts[service], total),
-            }
+            service: {"new": round(total / seconds, 2), "endpoints": self._shares(counts[service], total)}
             for service, total in totals.most_common(MOST_SERVICES)
         }
 

@@ -156,10 +156,7 @@ def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) ->
     }
     texts: dict[RuleKey, str] = {}
     for family, table, chain in wanted:
-        with (
-            contextlib.suppress(ApplyError),
-            Netlink.open() as link,
-        ):  # the rule no longer exists: its handle is shown
+        with contextlib.suppress(ApplyError), Netlink.open() as link:  # the rule no longer exists: its handle is shown
             for handle, rule in tables.chain_rules(family, table, chain, link).items():
                 ip = "ip6" if family == socket.AF_INET6 else "ip"
                 texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))

@@ -47,12 +47,7 @@ class IpvsExaminer(Examiner):
     """See backends.state.Examiner."""
 
     def __init__(
-        self,
-        view: NodeView,
-        world: Globals,
-        scheduler: Scheduler,
-        excluded: Sequence[Range],
-        printed: Printer,
+        self, view: NodeView, world: Globals, scheduler: Scheduler, excluded: Sequence[Range], printed: Printer
     ) -> None:
         super().__init__(view.family)
         self._view = view

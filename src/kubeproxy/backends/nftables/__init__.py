@@ -14,7 +14,6 @@ MODE = Mode(
     table=TABLE,
     comparable=True,
     refusals=Metric(
-        "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-        "[ALPHA] Cumulative proxy nftables sync failures",
+        "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "[ALPHA] Cumulative proxy nftables sync failures"
     ),
 )

@@ -22,15 +22,7 @@ from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
-from kubeproxy.backends.nftables.render import (
-    Numbers,
-    Parts,
-    Placed,
-    changed,
-    place_all,
-    render,
-    translate,
-)
+from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, changed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements

@@ -24,14 +24,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.tables import counter_packets
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import (
-    FrontendKind,
-    Policy,
-    Pool,
-    ServiceName,
-    ServicePlan,
-    ServicePortKey,
-)
+from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.registry import CounterMetric, GaugeMetric, MetricRegistry
 
 log = logging.getLogger("kubeproxy.nftables")

@@ -220,10 +220,7 @@ class Ruleset:
                 f"{nodeport} {_NODEPORT} @no-local-endpoint-nodeports drop",
                 f"{nodeport} {_NODEPORT} @unserved-nodeports goto refuse",
             ),
-            "cluster-ips-check": (
-                f"{ip} daddr @cluster-ips goto refuse",
-                f"{ip} daddr @service-cidrs drop",
-            ),
+            "cluster-ips-check": (f"{ip} daddr @cluster-ips goto refuse", f"{ip} daddr @service-cidrs drop"),
             "refuse": self._refuse(),
         }
 

@@ -170,10 +170,7 @@ class UserspaceRuleset:
             "nat-output": (Hook("nat", 3, -100), [ours, *self._carry("node", "redirect to :")]),
             "filter-prerouting": (
                 Hook("filter", 0, -110),
-                [
-                    "ct state new jump firewall",
-                    *(f"ct state new {rule}" for rule in self._by_origin("refuse")),
-                ],
+                ["ct state new jump firewall", *(f"ct state new {rule}" for rule in self._by_origin("refuse"))],
             ),
             "filter-output": (
                 Hook("filter", 3, -110),

@@ -142,10 +142,7 @@ class Conntrack(Closing):
             raise
 
     def udp_flows(
-        self,
-        family: FamilyNumber,
-        frontends: Collection[bytes] | None = None,
-        ports: Collection[bytes] = (),
+        self, family: FamilyNumber, frontends: Collection[bytes] | None = None, ports: Collection[bytes] = ()
     ) -> Iterator[UdpFlow]:
         """Yield the UDP flows whose target is one of `frontends`, or has one of `ports` (packed); None means all.
 
