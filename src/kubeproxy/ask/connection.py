@@ -22,7 +22,7 @@ from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present, probe
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import THIS_NODE, Explained, Why, fields
+from kubeproxy.ask.why import THIS_NODE, Explained, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
@@ -90,7 +90,7 @@ class Explanation(Struct, frozen=True):
         return {
             "heading": self.heading,
             "answer": self.answer,
-            "why": fields(self.why),
+            "why": self.why,
             "findings": [finding.row() for finding in self.findings],
             "probes": self.probes,
             "fixes": self.fixes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 from msgspec import Struct
@@ -63,6 +63,12 @@ class Diagnosis(Struct, frozen=True):
             "why": self.why,
             "fix": self.fix,
         }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
+        """Return the finding of such a row. Raises KeyError for a row without a field, or of an unknown severity."""
+        texts = (row[name] for name in ("about", "what", "why", "fix"))
+        return cls(Severity[row["severity"].upper()], *texts)
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

@@ -28,7 +28,7 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
     name stands for its first cluster IP of the source's family, and its port may be given by name.
     """
     where, number, protocol = _parted(target)
-    client, client_port = _source(source)
+    client, client_port = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
         name = _service_name(where)
@@ -45,7 +45,7 @@ def addressed(source: str, target: str) -> Packet:
     destination = pack(where.strip("[]"))
     if destination is None:
         raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
-    client, client_port = _source(source)
+    client, client_port = source_of(source)
     return _packet(client, destination, protocol, number, "")._replace(source_port=client_port)
 
 
@@ -71,7 +71,7 @@ def _parted(target: str) -> tuple[str, str, str]:
     return where, number, protocol.upper() or "TCP"
 
 
-def _source(text: str) -> tuple[bytes | None, int]:
+def source_of(text: str) -> tuple[bytes | None, int]:
     """Return the client's address, None for this node, and its port, 0 for none."""
     if text == NODE:
         return None, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE
@@ -110,12 +110,6 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
-def fields(why: Why) -> dict[str, object]:
-    """Return an answer as a JSON object; steps are objects, not lists."""
-    made: dict[str, object] = to_builtins(why)
-    return made | {"steps": [step._asdict() for step in why.steps]}
-
-
 class Explained(Struct, frozen=True):
     """An answer, with the plan (None without one) and the globals, which a command needs to read the kernel.
 
@@ -158,7 +152,9 @@ def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
         return replace(why, elsewhere=there, fixes=(fix,))
-    fix = f"ask on {there.node or _ITS_NODE}: `kube-proxy why {why.source} {why.destination}`"
+    question = f"why {why.source} {why.destination}"
+    where = there.node or _ITS_NODE
+    fix = f"ask on {where}: `kube-proxy {question}`; or with kubectl from anywhere: `kubectl kubeproxy {question}`"
     return replace(why, elsewhere=there, fixes=(fix,))
 
 

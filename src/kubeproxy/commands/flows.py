@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
     known = cluster.pods(where.facts, names[0])[0] if names else {}
     found = [uses(port, look.seconds, known) for port in served.all]
     if given.output == "json":
-        output.json({"ports": found, "look": look.cost()})
+        output.json({"mode": where.facts.mode, "ports": found, "look": look.cost()})
     elif names:
         _print_service("/".join(names[0]), found)
     else:

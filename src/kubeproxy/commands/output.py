@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.ask.finding import Diagnosis
+from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.state import SCHEMA_VERSION
+from kubeproxy.release import build
 from kubeproxy.server.text import clean, json_bytes, printable
 
-OK, BAD, NOTE, UNSEEN = "ok", "x", "-", "?"
+OK, BAD, NOTE, UNSEEN = Severity.FINE.mark, Severity.BROKEN.mark, Severity.NOTE.mark, Severity.UNKNOWN.mark
 """Marks before a line: fine, wrong, a note, and unknown."""
 
 
@@ -36,14 +37,12 @@ def marked(mark: str, text: str) -> None:
     say(f"  {mark:<2} {text}")
 
 
-def found(finding: Diagnosis) -> None:
-    """Print a finding as a line below a heading."""
-    marked(finding.severity.mark, finding.text)
-
-
 def json(value: Any) -> None:
-    """Print an answer, a Struct or a dictionary, as JSON of docs/answers.schema.json, indented."""
-    made = {"schemaVersion": SCHEMA_VERSION} | msgspec.to_builtins(value)
+    """Print an answer, a Struct or a dictionary, as JSON of docs/answers.schema.json, indented.
+
+    The version is that of this command, which in a container is the proxy's.
+    """
+    made = {"schemaVersion": SCHEMA_VERSION, "version": build().name} | msgspec.to_builtins(value)
     sys.stdout.buffer.write(msgspec.json.format(json_bytes(made), indent=2) + b"\n")
     sys.stdout.buffer.flush()
 

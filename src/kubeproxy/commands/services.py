@@ -39,12 +39,12 @@ def service_name(text: str) -> ServiceName:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    knowing(asked)
+    mode = knowing(asked).mode
     if given.name is not None:
-        return _one(asked, service_name(given.name), given.output)
+        return _one(asked, service_name(given.name), mode, given.output)
     held = sorted(asked.services(), key=lambda one: one.name)
     if given.output == "json":
-        output.json({"services": list(map(_row, held))})
+        output.json({"mode": mode, "services": list(map(_row, held))})
     else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
     return exit_code(wrong=any(one.state not in _FINE for one in held))
@@ -53,16 +53,16 @@ def run(given: argparse.Namespace) -> int:
 _FINE = ("programmed", "planned", "ignored")
 
 
-def _one(asked: Source, name: ServiceName, form: str) -> int:
+def _one(asked: Source, name: ServiceName, mode: str, form: str) -> int:
     try:
         detail = asked.service(name)
     except QuestionError as error:
         if form != "json":
             raise
-        output.json({"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
+        output.json({"mode": mode, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
         return UNKNOWN
     if form == "json":
-        output.json(detail)
+        output.json({"mode": mode, **detail})
     else:
         output.page(service_text(detail))
     return exit_code(wrong=detail["state"] not in _FINE)

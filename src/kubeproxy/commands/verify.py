@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from kubeproxy.ask.kernel.present import REPAIR, Report, text, verify
+from kubeproxy.ask.kernel.present import Report, verify
+from kubeproxy.ask.lines import REPAIR, difference
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
@@ -48,7 +49,7 @@ def _print(report: Report, repair: str) -> None:
     facts, seen = report.facts, report.seen
     for findings in (seen.findings, report.behind):
         for finding in findings[:_SHOWN]:
-            output.marked(output.BAD, text(finding))
+            output.marked(output.BAD, difference(*finding))
         output.more(len(findings) - _SHOWN)
     for trouble in report.troubles:
         output.marked(output.BAD, trouble)

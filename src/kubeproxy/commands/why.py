@@ -14,17 +14,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from kubeproxy.ask import lines
 from kubeproxy.ask.connection import PROBES, Explanation, tell
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
-from kubeproxy.ask.why import Missing, Target, Why
+from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code, output
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
-
-_SHOWN = 10
-"""Maximum number of endpoints in the text; `-o json` has them all."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,39 +62,10 @@ def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) 
 
 
 def _print(told: Explanation, next_step: str) -> None:
-    why = told.why
     output.say(told.heading)
-    if why.elsewhere is not None:
-        output.marked(output.BAD, f"{why.elsewhere.reason} ({why.elsewhere.field})")
-    for step in why.steps:
-        says = f" ({step.field})" if step.field else ""
-        output.marked(output.OK if step.passes else output.BAD, f"{step.text}{says}")
-    _print_endpoints(why.endpoints)
-    _print_missing(why.missing)
-    for finding in told.findings:
-        output.found(finding)
+    for severity, text in lines.connection(told.why, told.findings):
+        output.marked(severity.mark, text)
     for fix in told.fixes:
         output.say(f"Fix: {fix}")
     if next_step:
         output.say(f"Next: which rules of this node its packets meet: {next_step}")
-
-
-def _print_endpoints(endpoints: tuple[Target, ...]) -> None:
-    for one in endpoints[:_SHOWN]:
-        where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
-        source_ = ", sees this node as the client" * one.masqueraded
-        source_ += ", not masqueraded: its answer does not return through this node" * (not one.returns)
-        mark = output.NOTE if one.returns else output.BAD
-        output.marked(mark, f"{one.share:.1%} to {one.address}{where}{source_}")
-    if len(endpoints) > _SHOWN:
-        others = {one.share for one in endpoints[_SHOWN:]}
-        each = f", {min(others):.1%} each" if len(others) == 1 else ""
-        output.marked(output.NOTE, f"and {len(endpoints) - _SHOWN} more{each}")
-
-
-def _print_missing(missing: tuple[Missing, ...]) -> None:
-    for one in missing[:_SHOWN]:
-        where = f"{one.field} in EndpointSlice {one.slice}" if one.slice else one.field
-        output.marked(output.NOTE, f"not to {one.address}: {one.reason} ({where})")
-    if len(missing) > _SHOWN:
-        output.marked(output.NOTE, f"nor to {len(missing) - _SHOWN} others; -o json has them")

@@ -88,7 +88,7 @@ class Notice(Enum):
     UNKNOWN = "the answer of the host at this address, if any"
 
 
-class AnswerStep(NamedTuple):
+class AnswerStep(Struct, frozen=True):
     """One reason: whether the connection passes, the text, and the field of an object or configuration that causes
     it."""
 

@@ -17,7 +17,6 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.why import fields
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.options import PageAccess
@@ -177,7 +176,7 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
         except UnansweredError as error:
             why = (await desk.zoned(made)).why
             unseen = Diagnosis(Severity.UNKNOWN, "node", f"what else decides on this node is not known: {error}")
-            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": fields(why)}
+            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": why}
             more = {"findings": [unseen.row()], "fixes": why.fixes, "next": why.next}
             yield msgspec.json.encode(answer | more)
 

@@ -56,7 +56,7 @@ def test_it_is_a_schema_with_a_definition_for_each_command():
     Draft202012Validator.check_schema(SCHEMA)
     assert COMMANDS.keys() - ALONE <= SCHEMA["$defs"].keys()
     assert {one["properties"]["schemaVersion"]["const"] for one in _versioned()} == {SCHEMA_VERSION}
-    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 2  # one Service, and /debug/state
+    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 3  # one Service, /debug/state, and a cluster
 
 
 def _versioned():

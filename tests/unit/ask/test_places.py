@@ -145,4 +145,6 @@ def test_a_client_that_is_another_node_is_named(stranger, node, decides):
 
     found = asyncio.run(main())
     assert (found.elsewhere.node if found.elsewhere is not None else "") == decides
-    assert found.fixes == (("ask on node-b: `kube-proxy why 10.0.0.1 10.96.0.1:80/tcp`",) if decides else ())
+    question = "why 10.0.0.1 10.96.0.1:80/tcp"
+    fix = f"ask on node-b: `kube-proxy {question}`; or with kubectl from anywhere: `kubectl kubeproxy {question}`"
+    assert found.fixes == ((fix,) if decides else ())

@@ -121,7 +121,9 @@ def test_the_first_line_says_what_this_proxy_decides(source, target, heading):
     assert why.next == ("kube-proxy trace node 10.96.0.10:80/tcp" if why.heading.endswith("proxy forwards it") else "")
     if why.elsewhere is not None:
         name = why.elsewhere.node or "the client's node"
-        assert why.fixes == (f"ask on {name}: `kube-proxy why {source} 10.96.0.10:80/tcp`",)
+        question = f"why {source} 10.96.0.10:80/tcp"
+        fix = f"ask on {name}: `kube-proxy {question}`; or with kubectl from anywhere: `kubectl kubeproxy {question}`"
+        assert why.fixes == (fix,)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kubeproxy.backends import iptables
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, AnswerStep, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, Service, ServicePort
@@ -89,7 +89,7 @@ def test_a_client_that_the_source_ranges_keep_out():
     )
     made = ask(planner(closed, slice_of(endpoint("10.244.1.1"), ports=UNNAMED)), "198.51.100.1", source=STRANGER)
     assert (made.outcome, made.notice) == (Outcome.DROPPED, Notice.TIMEOUT)
-    assert made.steps[-1] == (
+    assert made.steps[-1] == AnswerStep(
         False,
         "203.0.113.77 is not among the source ranges (10.1.0.0/16, 10.2.0.0/16)",
         "spec.loadBalancerSourceRanges",

@@ -12,6 +12,7 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.probe import place
+from kubeproxy.ask.lines import REPAIR, difference
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
 from kubeproxy.ask.why import THIS_NODE, Explained, Why
@@ -25,16 +26,6 @@ from kubeproxy.release import SAME_BUILD, build
 from kubeproxy.setup import modes
 
 _SHOWN = 10
-REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
-
-
-def text(finding: Finding) -> str:
-    """Return a difference between plan and kernel, or between API server and proxy, as a line."""
-    owner = "/".join(finding.service) if finding.service is not None else "no Service's"
-    more = [f"wanted: {finding.wanted}"] if finding.wanted else []
-    more += [f"present: {finding.present}"] if finding.present else []
-    values = f" ({'; '.join(more)})" if more else ""
-    return f"{owner}: {finding.kind}: {finding.what}{values} [{finding.where}]"
 
 
 def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
@@ -96,7 +87,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
     else:
         yield _line(severity, f"{there} of {count} ready endpoints are in the kernel (read now)")
     for finding in findings[:_SHOWN]:
-        yield _line(Severity.BROKEN, text(finding), REPAIR)
+        yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
         yield _line(Severity.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
 

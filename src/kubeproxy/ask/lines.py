@@ -1,0 +1,59 @@
+"""Answers as lines of text, from values that a program's JSON answer has too: of `why`, and of a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.why import Missing, Target, Why
+
+REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
+
+_SHOWN = 10
+"""Maximum number of endpoints in the text; `-o json` has them all."""
+
+Marked = tuple[Severity, str]
+"""A line below a heading, after the mark of its severity."""
+
+
+def difference(
+    service: Sequence[str] | None, kind: str, what: str, where: str, wanted: str = "", present: str = ""
+) -> str:
+    """Return a difference between plan and kernel, or between API server and proxy, as a line."""
+    owner = "/".join(service) if service is not None else "no Service's"
+    more = [f"wanted: {wanted}"] if wanted else []
+    more += [f"present: {present}"] if present else []
+    values = f" ({'; '.join(more)})" if more else ""
+    return f"{owner}: {kind}: {what}{values} [{where}]"
+
+
+def connection(why: Why, findings: Iterable[Diagnosis]) -> Iterator[Marked]:
+    """Yield the lines of an answer about a connection, below its heading."""
+    if why.elsewhere is not None:
+        yield Severity.BROKEN, f"{why.elsewhere.reason} ({why.elsewhere.field})"
+    for step in why.steps:
+        yield Severity.FINE if step.passes else Severity.BROKEN, step.text + (f" ({step.field})" if step.field else "")
+    yield from _endpoints(why.endpoints)
+    yield from _missing(why.missing)
+    for finding in findings:
+        yield finding.severity, finding.text
+
+
+def _endpoints(endpoints: Sequence[Target]) -> Iterator[Marked]:
+    for one in endpoints[:_SHOWN]:
+        where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
+        source = ", sees this node as the client" * one.masqueraded
+        source += ", not masqueraded: its answer does not return through this node" * (not one.returns)
+        yield Severity.NOTE if one.returns else Severity.BROKEN, f"{one.share:.1%} to {one.address}{where}{source}"
+    if len(endpoints) > _SHOWN:
+        others = {one.share for one in endpoints[_SHOWN:]}
+        each = f", {min(others):.1%} each" if len(others) == 1 else ""
+        yield Severity.NOTE, f"and {len(endpoints) - _SHOWN} more{each}"
+
+
+def _missing(missing: Sequence[Missing]) -> Iterator[Marked]:
+    for one in missing[:_SHOWN]:
+        where = f"{one.field} in EndpointSlice {one.slice}" if one.slice else one.field
+        yield Severity.NOTE, f"not to {one.address}: {one.reason} ({where})"
+    if len(missing) > _SHOWN:
+        yield Severity.NOTE, f"nor to {len(missing) - _SHOWN} others; -o json has them"

@@ -1,0 +1,267 @@
+"""Answers of `kube-proxy COMMAND -o json` as docs/answers.schema.json has them, and the facts that nodes differ in.
+
+A fact is a line of text that an answer states. Nodes agree if they state the same facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from kubeproxy.ask import lines
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.why import Why
+from kubeproxy.errors import NoAnswerError
+
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class Fact(NamedTuple):
+    """A fact. `more` are lines below it; `expected` facts are those that a node should share with the others.
+
+    Facts with the same `key` are alike: texts that differ in numbers only, as process ids.
+    """
+
+    severity: Severity
+    text: str
+    more: tuple[str, ...] = ()
+    expected: bool = False
+    numbered: bool = False
+
+    @property
+    def key(self) -> tuple[Severity, str]:
+        """What makes it the same fact on another node."""
+        return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
+
+
+class NodeAnswer(Struct, rename="camel", kw_only=True):
+    """The fields of every answer. Older releases have no version."""
+
+    schema_version: Literal[1]
+    version: str = ""
+    mode: str = ""
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield the facts of the answer."""
+        raise NotImplementedError
+
+
+class WhyAnswer(NodeAnswer):
+    """An answer of `why`."""
+
+    heading: str
+    answer: Literal["yes", "no", "unknown"]
+    why: Why
+    findings: list[dict[str, str]]
+    fixes: list[str]
+    next: str
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """Its findings."""
+        return list(map(Diagnosis.from_row, self.findings))
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: what becomes of the connection, and what stops it."""
+        severity = {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
+        stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
+        yield Fact(severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
+
+
+class DoctorAnswer(NodeAnswer):
+    """An answer of `doctor`."""
+
+    findings: list[dict[str, str]]
+    unknown: list[str]
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: the findings."""
+        for one in map(Diagnosis.from_row, self.findings):
+            yield Fact(one.severity, one.what, (one.why, f"Fix: {one.fix}"), numbered=True)
+        for text in self.unknown:
+            yield Fact(Severity.UNKNOWN, text, numbered=True)
+
+
+class ReportedDifference(Struct):
+    """A difference between API server, plan and kernel: see backends.state.Finding."""
+
+    service: tuple[str, str] | None
+    kind: str
+    what: str
+    where: str
+    wanted: str = ""
+    present: str = ""
+
+
+class VerifyAnswer(NodeAnswer):
+    """An answer of `verify`."""
+
+    services: int
+    findings: list[ReportedDifference]
+    behind: list[ReportedDifference]
+    on_their_way: list[str]
+    restless: list[str]
+    caveats: list[str]
+    troubles: list[str]
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: the differences of each node between API server, plan and kernel."""
+        for one in (*self.findings, *self.behind):
+            yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
+        yield from (Fact(Severity.BROKEN, text) for text in self.troubles)
+        yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
+        yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)
+        yield from (Fact(Severity.NOTE, text) for text in self.caveats)
+        yield Fact(Severity.FINE, f"{self.services} Services compared", expected=True)
+
+
+class ServiceRow(Struct):
+    """One Service in an answer of `services`."""
+
+    namespace: str
+    name: str
+    state: str
+    reason: str
+    endpoints: int
+    addresses: list[str]
+    problems: list[str]
+
+
+class ServicesAnswer(NodeAnswer):
+    """An answer of `services` without a name."""
+
+    services: list[ServiceRow]
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: each Service, in its state."""
+        for one in self.services:
+            reason = f" ({one.reason})" * bool(one.reason)
+            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {one.endpoints} endpoints"
+            yield Fact(_severity(one.state), f"{text}: {' '.join(one.addresses)}", tuple(one.problems), expected=True)
+
+
+class ReportedFrontend(Struct):
+    """An address of a Service."""
+
+    kind: str
+    address: str
+
+
+class ReportedPort(Struct, rename="camel"):
+    """A port of a Service in one family."""
+
+    name: str
+    protocol: str
+    family: str
+    frontends: list[ReportedFrontend]
+    endpoints: list[str]
+    local_endpoints: list[str]
+    other_endpoints: list[str] = []
+    drained_endpoints: list[str] = []
+
+    @property
+    def ends(self) -> list[str]:
+        """All endpoints, also those that get no new connections from this node."""
+        return sorted({*self.endpoints, *self.local_endpoints, *self.other_endpoints, *self.drained_endpoints})
+
+
+class ServiceAnswer(NodeAnswer):
+    """An answer of `services NAME`."""
+
+    namespace: str
+    name: str
+    state: str
+    reason: str = ""
+    resource_version: str | None = None
+    slices: dict[str, str | None] = {}
+    ports: list[ReportedPort] = []
+    committed: list[ReportedPort] | None = None
+    problems: list[str] = []
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: its state, the versions of its objects, and what the kernel has.
+
+        Actions and local endpoints differ from node to node by policy, so they are no facts.
+        """
+        reason = f" ({self.reason})" * bool(self.reason)
+        yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
+        version = self.resource_version
+        yield Fact(Severity.FINE, f"the Service in version {version}", expected=True)
+        for name, version in self.slices.items():
+            yield Fact(Severity.FINE, f"slice {name} in version {version}", expected=True)
+        for text in self.problems:
+            yield Fact(Severity.NOTE, text)
+        for port in self.ports if self.committed is None else self.committed:
+            label = " ".join(filter(None, (port.name, port.protocol, port.family)))
+            for front in port.frontends:
+                yield Fact(Severity.FINE, f"{front.kind} {front.address} ({label})", expected=True)
+            for end in port.ends:
+                yield Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True)
+
+
+class UsedPart(Struct, rename="camel"):
+    """Connections of one endpoint."""
+
+    address: str
+    pod: str
+    connections: int
+    unanswered: int
+    closing: int
+    new_per_second: float
+
+
+class UsedPort(Struct, rename="camel"):
+    """Connections of one service port."""
+
+    service: str
+    port: str
+    connections: int
+    unanswered: int
+    closing: int
+    new_per_second: float
+    endpoints: list[UsedPart]
+
+
+class FlowsAnswer(NodeAnswer):
+    """An answer of `flows`."""
+
+    ports: list[UsedPort]
+
+    def facts(self) -> Iterator[Fact]:
+        """See NodeAnswer: Services with unanswered connections."""
+        for name in dict.fromkeys(one.service for one in self.ports if one.unanswered):
+            yield Fact(Severity.BROKEN, f"{name}: connections to which nothing came back for a second")
+
+
+def _severity(state: str) -> Severity:
+    return Severity.FINE if state in {"programmed", "planned", "ignored"} else Severity.BROKEN
+
+
+def kind_of(command: str, arguments: Sequence[str]) -> type[NodeAnswer]:
+    """Return the type of a command's answer."""
+    if command == "services" and arguments:
+        return ServiceAnswer
+    kinds: dict[str, type[NodeAnswer]] = {
+        "why": WhyAnswer,
+        "doctor": DoctorAnswer,
+        "verify": VerifyAnswer,
+        "services": ServicesAnswer,
+        "flows": FlowsAnswer,
+    }
+    return kinds[command]
+
+
+def decoded(text: bytes, kind: type[NodeAnswer]) -> tuple[NodeAnswer, dict[str, Any]]:
+    """Return an answer, decoded and as JSON values. Raises NoAnswerError for one of another form."""
+    try:
+        answer = msgspec.json.decode(text, type=kind)
+        list(answer.facts())
+        whole: dict[str, Any] = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:
+        reason = f"its answer has another form than this plugin knows: {error}"
+        raise NoAnswerError(reason) from None
+    return answer, whole

@@ -1,0 +1,170 @@
+"""One question to many nodes at once, and what their answers have in common."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, Final
+
+from msgspec import Struct
+
+from kubeproxy.ask.finding import Severity
+from kubeproxy.cluster.answers import Fact, NodeAnswer, decoded, kind_of
+from kubeproxy.cluster.kubectl import Container, Kubectl
+from kubeproxy.cluster.proxies import ProxyPlace
+from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
+from kubeproxy.errors import NoAnswerError
+
+_NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
+"""What the Go kube-proxy prints, and ends, when it is given `-o`: it has no commands."""
+_GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
+
+
+class Reply(Struct, kw_only=True):
+    """The result of one node: its answer as JSON values, or a problem; `go` is the version of a Go kube-proxy."""
+
+    node: str
+    pod: str = ""
+    status: int = UNKNOWN
+    problem: str = ""
+    go: str = ""
+    version: str = ""
+    mode: str = ""
+    answer: dict[str, Any] | None = None
+
+
+class Shared(Struct):
+    """A fact and the nodes that state it; `lacking` if these are the nodes that do not, though the others do."""
+
+    fact: Fact
+    nodes: list[str]
+    lacking: bool = False
+
+
+class Fleet:
+    """The replies to one question, and their facts."""
+
+    def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
+        self.command = command
+        self.arguments = arguments
+        self.replies: list[Reply] = []
+        self.answers: dict[str, NodeAnswer] = {}
+        self._whole = whole
+        self._kept = {"why", "flows"}
+        self._answered: list[str] = []
+        self._held: dict[object, tuple[Fact, list[str]]] = {}
+
+    def add(self, reply: Reply, answer: NodeAnswer | None) -> None:
+        """Take a node's reply. Facts are stored once for all nodes, and answers only where they are needed later."""
+        self.replies.append(reply)
+        if answer is None:
+            return
+        self._answered.append(reply.node)
+        for fact in {fact.key: fact for fact in answer.facts()}.values():
+            shown, nodes = self._held.setdefault(fact.key, (fact, []))
+            nodes.append(reply.node)
+            if fact.text < shown.text:
+                self._held[fact.key] = fact, nodes
+        if self.command in self._kept:
+            self.answers[reply.node] = answer
+        if not self._whole:
+            reply.answer = None
+
+    @property
+    def answered(self) -> int:
+        """Number of nodes that answered."""
+        return len(self._answered)
+
+    def common(self) -> list[Fact]:
+        """Return the facts of all nodes, the worst first."""
+        found = (fact for fact, nodes in self._held.values() if len(nodes) == self.answered)
+        return sorted(found, key=lambda fact: fact.severity)
+
+    def differences(self) -> list[Shared]:
+        """Return the facts that some nodes state and others do not, the worst first."""
+        return sorted(self._differences(), key=lambda one: (one.fact.severity, one.fact.text))
+
+    def _differences(self) -> Iterator[Shared]:
+        for fact, nodes in self._held.values():
+            if len(nodes) == self.answered:
+                continue
+            wrong = fact._replace(severity=Severity.BROKEN) if fact.expected else fact
+            if fact.expected and 2 * len(nodes) > self.answered:
+                yield Shared(wrong, sorted({*self._answered} - {*nodes}), lacking=True)
+            else:
+                yield Shared(wrong, sorted(nodes))
+
+    def silent(self) -> dict[str, list[str]]:
+        """Return the nodes without an answer, by the reason."""
+        found: dict[str, list[str]] = {}
+        for reply in self.replies:
+            if reply.problem:
+                found.setdefault(reply.problem, []).append(reply.node)
+        return found
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Return the number of nodes by version and by mode, and of those with a Go kube-proxy by its version."""
+        mine = [reply for reply in self.replies if not reply.problem and not reply.go]
+        return {
+            "versions": Counter(reply.version or "unknown" for reply in mine),
+            "modes": Counter(reply.mode for reply in mine if reply.mode),
+            "go": Counter(reply.go for reply in self.replies if reply.go),
+        }
+
+    def status(self) -> int:
+        """Return the exit code: the worst of the nodes, NO if they differ, UNKNOWN if one gave no answer."""
+        differ = any(one.fact.expected for one in self._differences())
+        codes = {reply.status for reply in self.replies if not reply.go}
+        return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self._answered)
+
+
+def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:
+    """Put the fleet's question to these nodes, `at_once` at a time, and show the progress on a terminal.
+
+    `options` are further options of the command. Raises QuestionError.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        asked = [pool.submit(_reply, kubectl, place, fleet, options) for place in places]
+        for count, future in enumerate(as_completed(asked), 1):
+            fleet.add(*future.result())
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{count} of {len(places)} nodes\x1b[K" if count < len(places) else "\r\x1b[K")
+                sys.stderr.flush()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    fleet.replies.sort(key=lambda reply: reply.node)
+
+
+def _reply(
+    kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
+) -> tuple[Reply, NodeAnswer | None]:
+    where = place.container
+    if where is None:
+        return Reply(node=place.node, problem=place.problem), None
+    reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
+    words = [fleet.command, "-o", "json", *options, "--", *fleet.arguments]
+    try:
+        printed = kubectl.execute(where, words)
+        if not printed.text.lstrip().startswith(b"{"):
+            if _NO_COMMAND.search(printed.errors):
+                reply.go = _go(kubectl, where)
+            reply.problem = "" if reply.go else printed.reason
+            return reply, None
+        answer, whole = decoded(printed.text, kind_of(fleet.command, fleet.arguments))
+    except NoAnswerError as error:
+        reply.problem = str(error)
+        return reply, None
+    reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
+    reply.version, reply.mode, reply.answer = answer.version, answer.mode, whole
+    return reply, answer
+
+
+def _go(kubectl: Kubectl, where: Container) -> str:
+    """Return the version of a Go kube-proxy, '' if it is none. Raises NoAnswerError."""
+    printed = kubectl.execute(where, ["--version"])
+    match = _GO.fullmatch(printed.text.decode(errors="replace"))
+    return match[1] if match is not None and "+python" not in match[1] else ""

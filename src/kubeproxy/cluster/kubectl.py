@@ -1,0 +1,122 @@
+"""Runs kubectl: objects of the API server, and commands in containers, in bounded time and size."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from kubeproxy.errors import NoAnswerError, QuestionError
+
+T = TypeVar("T")
+
+MOST_ANSWER: Final = 4 << 20
+"""Maximum size in bytes of what a container may print."""
+MOST_OBJECTS: Final = 256 << 20
+"""Maximum size in bytes of a list of objects."""
+_MOST_ERRORS: Final = 256 << 10
+_BLOCK: Final = 1 << 16
+_LONGEST: Final = 400
+"""Maximum length of an error in a line."""
+_ENDED: Final = re.compile(r"command terminated with exit code \d+|Defaulted container .*|Unable to use a TTY.*")
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class Container(NamedTuple):
+    """The container of a kube-proxy."""
+
+    namespace: str
+    pod: str
+    name: str
+
+
+class Printed(NamedTuple):
+    """The result of a command: exit status, standard output, standard error."""
+
+    status: int
+    text: bytes
+    errors: bytes
+
+    @property
+    def reason(self) -> str:
+        """The last line of standard error, without those that kubectl adds."""
+        lines = [line.strip() for line in self.errors.decode(errors="replace").splitlines()]
+        kept = [line for line in lines if line and not _ENDED.fullmatch(line)]
+        return kept[-1].removeprefix("Error: ")[:_LONGEST] if kept else f"exit code {self.status} without a message"
+
+
+def checked(name: str) -> str:
+    """Return the name of an object. Raises QuestionError for a text that is none, as one that could be an option."""
+    if not _NAME.fullmatch(name):
+        raise QuestionError(f"{name[:_LONGEST]!r} is not the name of an object")
+    return name
+
+
+class Kubectl:
+    """The user's kubectl, with options for its connection; each call may take `patience` seconds."""
+
+    def __init__(self, options: Iterable[str], patience: float) -> None:
+        self._options = tuple(options)
+        self._patience = patience
+
+    def get(self, kind: type[T], resource: str, name: str = "", **options: str) -> T:
+        """Return an object, or a list of them, decoded. Raises NoAnswerError."""
+        words = ["get", resource, *([checked(name)] if name else []), "--output=json"]
+        words += [f"--{option.replace('_', '-')}={value}" for option, value in options.items() if value]
+        printed = self._run(words, MOST_OBJECTS)
+        if printed.status:
+            raise NoAnswerError(printed.reason)
+        try:
+            return msgspec.json.decode(printed.text, type=kind)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise NoAnswerError(f"kubectl get {resource}: its answer cannot be read: {error}") from None
+
+    def execute(self, where: Container, words: Sequence[str]) -> Printed:
+        """Run kube-proxy with these arguments in a container. Raises NoAnswerError without a result."""
+        namespace, container = (checked(one) for one in (where.namespace, where.name))
+        place = [f"--namespace={namespace}", f"--container={container}", checked(where.pod)]
+        return self._run(["exec", *place, "--", "kube-proxy", *words], MOST_ANSWER)
+
+    def _run(self, words: Sequence[str], most: int) -> Printed:
+        command = ["kubectl", *self._options, *words]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            raise QuestionError(f"kubectl cannot be started: {error.strerror}; it must be in PATH") from None
+        with process:
+            try:
+                return _read(process, most, time.monotonic() + self._patience)
+            except (TimeoutError, subprocess.TimeoutExpired):
+                raise NoAnswerError(f"no answer within {self._patience:g} s") from None
+            finally:
+                process.kill()
+
+
+def _read(process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
+    """Return what a process prints until its end. Raises TimeoutError, and NoAnswerError if that is too much."""
+    pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
+    printed = [bytearray() for _ in pipes]
+    with selectors.DefaultSelector() as selector:
+        for (pipe, limit), text in zip(pipes, printed, strict=True):
+            assert pipe is not None  # noqa: S101 - a pipe was asked for
+            selector.register(pipe, selectors.EVENT_READ, (text, limit))
+        while selector.get_map():
+            events = selector.select(max(until - time.monotonic(), 0))
+            if not events:
+                raise TimeoutError
+            for key, _ in events:
+                text, limit = key.data
+                if not (part := os.read(key.fd, _BLOCK)):
+                    selector.unregister(key.fileobj)
+                text += part
+                if len(text) > limit:
+                    raise NoAnswerError(f"the answer is larger than {limit >> 10} kB")
+    return Printed(process.wait(max(until - time.monotonic(), 0)), *map(bytes, printed))

@@ -1,0 +1,166 @@
+"""kubectl kubeproxy: what the kube-proxies of a cluster answer, from a machine that has kubectl and a kubeconfig.
+
+CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
+node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
+is asked on the client's node; if the client is outside the cluster, on all nodes. Ends with the worst exit code of the
+nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node gives no answer.
+
+  kubectl kubeproxy why pod/client svc/web:80 -n shop
+  kubectl kubeproxy services shop/web
+  kubectl kubeproxy doctor --node node-a --node node-b
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from kubeproxy.ask.question import NODE
+from kubeproxy.cluster import show
+from kubeproxy.cluster.answers import WhyAnswer
+from kubeproxy.cluster.fleet import Fleet, ask
+from kubeproxy.cluster.kubectl import Kubectl
+from kubeproxy.cluster.names import Names, question
+from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
+from kubeproxy.commands import UNKNOWN, output
+from kubeproxy.errors import KubeProxyError, QuestionError
+from kubeproxy.release import build
+
+_COMMANDS = {
+    "why": "what becomes of a connection, on the client's node",
+    "doctor": "what is wrong with the nodes for Services, each with its fix",
+    "verify": "in what the kernels, and the API server, differ from what the proxies planned",
+    "services": "the Services as the nodes have them, and in what nodes differ",
+    "flows": "connections of Services now, of all nodes together",
+}
+_CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "as-group", "as-uid")
+"""Options that are kubectl's own."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    about, _, rest = (__doc__ or "").partition("\n\n")
+    made = argparse.ArgumentParser(
+        "kubectl kubeproxy",
+        description=about,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=build().name)
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in _COMMANDS.items():
+        _add(commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False))
+    why, verify, flows = (commands.choices[name] for name in ("why", "verify", "flows"))
+    why.add_argument("client", metavar="CLIENT", help="pod/NAME, NAMESPACE/NAME, node/NAME, or an address")
+    why.add_argument("target", metavar="TARGET", help="svc/NAME:PORT, NAMESPACE/NAME:PORT, or ADDRESS:PORT[/PROTOCOL]")
+    why.add_argument("--interface", default="", help="the interface by which the client's packets reach the node")
+    why.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
+    for name in ("verify", "services", "flows"):
+        commands.choices[name].add_argument("name", nargs="?", metavar="NAME", help="svc/NAME, or NAMESPACE/NAME")
+    verify.add_argument("--api", action="store_true", help="compare all Services with the API server, too")
+    flows.add_argument("--seconds", type=float, metavar="N", help="how long to listen (default 1)")
+    return made
+
+
+def _add(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that all commands have."""
+    ours = command.add_argument_group("the nodes")
+    ours.add_argument("--node", action="append", default=[], metavar="NAME", help="ask this node only; repeatable")
+    ours.add_argument("--proxy-namespace", metavar="NAME", default=NAMESPACE, help=f"of kube-proxy ({NAMESPACE})")
+    selecting = f"label selector of its pods (default: label {LABEL} with {KUBE_PROXY} in its value)"
+    ours.add_argument("--proxy-selector", metavar="SELECTOR", default="", help=selecting)
+    ours.add_argument("--at-once", type=int, metavar="N", default=16, help="nodes to ask at the same time (16)")
+    ours.add_argument("--timeout", type=float, metavar="SECONDS", default=30.0, help="for each node (30)")
+    ours.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people, or for programs")
+    theirs = command.add_argument_group("given to kubectl")
+    theirs.add_argument("-n", "--namespace", default="", help="of names without one")
+    for name in _CONNECTION:
+        theirs.add_argument(f"--{name}", action="append", default=[], metavar="VALUE", help=argparse.SUPPRESS)
+    theirs.description = "Also " + ", ".join(f"--{name}" for name in _CONNECTION) + "."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the plugin; return the exit code."""
+    given = parser().parse_args(argv)
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader that stops early, as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNKNOWN
+    except KubeProxyError as error:
+        print(f"Error: {output.shown(str(error))}", file=sys.stderr)
+        return UNKNOWN
+    except KeyboardInterrupt:
+        return UNKNOWN
+    return status
+
+
+def _run(given: argparse.Namespace) -> int:
+    values = vars(given)
+    connection = [f"--{name}={value}" for name in _CONNECTION for value in values[name.replace("-", "_")]]
+    kubectl = Kubectl(connection, given.timeout)
+    found = survey(kubectl, given.proxy_namespace, given.proxy_selector)
+    names = Names(kubectl, found.nodes, given.namespace)
+    if found.problem:
+        _warn(found.problem)
+    if given.command == "why":
+        return _why(given, kubectl, found, names)
+    arguments = [names.service(given.name)] if values.get("name") else []
+    return _answer(given, _asked(given, kubectl, found.of(given.node), arguments), names.known)
+
+
+def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
+    """Ask the client's node, or all nodes about a client outside; then the node that the answer names, if any."""
+    source, target = names.client(given.client), names.target(given.target)
+    chosen = given.node or ([source.node] if source.node else [])
+    if not chosen and source.addresses == (NODE,):
+        raise QuestionError("node stands for one node: give its name, as node/NAME, or by --node")
+    if not chosen:
+        _warn(f"{given.client} is on no known node: all are asked; --node names the one that it connects to")
+    arguments = question(source, target)
+    fleet = _asked(given, kubectl, found.of(chosen), arguments)
+    answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
+    elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node else None
+    if elsewhere is not None and elsewhere.node in found.places:
+        fleet = _asked(given, kubectl, found.of([elsewhere.node]), arguments)
+    return _answer(given, fleet, names.known)
+
+
+def _asked(
+    given: argparse.Namespace, kubectl: Kubectl, places: Sequence[ProxyPlace], arguments: Sequence[str]
+) -> Fleet:
+    """Put the question to these nodes."""
+    fleet = Fleet(given.command, arguments, whole=given.output == "json")
+    ask(kubectl, places, fleet, _options(given), max(given.at_once, 1))
+    return fleet
+
+
+def _options(given: argparse.Namespace) -> list[str]:
+    """Return the options of the node's command."""
+    values = vars(given)
+    options = [f"--{name}" for name in ("no-probe", "api") if values.get(name.replace("-", "_"))]
+    return options + [f"--{name}={values[name]}" for name in ("interface", "seconds") if values.get(name)]
+
+
+def _answer(given: argparse.Namespace, fleet: Fleet, known: Mapping[str, str]) -> int:
+    """Print the answers; return the exit code."""
+    answer = next(iter(fleet.answers.values()), None)
+    if given.output == "json":
+        show.json(fleet)
+    elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
+        show.one(fleet.replies[0], answer, known)
+    else:
+        show.many(fleet, known)
+    return fleet.status()
+
+
+def _warn(text: str) -> None:
+    print(output.shown(text), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Names in a question, resolved by the API server: pod/a, svc/b:80, node/c, NAMESPACE/NAME, or an address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.ask.question import NODE, source_of
+from kubeproxy.cluster.kubectl import Kubectl
+from kubeproxy.cluster.proxies import ListedPod, PodList
+from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
+from kubeproxy.model.objects import ApiStruct, Node, Service, SliceEndpoint
+from kubeproxy.model.world import pod_cidrs
+
+_KINDS: Final = {
+    **dict.fromkeys(("pod", "pods", "po"), "pod"),
+    **dict.fromkeys(("svc", "service", "services"), "service"),
+    **dict.fromkeys(("node", "nodes", "no"), NODE),
+}
+_NAMED: Final = re.compile(
+    rf"(?:(?P<kind>{'|'.join(_KINDS)})/)?(?:(?P<namespace>[a-z0-9][-a-z0-9]*)/)?(?P<name>[a-z0-9][-a-z0-9.]*)"
+    r"(?::(?P<port>[a-zA-Z0-9][-a-zA-Z0-9]*(?:/(?:tcp|udp|sctp))?))?",
+    re.IGNORECASE,
+)
+"""Neither part begins with a hyphen, so none can be an option of a command."""
+_ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
+
+
+class TargetRef(ApiStruct, frozen=True):
+    """An endpoint's targetRef."""
+
+    kind: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+
+
+class NamedEndpoint(SliceEndpoint, frozen=True):
+    """One entry of a NamedSlice's endpoints."""
+
+    target_ref: TargetRef | None = None
+
+
+class NamedSlice(ApiStruct, frozen=True):
+    """An EndpointSlice with the names of its pods."""
+
+    endpoints: list[NamedEndpoint] | None = None
+
+
+class NamedSlices(Struct):
+    """A list of EndpointSlices."""
+
+    items: list[NamedSlice]
+
+
+class End(NamedTuple):
+    """One end of a connection, as a kube-proxy takes it: its addresses, or the text of a Service.
+
+    `node` is the node that it is on, '' if unknown or outside; `port` what follows the address, with its colon.
+    """
+
+    addresses: tuple[str, ...]
+    service: str = ""
+    port: str = ""
+    node: str = ""
+
+
+class Names:
+    """Resolves names, and keeps the names of the addresses that it meets, as {"10.244.0.7": "default/a"}."""
+
+    def __init__(self, kubectl: Kubectl, nodes: Sequence[Node], namespace: str) -> None:
+        self._kubectl = kubectl
+        self._nodes = nodes
+        self._namespace = namespace
+        self.known: dict[str, str] = {}
+
+    def client(self, text: str) -> End:
+        """Return the client of a connection. Raises QuestionError, NoAnswerError."""
+        if text == NODE:
+            return End((NODE,))
+        if _is_address(text):
+            packed, number = source_of(text)
+            assert packed is not None  # noqa: S101 - it is an address
+            return End((unpack(packed),), port=f":{number}" if number else "", node=self._node_of(packed))
+        kind, namespace, name, port = _parts(text, "pod")
+        if port:
+            raise QuestionError(f"{text}: a client's port can only be given with its address")
+        if kind == "service":
+            raise QuestionError(f"{text}: a Service is no client; expected pod/NAME, node/NAME or an address")
+        if kind == NODE:
+            self._node(name)
+            return End((NODE,), node=name)
+        pod = self._pod(namespace, name)
+        # Packets of a pod in its node's network leave with an address that the node picks.
+        addresses = (NODE,) if pod.spec.host_network else _addresses(pod)
+        return End(addresses, node=pod.spec.node_name)
+
+    def target(self, text: str) -> End:
+        """Return the destination of a connection. Raises QuestionError, NoAnswerError."""
+        if _is_address(text):
+            match = None if pack(text) else _ADDRESS.fullmatch(text)
+            return End((match["address"].strip("[]"),), port=match["end"] or "") if match else End((text,))
+        kind, namespace, name, port = _parts(text, "service")
+        if kind == NODE:
+            node = self._node(name)
+            return End(tuple(_node_addresses(node)), port=port)
+        if kind == "pod":
+            return End(_addresses(self._pod(namespace, name)), port=port)
+        return self._service(namespace, name, port)
+
+    def service(self, text: str) -> str:
+        """Return NAMESPACE/NAME of a Service, which need not exist if its namespace is given.
+
+        Raises QuestionError, NoAnswerError.
+        """
+        kind, namespace, name, port = _parts(text, "service")
+        if kind != "service" or port:
+            raise QuestionError(f"{text}: expected svc/NAME or NAMESPACE/NAME")
+        if not (namespace := namespace or self._namespace):
+            return (self._service("", name, "")).service.partition(":")[0]
+        self._endpoints(namespace, name)
+        return f"{namespace}/{name}"
+
+    def _pod(self, namespace: str, name: str) -> ListedPod:
+        pod = self._kubectl.get(ListedPod, "pods", name, namespace=namespace or self._namespace)
+        if not pod.spec.node_name or not pod.status.pod_ips or pod.status.phase in {"Succeeded", "Failed"}:
+            raise QuestionError(f"pod {pod.key} has no node and address: it is {pod.status.phase or 'not started'}")
+        if not pod.spec.host_network:
+            self.known |= dict.fromkeys(_addresses(pod), pod.key)
+        return pod
+
+    def _node(self, name: str) -> Node:
+        node = next((one for one in self._nodes if one.metadata.name == name), None)
+        if node is None:
+            raise QuestionError(f"node {name}: there is no such Node, or Nodes could not be listed")
+        self.known |= dict.fromkeys(_node_addresses(node), f"node {name}")
+        return node
+
+    def _service(self, namespace: str, name: str, port: str) -> End:
+        service = self._kubectl.get(Service, "services", name, namespace=namespace or self._namespace)
+        own = service.metadata.namespace or "default"
+        self._endpoints(own, name)
+        ports = service.spec.ports or []
+        if not port and len(ports) == 1:
+            port = f":{ports[0].port}/{(ports[0].protocol or 'TCP').lower()}"
+        addresses = service.spec.cluster_ips or [service.spec.cluster_ip or ""]
+        return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
+
+    def _endpoints(self, namespace: str, name: str) -> None:
+        """Keep the names of a Service's pods, if its EndpointSlices can be read."""
+        label = f"kubernetes.io/service-name={name}"
+        with suppress(NoAnswerError):
+            found = self._kubectl.get(NamedSlices, "endpointslices", namespace=namespace, selector=label)
+            for one in (each for piece in found.items for each in piece.endpoints or ()):
+                if one.target_ref is not None and one.target_ref.name:
+                    pod = f"{one.target_ref.namespace or namespace}/{one.target_ref.name}"
+                    self.known |= dict.fromkeys(one.addresses or (), pod)
+
+    def _node_of(self, address: bytes) -> str:
+        """Return the node of an address: its own, that of a pod, or that with its pod network; '' for none of them."""
+        text = unpack(address)
+        for node in self._nodes:
+            if address in map(pack, _node_addresses(node)):
+                self.known[text] = f"node {node.metadata.name}"
+                return node.metadata.name
+        with suppress(NoAnswerError):  # without the right to list pods of all namespaces, pod networks decide
+            found = self._kubectl.get(PodList, "pods", field_selector=f"status.podIP={text}", all_namespaces="true")
+            for pod in found.items:
+                if pod.runs and pod.spec.node_name:
+                    self.known[text] = pod.key
+                    return pod.spec.node_name
+        for node in self._nodes:
+            if within(address, parse_networks(pod_cidrs(node), family_of(address))):
+                return node.metadata.name
+        return ""
+
+
+def question(source: End, target: End) -> tuple[str, str]:
+    """Return the two arguments of `kube-proxy why`. Raises QuestionError if the ends have no family in common."""
+    families = {":" in one for one in target.addresses}
+    first = next((one for one in source.addresses if one == NODE or not families or (":" in one) in families), None)
+    if first is None:
+        ours, theirs = ", ".join(source.addresses), ", ".join(target.addresses)
+        raise QuestionError(f"client ({ours}) and destination ({theirs}) have no address family in common")
+    asked = f"[{first}]{source.port}" if source.port and ":" in first else f"{first}{source.port}"
+    if target.service:
+        return asked, target.service
+    own = [one for one in target.addresses if first == NODE or (":" in one) is (":" in first)]
+    return asked, f"[{own[0]}]{target.port}" if ":" in own[0] else f"{own[0]}{target.port}"
+
+
+def named(line: str, known: Mapping[str, str]) -> str:
+    """Return a line of an answer with the names of pods and nodes after their addresses."""
+    if not known:
+        return line
+    ones = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    place = rf"(?<![\w.:/])\[?({ones})\]?(:\d+(/\w+)?)?(?![\w:]|\.\d|/\d)"
+    return re.sub(place, lambda found: f"{found[0]} ({known[found[1]]})", line)
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and (pack(match["address"].strip("[]")) or pack(text)) is not None
+
+
+def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
+    """Return kind, namespace ('' for the usual one), name and port with its colon of a named end."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        raise QuestionError(
+            f"{text[:300]!r} is no address and no name; expected pod/NAME, svc/NAME:PORT, node/NAME, NAMESPACE/NAME "
+            "or an address"
+        )
+    kind = _KINDS[match["kind"].lower()] if match["kind"] else usual
+    port = f":{match['port']}" if match["port"] else ""
+    return kind, match["namespace"] or "", match["name"], port
+
+
+def _addresses(pod: ListedPod) -> tuple[str, ...]:
+    return tuple(one.ip for one in pod.status.pod_ips or ())
+
+
+def _node_addresses(node: Node) -> list[str]:
+    addresses = node.status.addresses if node.status is not None else None
+    return [one.address for one in addresses or () if one.type == "InternalIP"]

@@ -1,0 +1,161 @@
+"""The nodes of the cluster, and the container of kube-proxy on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+
+from kubeproxy.cluster.kubectl import Container, Kubectl
+from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.model.objects import ApiStruct, Node
+
+NAMESPACE: Final = "kube-system"
+LABEL: Final = "k8s-app"
+"""The label of our chart and kustomization, and of kubeadm; its value contains KUBE_PROXY."""
+KUBE_PROXY: Final = "kube-proxy"
+"""The name of the container, and kubeadm's value of the label."""
+
+
+class ListedLabels(ApiStruct, frozen=True):
+    """The label of a pod that is needed."""
+
+    app: str = field(default="", name=LABEL)
+
+
+class ListedMeta(ApiStruct, frozen=True):
+    """metadata of a pod."""
+
+    name: str
+    namespace: str
+    labels: ListedLabels | None = None
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+
+
+class ListedContainer(ApiStruct, frozen=True):
+    """One entry of a pod's spec.containers."""
+
+    name: str
+
+
+class ListedSpec(ApiStruct, frozen=True):
+    """A pod's spec."""
+
+    containers: list[ListedContainer]
+    node_name: str = ""
+    host_network: bool = False
+
+
+class PodIP(ApiStruct, frozen=True):
+    """One entry of a pod's status.podIPs."""
+
+    ip: str
+
+
+class ListedStatus(ApiStruct, frozen=True):
+    """A pod's status."""
+
+    phase: str = ""
+    pod_ips: list[PodIP] | None = field(default=None, name="podIPs")
+
+
+class ListedPod(ApiStruct, frozen=True):
+    """core/v1 Pod, with the fields that are needed here."""
+
+    metadata: ListedMeta
+    spec: ListedSpec
+    status: ListedStatus = ListedStatus()
+
+    @property
+    def key(self) -> str:
+        """NAMESPACE/NAME."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def app(self) -> str:
+        """The value of its label, '' without one."""
+        return self.metadata.labels.app if self.metadata.labels is not None else ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs and is not being deleted."""
+        return self.status.phase == "Running" and self.metadata.deletion_timestamp is None
+
+
+class PodList(Struct):
+    """A list of pods."""
+
+    items: list[ListedPod]
+
+
+class NodeList(Struct):
+    """A list of Nodes."""
+
+    items: list[Node]
+
+
+class ProxyPlace(NamedTuple):
+    """One node: the container of its kube-proxy, or the reason why there is none to ask."""
+
+    node: str
+    container: Container | None = None
+    problem: str = ""
+
+
+class Survey(NamedTuple):
+    """All nodes by name, in order; their Nodes as far as they could be listed; and what could not, '' for nothing."""
+
+    places: Mapping[str, ProxyPlace]
+    nodes: Sequence[Node]
+    problem: str
+
+    def of(self, names: Sequence[str]) -> list[ProxyPlace]:
+        """Return these nodes, all if none is named. Raises QuestionError for an unknown one."""
+        for name in names:
+            if name not in self.places:
+                raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")
+        return [self.places[name] for name in dict.fromkeys(names or self.places)]
+
+
+def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
+    """Find the kube-proxy of each node. Raises NoAnswerError if pods cannot be listed."""
+    pods = kubectl.get(PodList, "pods", namespace=namespace, selector=selector or LABEL)
+    listed: list[Node] = []
+    problem = ""
+    try:
+        listed = kubectl.get(NodeList, "nodes").items
+    except NoAnswerError as error:
+        problem = f"nodes could not be listed, so those without a kube-proxy are unknown: {error}"
+    found: dict[str, ListedPod] = {}
+    for pod in sorted(pods.items, key=_preference):
+        if _container(pod, selector) and pod.spec.node_name:
+            found[pod.spec.node_name] = pod
+    if not found:
+        raise NoAnswerError(f"no kube-proxy in namespace {namespace}: see --proxy-namespace and --proxy-selector")
+    names = sorted({*found, *(node.metadata.name for node in listed)})
+    return Survey({name: _place(name, found.get(name), namespace, selector) for name in names}, listed, problem)
+
+
+def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
+    """Return a sort key: the last pod of a node is asked. During a roll-out there are two of them."""
+    return pod.runs, pod.app != KUBE_PROXY, pod.metadata.creation_timestamp
+
+
+def _container(pod: ListedPod, selector: str) -> str:
+    """Return the name of the container of kube-proxy, '' if this is no pod of a kube-proxy."""
+    names = [one.name for one in pod.spec.containers]
+    if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.app):
+        return KUBE_PROXY
+    return names[0] if selector and names else ""
+
+
+def _place(node: str, pod: ListedPod | None, namespace: str, selector: str) -> ProxyPlace:
+    if pod is None:
+        return ProxyPlace(node, problem=f"no pod of kube-proxy in namespace {namespace}")
+    container = Container(pod.metadata.namespace, pod.metadata.name, _container(pod, selector))
+    if pod.runs:
+        return ProxyPlace(node, container)
+    state = "being deleted" if pod.metadata.deletion_timestamp else pod.status.phase or "in no phase"
+    return ProxyPlace(node, problem=f"pod {pod.key} is {state}")

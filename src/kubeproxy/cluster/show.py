@@ -1,0 +1,146 @@
+"""Prints the answers of nodes: what they have in common once, and each difference with its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubeproxy.ask import lines
+from kubeproxy.ask.finding import Severity
+from kubeproxy.cluster.answers import FlowsAnswer, UsedPart, UsedPort, WhyAnswer
+from kubeproxy.cluster.fleet import Fleet, Reply, Shared
+from kubeproxy.cluster.names import named
+from kubeproxy.commands import output
+
+_NODES = 10
+"""Maximum number of nodes in a line; `-o json` has them all."""
+_FACTS = 200
+"""Maximum number of facts that all nodes have in common."""
+
+
+def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str]) -> None:
+    """Print the answer of `why` of one node, as the node's own command does, with names beside addresses."""
+    output.say(f"asked on {reply.node}, {_pod(reply)}")
+    output.say(named(answer.heading, known))
+    for severity, text in lines.connection(answer.why, answer.diagnoses):
+        output.marked(severity.mark, named(text, known))
+    for fix in answer.fixes:
+        output.say(f"Fix: {fix}")
+    if answer.next:
+        namespace, _, pod = reply.pod.partition("/")
+        output.say(f"Next: which rules of {reply.node} its packets meet:")
+        output.say(f"  kubectl -n {namespace} exec {pod} -- {answer.next}")
+
+
+def many(fleet: Fleet, known: Mapping[str, str]) -> None:
+    """Print the answers of many nodes."""
+    _print_counts(fleet)
+    differences = fleet.differences()
+    for each in differences:
+        output.marked(each.fact.severity.mark, named(_difference(each, fleet.answered), known))
+        for text in each.fact.more:
+            output.say(f"     {named(text, known) if not text.startswith('Fix: ') else text}")
+    common = fleet.common()
+    everywhere = f"all {fleet.answered} nodes: " if fleet.answered > 1 else ""
+    for fact in common[:_FACTS]:
+        output.marked(fact.severity.mark, f"{'' if fact.expected else everywhere}{named(fact.text, known)}")
+        for text in fact.more:
+            output.say(f"     {text}")
+    output.more(len(common) - _FACTS)
+    if isinstance(next(iter(fleet.answers.values()), None), FlowsAnswer):
+        _print_flows(fleet)
+    if fleet.command == "verify" and any(each.fact.severity is Severity.BROKEN for each in differences):
+        output.say(f"Fix: {lines.REPAIR}")
+    for reason, nodes in fleet.silent().items():
+        output.marked(output.UNSEEN, f"no answer of {_nodes(nodes)}: {reason}")
+
+
+def json(fleet: Fleet) -> None:
+    """Print all answers, and what they have in common, as JSON of docs/answers.schema.json."""
+    output.json(
+        {
+            "command": fleet.command,
+            "arguments": fleet.arguments,
+            "nodes": [_row(reply) for reply in fleet.replies],
+            "differences": [
+                {
+                    "severity": each.fact.severity.name.lower(),
+                    "text": each.fact.text,
+                    "nodes": each.nodes,
+                    "lacking": each.lacking,
+                }
+                for each in fleet.differences()
+            ],
+            **fleet.counts(),
+        }
+    )
+
+
+def _row(reply: Reply) -> dict[str, Any]:
+    return {
+        "node": reply.node,
+        "pod": reply.pod,
+        "status": reply.status,
+        "problem": reply.problem,
+        "go": reply.go,
+        "answer": reply.answer,
+    }
+
+
+def _print_counts(fleet: Fleet) -> None:
+    counts = fleet.counts()
+    kinds = [f"{count} in {mode} mode" for mode, count in counts["modes"].most_common()]
+    kinds += [f"{count} of version {version}" for version, count in counts["versions"].most_common()]
+    output.say(f"{fleet.answered} of {len(fleet.replies)} nodes answered" + "".join(f", {kind}" for kind in kinds))
+    for version, count in counts["go"].most_common():
+        nodes = [reply.node for reply in fleet.replies if reply.go == version]
+        output.marked(output.NOTE, f"{count} with the Go kube-proxy {version}, which answers nothing: {_nodes(nodes)}")
+
+
+def _difference(each: Shared, answered: int) -> str:
+    count = f"{len(each.nodes)} of {answered} nodes"
+    if each.lacking:
+        return f"{count} lack{'s' * (len(each.nodes) == 1)} {each.fact.text}: {_nodes(each.nodes)}"
+    alone = " alone" * each.fact.expected
+    return f"{count}{alone}: {each.fact.text}: {_nodes(each.nodes)}"
+
+
+def _nodes(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NODES} more" if len(names) > _NODES else ""
+    return ", ".join(names[:_NODES]) + more
+
+
+def _pod(reply: Reply) -> str:
+    kinds = ", ".join(filter(None, (reply.version, reply.mode and f"{reply.mode} mode")))
+    return f"pod {reply.pod}" + (f" ({kinds})" if kinds else "")
+
+
+def _print_flows(fleet: Fleet) -> None:
+    """Print the connections of all nodes: by Service, or with a name by endpoint and by node."""
+    by_name: dict[tuple[str, ...], list[float]] = {}
+    by_node: dict[tuple[str, ...], list[float]] = {}
+    for node, answer in fleet.answers.items():
+        for port in answer.ports if isinstance(answer, FlowsAnswer) else ():
+            _add(by_node, (node,), port)
+            if not fleet.arguments:
+                _add(by_name, (port.service,), port)
+            for end in port.endpoints if fleet.arguments else ():
+                _add(by_name, (f"{end.address} {port.port}", end.pod), end)
+    head = ("CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING")
+    output.table(("ENDPOINT", "POD", *head) if fleet.arguments else ("SERVICE", *head), _ranked(by_name), "  ", _FACTS)
+    if fleet.arguments:
+        output.table(("NODE", *head), _ranked(by_node), "  ", _FACTS)
+
+
+def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], used: UsedPart | UsedPort) -> None:
+    numbers = used.connections, used.new_per_second, used.unanswered, used.closing
+    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), numbers, strict=True)]
+
+
+def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
+    """Return the rows of a table, those with the most connections first."""
+    rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
+    return [
+        (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")
+        for key, (connections, new, unanswered, closing) in rows
+    ]

@@ -1,0 +1,370 @@
+"""`kubectl kubeproxy` with a stand-in for kubectl: names, which pods are asked, hostile answers, and many nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeproxy.cluster.main import main
+from kubeproxy.commands import NO, UNKNOWN, YES
+from support.answers import valid
+from support.kubectl_stand_in import StandIn
+
+Json = dict[str, Any]
+Run = Callable[..., tuple[int, str, str]]
+
+VERSION = "0.1.0+g0123456789ab"
+
+
+def made(**fields: Any) -> str:
+    return json.dumps({"schemaVersion": 1, "version": VERSION, **fields})
+
+
+def finding(what: str, severity: str = "broken") -> Json:
+    return {"severity": severity, "about": "sysctl", "what": what, "why": "why it matters", "fix": "what mends it"}
+
+
+def doctor(*findings: Json) -> Json:
+    wrong = any(one["severity"] == "broken" for one in findings)
+    return {"out": made(mode="nftables", pid=1, findings=findings, unknown=[]), "status": int(wrong)}
+
+
+def why(heading: str, answer: str = "yes", elsewhere: str = "", **fields: Any) -> Json:
+    decision = {
+        "source": "10.244.0.7",
+        "destination": "10.96.0.10:80/tcp",
+        "outcome": "forwarded",
+        "clientSees": "the answer of the endpoint",
+        "steps": [
+            {"passes": True, "text": "10.96.0.10:80/TCP is the cluster IP of shop/web", "field": "spec.clusterIPs"}
+        ],
+        "endpoints": [{"address": "10.244.1.8:3000", "share": 1.0, "masqueraded": False, "node": "node-b"}],
+        "elsewhere": {"node": elsewhere, "reason": "it is there", "field": "nodeName"} if elsewhere else None,
+    }
+    out = made(heading=heading, answer=answer, why=decision, findings=[], probes=[], fixes=[], next="", **fields)
+    return {"out": out, "status": {"yes": 0, "no": 1, "unknown": 2}[answer]}
+
+
+def service(version: str, *endpoints: str, state: str = "programmed") -> Json:
+    port = {
+        "name": "http",
+        "protocol": "TCP",
+        "family": "IPv4",
+        "frontends": [
+            {"kind": "cluster", "address": "10.96.0.10:80", "fromPods": "endpoints", "fromNode": "", "fromOutside": ""}
+        ],
+        "endpoints": endpoints,
+        "localEndpoints": endpoints[:1],
+    }
+    return {
+        "out": made(
+            mode="nftables",
+            namespace="shop",
+            name="web",
+            state=state,
+            resourceVersion="7",
+            slices={"web-1": version},
+            ports=[port],
+        )
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> StandIn:
+    found = StandIn(tmp_path)
+    found.objects["services"].append(
+        {
+            "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]},
+        }
+    )
+    target = {"addresses": ["10.244.1.8"], "targetRef": {"kind": "Pod", "namespace": "shop", "name": "web-8"}}
+    labels = {"kubernetes.io/service-name": "web"}
+    found.objects["endpointslices"].append(
+        {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "endpoints": [target]}
+    )
+    found.pod("client", "shop", "node-a", ["10.244.0.7", "fd00:244::7"])
+    return found
+
+
+@pytest.fixture
+def run(cluster: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    def ask(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setenv("PATH", cluster.install())
+        status = main(words)
+        return status, *capfd.readouterr()
+
+    return ask
+
+
+def asked(cluster: StandIn) -> list[tuple[str, list[str]]]:
+    """The pod and the command of each kube-proxy that was asked."""
+    calls = [call for call in cluster.calls if "exec" in call]
+    return [(call[call.index("--") - 1], call[call.index("--") + 1 :]) for call in calls]
+
+
+def test_a_question_is_asked_in_the_pod_of_the_clients_node(cluster: StandIn, run: Run):
+    cluster.node("node-a", **why("10.244.0.7 -> 10.96.0.10:80/tcp: kube-proxy forwards it"))
+    cluster.node("node-b")
+    status, text, _ = run("why", "pod/client", "svc/web:http", "-n", "shop", "--context=prod")
+    assert status == YES
+    command = ["kube-proxy", "why", "-o", "json", "--", "10.244.0.7", "shop/web:http"]
+    assert asked(cluster) == [("kube-proxy-py-node-a", command)]
+    assert all(call[0] == "--context=prod" for call in cluster.calls)
+    assert "asked on node-a, pod kube-system/kube-proxy-py-node-a" in text
+    assert "10.244.0.7 (shop/client) -> 10.96.0.10:80/tcp: kube-proxy forwards it" in text
+    assert "100.0% to 10.244.1.8:3000 (shop/web-8) on node-b" in text
+
+
+@pytest.mark.parametrize(
+    ("client", "target", "arguments", "node"),
+    [
+        ("shop/client", "shop/web", ["10.244.0.7", "shop/web:80/tcp"], "node-a"),
+        ("po/shop/client", "svc/shop/web:80", ["10.244.0.7", "shop/web:80"], "node-a"),
+        ("10.244.0.7:40000", "10.96.0.10:53/udp", ["10.244.0.7:40000", "10.96.0.10:53/udp"], "node-a"),
+        ("fd00:244::7", "[fd00:10:96::1]:80", ["fd00:244::7", "[fd00:10:96::1]:80"], "node-a"),
+        ("10.244.1.99", "10.96.0.10:80", ["10.244.1.99", "10.96.0.10:80"], "node-b"),
+        ("192.0.2.2", "shop/web:80", ["192.0.2.2", "shop/web:80"], "node-b"),
+        ("node/node-b", "shop/web:80", ["node", "shop/web:80"], "node-b"),
+        ("shop/client", "node/node-b:30080", ["10.244.0.7", "192.0.2.2:30080"], "node-a"),
+        ("shop/client", "pod/shop/client:8080", ["10.244.0.7", "10.244.0.7:8080"], "node-a"),
+        ("kube-system/kube-proxy-py-node-b", "shop/web:80", ["node", "shop/web:80"], "node-b"),
+    ],
+)
+def test_names_are_resolved(client: str, target: str, arguments: list[str], node: str, cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b"):
+        cluster.node(name, **why("a -> b: kube-proxy forwards it"))
+    status, _, errors = run("why", client, target)
+    assert (status, errors) == (YES, "")
+    assert asked(cluster) == [(f"kube-proxy-py-{node}", ["kube-proxy", "why", "-o", "json", "--", *arguments])]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("why", "pod/none", "shop/web:80", "-n", "shop"), 'pods "none" not found'),
+        (("why", "shop/client", "shop/none:80"), 'services "none" not found'),
+        (("why", "svc/shop/web", "shop/web:80"), "a Service is no client"),
+        (("why", "node/node-z", "shop/web:80"), "node node-z: there is no such Node"),
+        (("why", "node", "shop/web:80"), "give its name"),
+        (("why", "shop/client", "[fd00::1]:80", "--node", "node-z"), "node node-z: there is no such Node"),
+        (("why", "--", "--all", "shop/web:80"), "'--all' is no address and no name"),
+        (("why", "shop/client", "shop/-o:80"), "'shop/-o:80' is no address and no name"),
+        (("why", "shop/client", "shop/web:80; id"), "is no address and no name"),
+        (("why", "shop/client", "node/node-a:80/../x"), "is no address and no name"),
+        (("services", "--", "-x"), "'-x' is no address and no name"),
+        (("doctor", "--node=--all"), "node --all: there is no such Node"),
+    ],
+)
+def test_a_wrong_question_is_refused_before_a_node_is_asked(
+    words: tuple[str, ...], says: str, cluster: StandIn, run: Run
+):
+    cluster.node("node-a")
+    status, text, errors = run(*words)
+    assert (status, text) == (UNKNOWN, "")
+    assert says in errors
+    assert asked(cluster) == []
+
+
+def test_options_of_the_command_reach_the_node_as_one_word_each(cluster: StandIn, run: Run):
+    cluster.node("node-a", **why("a -> b: kube-proxy forwards it"))
+    run("why", "shop/client", "shop/web:80", "--interface=--no-probe", "--no-probe")
+    (_, command), *_ = asked(cluster)
+    assert command[4:7] == ["--no-probe", "--interface=--no-probe", "--"]
+
+
+def test_a_pod_that_has_not_started_is_named(cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    cluster.pod("new", "shop", "", [], phase="Pending")
+    assert "pod shop/new has no node and address: it is Pending" in run("why", "shop/new", "shop/web:80")[2]
+
+
+def test_the_node_that_an_answer_names_is_asked_next(cluster: StandIn, run: Run):
+    cluster.node("node-a", **why("decided on node-b", "unknown", elsewhere="node-b"))
+    cluster.node("node-b", **why("decided here"))
+    status, text, _ = run("why", "10.244.0.99", "shop/web:80")
+    assert (status, "decided here" in text) == (YES, True)
+
+
+def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b", "node-c"):
+        cluster.node(name, **why("x -> y: kube-proxy forwards it"))
+    cluster.printed["kube-proxy-py-node-c"] = why("x -> y: dropped, the client sees a timeout", "no")
+    status, text, errors = run("why", "198.51.100.9", "192.0.2.1:30080")
+    assert status == NO
+    assert "198.51.100.9 is on no known node: all are asked" in errors
+    assert "1 of 3 nodes: x -> y: dropped, the client sees a timeout: node-c" in text
+    assert "2 of 3 nodes: x -> y: kube-proxy forwards it: node-a, node-b" in text
+    assert len(asked(cluster)) == 3
+    status, text, _ = run("why", "198.51.100.9", "192.0.2.1:30080", "--node", "node-a")
+    assert (status, "asked on node-a" in text) == (YES, True)
+
+
+def test_what_all_nodes_have_is_said_once_and_differences_by_node(cluster: StandIn, run: Run):
+    for number in range(4):
+        found = [finding(f"the Go kube-proxy runs here too (pid {number})")] if number else []
+        cluster.node(f"node-{number}", **doctor(finding("a note of all", "note"), *found))
+    status, text, _ = run("doctor")
+    assert status == NO
+    assert "4 of 4 nodes answered, 4 in nftables mode, 4 of version 0.1.0+g0123456789ab" in text
+    assert text.count("a note of all") == 1
+    assert "x  3 of 4 nodes: the Go kube-proxy runs here too (pid 1): node-1, node-2, node-3" in text
+    assert "Fix: what mends it" in text
+
+
+def test_a_missing_endpoint_and_an_old_slice_are_named(cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b", "node-d"):
+        cluster.node(name, **service("9", "10.244.0.7:3000", "10.244.1.8:3000"))
+    cluster.node("node-c", **service("8", "10.244.0.7:3000"))
+    status, text, _ = run("services", "shop/web")
+    assert status == NO
+    assert "x  1 of 4 nodes lacks endpoint 10.244.1.8:3000 (shop/web-8) (http TCP IPv4): node-c" in text
+    assert "x  1 of 4 nodes alone: slice web-1 in version 8: node-c" in text
+    assert text.count("10.244.0.7:3000") == 1
+
+
+def test_differences_of_the_kernel_are_named_by_node(cluster: StandIn, run: Run):
+    lost = {"service": ["shop", "web"], "kind": "missing", "what": "endpoint 10.244.1.8:3000", "where": "map endpoints"}
+    for name in ("node-a", "node-b"):
+        found = [lost | {"wanted": "", "present": ""}] if name == "node-b" else []
+        lists: Json = {key: [] for key in ("behind", "onTheirWay", "restless", "caveats", "troubles")}
+        cluster.node(name, out=made(mode="nftables", services=5, findings=found, **lists), status=len(found))
+    status, text, _ = run("verify")
+    assert status == NO
+    assert "1 of 2 nodes: shop/web: missing: endpoint 10.244.1.8:3000 [map endpoints]: node-b" in text
+    assert "ok 5 Services compared" in text
+
+
+def test_connections_of_all_nodes_are_added_up(cluster: StandIn, run: Run):
+    for name, count in (("node-a", 3), ("node-b", 4)):
+        used = {"connections": count, "closing": 0, "unanswered": count - 3, "newPerSecond": 0.5}
+        end = {"address": "10.244.1.8:3000", "pod": "shop/web-8", "share": 1.0, "serving": True, **used}
+        port = {"service": "shop/web", "port": "http/TCP", "family": "IPv4", "endpoints": [end], "clients": [], **used}
+        cluster.node(name, out=made(mode="nftables", ports=[port], look={}), status=count - 3)
+    status, text, _ = run("flows", "shop/web")
+    assert status == NO
+    assert "10.244.1.8:3000 http/TCP  shop/web-8  7            1.0    1           0" in text
+    assert "x  1 of 2 nodes: shop/web: connections to which nothing came back for a second: node-b" in text
+
+
+HOSTILE = "\x1b]0;owned\x07\u202etxt.exe\r\x9b31m"
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ({"out": "no JSON" + HOSTILE, "err": "Error: " + HOSTILE, "status": 1}, "]0;owned"),
+        ({"out": '{"schemaVersion": 2}'}, "another form than this plugin knows: Invalid enum value 2"),
+        ({"out": made(mode=5, findings=[], unknown=[])}, "Expected `str`, got `int` - at `$.mode`"),
+        ({"out": made(mode="", findings=[finding("x", "dire")], unknown=[])}, "another form than this plugin knows"),
+        ({"out": made(mode="", findings=[{}], unknown=[])}, "another form than this plugin knows"),
+        ({"out": "{" + '"a":{' * 100_000}, "another form than this plugin knows"),
+        ({"out": '{"a":"\ud800"}'.encode("utf-8", "replace").decode()}, "another form than this plugin knows"),
+        ({"flood": 5 << 20}, "the answer is larger than 4096 kB"),
+        ({"err": "e" * (1 << 20)}, "the answer is larger than 256 kB"),
+        ({"err": "error: unable to upgrade connection: container not found", "status": 0}, "container not found"),
+        ({}, "exit code 0 without a message"),
+    ],
+)
+def test_a_hostile_or_broken_answer_is_a_node_without_one(printed: Json, says: str, cluster: StandIn, run: Run):
+    cluster.node("node-a", **printed)
+    cluster.node("node-b", **doctor(finding("net.ipv4.ip_forward is 0" + HOSTILE)))
+    status, text, _ = run("doctor")
+    assert status == NO
+    assert "1 of 2 nodes answered" in text
+    assert "?  no answer of node-a: " in text
+    assert says in text
+    assert "net.ipv4.ip_forward is 0" in text
+    assert text.replace("\n", "").isprintable()
+    whole = run("doctor", "-o", "json")[1]
+    assert whole.replace("\n", "").isprintable()
+    valid("cluster", whole)
+
+
+def test_names_of_the_api_that_could_be_options_are_not_used(cluster: StandIn, run: Run):
+    cluster.node("node-a", **doctor())
+    cluster.objects["pods"][-1]["metadata"]["name"] = "--help"
+    status, _, errors = run("doctor")
+    assert (status, asked(cluster)) == (UNKNOWN, [])
+    assert "'--help' is not the name of an object" in errors
+
+
+def test_missing_rights_are_named(cluster: StandIn, run: Run):
+    denied = 'Error from server (Forbidden): {} is forbidden: User "me" cannot list resource'
+    cluster.node("node-a", **doctor())
+    cluster.node("node-b", err=denied.format("pods/exec"), status=0)
+    cluster.errors["nodes"] = denied.format("nodes")
+    status, text, errors = run("doctor")
+    assert status == UNKNOWN
+    assert (
+        "nodes could not be listed, so those without a kube-proxy are unknown: Error from server (Forbidden)" in errors
+    )
+    assert "no answer of node-b: Error from server (Forbidden): pods/exec is forbidden" in text
+    cluster.errors["pods"] = denied.format("pods")
+    status, text, errors = run("doctor")
+    assert (status, text) == (UNKNOWN, "")
+    assert "Error from server (Forbidden): pods is forbidden" in errors
+
+
+def test_a_node_that_hangs_is_named(cluster: StandIn, run: Run):
+    cluster.node("node-a", **doctor())
+    cluster.node("node-b", hangs=True)
+    status, text, _ = run("doctor", "--timeout", "3")
+    assert status == UNKNOWN
+    assert "1 of 2 nodes answered" in text
+    assert "no answer of node-b: no answer within 3 s" in text
+
+
+def test_nodes_with_the_go_kube_proxy_are_counted_and_no_error(cluster: StandIn, run: Run):
+    cluster.node("node-a", **doctor())
+    refusal = {"err": "Usage:\n  kube-proxy [flags]\nError: unknown shorthand flag: 'o' in -o\n", "status": 1}
+    cluster.node("node-b", app="kube-proxy", **refusal, version="Kubernetes v1.36.0\n")
+    status, text, _ = run("doctor")
+    assert status == YES
+    assert "-  1 with the Go kube-proxy v1.36.0, which answers nothing: node-b" in text
+
+
+def test_pods_are_selected_by_the_labels_of_chart_and_kubeadm(cluster: StandIn, run: Run):
+    cluster.node("node-a", app="mine-kube-proxy-py", **doctor())
+    cluster.node("node-b", app="kube-proxy", **doctor())
+    cluster.node("node-c", app="cilium", **doctor())
+    cluster.node("node-d", **doctor())
+    cluster.objects["pods"][-1]["status"]["phase"] = "Pending"
+    cluster.pod("old", "kube-system", "node-a", [], app="kube-proxy")["metadata"]["deletionTimestamp"] = "2026-11-26"
+    status, text, _ = run("doctor")
+    assert status == UNKNOWN
+    assert sorted(pod for pod, _ in asked(cluster)) == ["kube-proxy-node-b", "mine-kube-proxy-py-node-a"]
+    assert "no answer of node-c: no pod of kube-proxy in namespace kube-system" in text
+    assert "no answer of node-d: pod kube-system/kube-proxy-py-node-d is Pending" in text
+    run("doctor", "--proxy-selector", "k8s-app=cilium", "--node", "node-c")
+    assert asked(cluster)[-1][0] == "cilium-node-c"
+    assert "no kube-proxy in namespace other" in _error(run("doctor", "--proxy-namespace", "other"))
+
+
+def _error(result: tuple[int, str, str]) -> str:
+    return result[1] + result[2]
+
+
+def test_without_kubectl_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["doctor"]) == UNKNOWN
+    assert "kubectl cannot be started: No such file or directory; it must be in PATH" in capfd.readouterr().err
+
+
+def test_200_nodes_are_asked_16_at_a_time(cluster: StandIn, monkeypatch: pytest.MonkeyPatch, capfd):
+    for number in range(200):
+        ends = ["10.244.0.7:3000", *(["10.244.1.8:3000"] if number % 80 else [])]
+        cluster.node(f"node-{number:03}", **service("9", *ends))
+    monkeypatch.setenv("PATH", cluster.install(quick=True))
+    assert main(["services", "svc/web", "-n", "shop"]) == NO
+    text = capfd.readouterr().out
+    assert len(cluster.at_a_time) == 200
+    assert 2 < max(cluster.at_a_time) <= 16
+    lacking = "endpoint 10.244.1.8:3000 (shop/web-8) (http TCP IPv4): node-000, node-080, node-160"
+    assert f"3 of 200 nodes lack {lacking}" in text
