@@ -200,7 +200,7 @@ def test_what_a_chain_surely_drops_of_answers(dropped, rules):
         ("ip daddr 10.244.1.11 tcp dport 80 drop", True),
         ("ip daddr 10.244.1.11 notrack", True),
         ("tcp dport 3000 accept; tcp sport 3000 accept; drop", True),
-        ("ip daddr 10.244.1.10 notrack", False),
+        ("ip daddr 10.244.1.10 notrack", True),  # it is tracked already
         ("ip daddr 10.244.1.10 meta mark 7 drop", False),
         ("ip daddr 10.244.1.10 ct state established drop", False),
         ("ip saddr 10.244.1.10 tcp sport 3000 drop", False),
@@ -226,12 +226,35 @@ def test_which_chains_drop_without_an_answer(rules, silent):
         assert [bool(list(one.drops([REQUEST], silently=only))) for only in (False, True)] == [True, silent]
 
 
-@pytest.mark.parametrize(("priority", "dropped"), [(-150, True), (-100, False), (0, False)])
-def test_a_chain_sees_a_packet_between_two_priorities(priority, dropped):
+@pytest.mark.parametrize(
+    ("priority", "dropped", "unordered"), [(-150, True, False), (-100, True, True), (0, False, False)]
+)
+def test_a_chain_sees_a_packet_between_two_priorities(priority, dropped, unordered):
     chain = f"chain c {{ type filter hook prerouting priority {priority}; ip daddr 10.0.0.2 tcp dport 30086 drop; }}"
     with own_network():
         nft(f"table ip t {{\n{chain}\n}}\n")
-        assert drops(REQUEST, EARLY) == [Drop("table ip t", "c", EARLY)] * dropped
+        assert drops(REQUEST, EARLY) == [Drop("table ip t", "c", EARLY, unordered=unordered)] * dropped
+
+
+@pytest.mark.parametrize(
+    ("priority", "rule", "untracked", "unordered"),
+    [
+        (-300, "ip daddr 10.0.0.2 notrack", True, False),
+        (-300, "ip daddr 10.0.0.2 tcp dport { 22, 30086 } notrack accept", True, False),
+        (-200, "ip daddr 10.0.0.2 notrack", True, True),
+        (-150, "ip daddr 10.0.0.2 notrack", False, False),  # it is tracked already
+        (-300, "ip daddr 10.0.0.3 notrack", False, False),
+        (-300, "meta mark 7 notrack", False, False),
+        (-300, "notrack drop", False, False),
+    ],
+)
+def test_a_rule_that_takes_a_packet_out_of_connection_tracking(priority, rule, untracked, unordered):
+    needed = EARLY._replace(tracked=True)
+    with own_network():
+        nft(f"table ip t {{\nchain c {{ type filter hook prerouting priority {priority}; {rule}; }}\n}}\n")
+        assert [one for one in drops(REQUEST, EARLY) if one.untracks] == []
+        found = [one for one in drops(REQUEST, needed) if one.untracks]
+    assert found == [Drop("table ip t", "c", needed, unordered, untracks=True)] * untracked
 
 
 @pytest.mark.parametrize(("priority", "dropped"), [(-300, False), (-150, True)])

@@ -305,9 +305,12 @@ async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -
     front = live.front("usurped")
     await live.expect(front, {"pod": "a1"})
     stale, unknown, free = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200", "10.96.200.201"
+    jump = "PREROUTING -j KUBE-SERVICES"
     for rule in (
         f"-N {stale}",
+        f"-A {stale} -p tcp -j DNAT --to-destination {live.ips['a2']['IPv4']}:3000",
         "-N KUBE-SERVICES",
+        f"-I {jump}",
         f"-A KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}",
     ):
         await live.run("iptables-nft", "-t", "nat", *rule.split())
@@ -315,26 +318,31 @@ async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -
 
     async def asked(target: str, *, caught: bool, passes: bool) -> str:
         status, text = await live.ask("why", live.ips["pod"]["IPv4"], target)
-        said = (f"{left}{target}: " in text, "Fix: make sure that no other kube-proxy runs" in text)
-        return "" if (status, said) == (0 if passes and not caught else 1, (caught, caught)) else text
+        heading = ", unless another kube-proxy's rules take it first (x)\n" in text
+        said = (f"{left}{target}: " in text, heading, "Fix: make sure that no other kube-proxy runs" in text)
+        return "" if (status, said) == (0 if passes and not caught else 1, (caught,) * 3) else text
 
     try:
         await live.eventually(lambda: asked(f"{unknown}:80", caught=True, passes=False))
         assert not await asked(f"{unknown}:81", caught=False, passes=False)
         assert not await asked(f"{free}:80", caught=False, passes=False)
         await live.eventually(lambda: asked(f"{front.address}:80", caught=False, passes=True))
-        jump = f"KUBE-SERVICES -d {front.address}/32 -p tcp -m tcp --dport 80 -j {stale}"
-        await live.run("iptables-nft", "-t", "nat", "-A", *jump.split())
+        catches = f"KUBE-SERVICES -d {front.address}/32 -p tcp -m tcp --dport 80 -j {stale}"
+        await live.run("iptables-nft", "-t", "nat", "-A", *catches.split())
+        await live.expect(front, {"pod": "a2"}, "tcp")
         await live.eventually(lambda: asked(f"{front.address}:80", caught=True, passes=True))
+        await live.run("iptables-nft", "-t", "nat", "-D", *jump.split())  # no packet meets the rules any more
+        await live.expect(front, {"pod": "a1"}, "tcp")
+        await live.eventually(lambda: asked(f"{front.address}:80", caught=False, passes=True))
     finally:
-        for rule in ("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}"):
-            await live.run("iptables-nft", "-t", "nat", *rule.split())
+        for rule in ("-F KUBE-SERVICES", f"-F {stale}", f"-D {jump}", "-X KUBE-SERVICES", f"-X {stale}"):
+            await live.cluster.exec("node", ["iptables-nft", "-t", "nat", *rule.split()])
 
 
 async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told(live: Live) -> None:
     if live.mode.variant != "nft":
         return
-    stale, unknown = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200"
+    stale, unknown, jump = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200", "OUTPUT -j KUBE-SERVICES"
     rule = f"KUBE-SERVICES -d {unknown}/32 -p tcp -m tcp --dport 80 -j {stale}"
 
     async def each(*commands: str) -> None:
@@ -343,7 +351,8 @@ async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told
 
     async def check() -> str:
         # Again: a proxy that has just started removes them once.
-        await each(f"-N {stale}", "-N KUBE-SERVICES", "-F KUBE-SERVICES", f"-A {rule}")
+        made = (f"-N {stale}", "-N KUBE-SERVICES", "-F KUBE-SERVICES", f"-F {stale}", f"-A {rule}")
+        await each(*made, f"-A {stale} -p tcp -j DNAT --to-destination 10.244.0.9:3000", f"-D {jump}", f"-I {jump}")
         status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:80")
         named = "x  both variants of iptables have a kube-proxy's IPv4 chains" in text
         first = text.splitlines()[0].endswith(", unless another kube-proxy's rules take it first (x)")
@@ -353,7 +362,7 @@ async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told
         await live.eventually(check)
         assert "both variants" not in (await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:81"))[1]
     finally:
-        await each("-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-X {stale}")
+        await each(f"-D {jump}", "-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-F {stale}", f"-X {stale}")
 
 
 @pytest.mark.slow("several questions")

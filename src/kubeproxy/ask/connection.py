@@ -2,9 +2,9 @@
 
 For other programs' rules it has the packets of the connection at the hooks of this node: requests before and after
 translation, and answers. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the
-same priority may run before or after it, so they are left out. At the hook output, the interface by which a packet
-leaves may change with the translation, so it counts as unknown. Source: include/uapi/linux/netfilter_ipv4.h, and
-net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
+same priority may run before or after it. At the hook output, the interface is that of the route to the destination
+before translation, also after it. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of
+Linux 6.18.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route import bridges, hairpin_ports, source_for, way_out
+from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
 """Protocols of the probes of endpoints."""
+_FOREIGN: Final = ("firewall", "notrack")
+_OPEN: Final = ("endpoints", "proxy", *_FOREIGN)
+"""Checks that may leave the whole answer open."""
 
 
 class Explanation(Struct, frozen=True):
@@ -59,7 +63,7 @@ class Explanation(Struct, frozen=True):
             return "unknown"
         if not self.why.passes or self.stopped:
             return "no"
-        return "unknown" if self._leaves_open("endpoints") or self._leaves_open("proxy") else "yes"
+        return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
     def _leaves_open(self, about: str) -> bool:
         """Return whether a check could not decide: a probe that may not concern the client, or a missing proxy."""
@@ -68,11 +72,15 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
-        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings) and not self.why.passes
-        more = ", but not all is well (x)" * (self.why.passes and self.answer == "no")
-        more += ", but an endpoint did not answer this node (?)" * (
-            self.why.elsewhere is None and self.answer == "unknown" and self._leaves_open("endpoints")
-        )
+        untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
+        if untracked is not None and untracked.severity is not Severity.UNKNOWN:
+            end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
+            return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
+        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
+        more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
+        if self.why.elsewhere is None and self.answer == "unknown":
+            more += ", but an endpoint did not answer this node (?)" * self._leaves_open("endpoints")
+            more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
@@ -114,7 +122,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if asked.running:
         way = _way(node, why)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
-        findings += [*present.look(asked, explained), *_unrouted(why), *_hairpin(way, why), *_around(around)]
+        findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around)]
     else:
         findings += _unasked()
     return Explanation(why, (*findings, *probe.findings(probes, _probed_for(node, why, probes))), probes)
@@ -166,20 +174,6 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
         )
 
 
-def _unrouted(why: Why) -> Iterator[Diagnosis]:
-    """Check whether this node's own packets have a route to the Service's address, which they need before any rule."""
-    front = pack(probe.place(why.destination.partition("/")[0])[0])
-    if why.source == THIS_NODE and front is not None and source_for(front) is None:
-        yield Diagnosis(
-            severity=Severity.BROKEN,
-            about="routes",
-            what=f"this node has no route to {unpack(front)}",
-            why="the kernel routes its own packets before any rule: programs get the error ENETUNREACH",
-            fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
-            "addresses of Services; any will do, as the rules replace the address",
-        )
-
-
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     """Check a bridge that a pod's connection to itself passes, in a mode that translates packets on the bridge."""
     source = node.packet.source if node.packet is not None else None
@@ -195,7 +189,8 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 def _around(report: Checkup) -> Iterator[Diagnosis]:
     """Yield the node's findings, with the severity for this connection: it is stopped, or it may be."""
     for finding in report.findings:
-        yield replace(finding, severity=Severity.BROKEN if finding.stops_connections else Severity.NOTE)
+        stops = Severity.BROKEN if finding.stops_connections else Severity.NOTE
+        yield finding if finding.severity is Severity.UNKNOWN else replace(finding, severity=stops)
     for text in report.unknown:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
@@ -238,6 +233,7 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
         served=bool(why.service),
         covered=covered(whole, known) if not at_proxy and 0 < len(known) == len(why.endpoints) else (),
         refused=why.outcome == Outcome.REFUSED.value,
+        routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
 
 
@@ -294,6 +290,11 @@ class CheckedConnection(NamedTuple):
             return _NONE
         return interface_to(self.packet.source)
 
+    @property
+    def first_way(self) -> tuple[str, str | None]:
+        """The interfaces of arrival and departure at the hook output, of a connection that begins on this node."""
+        return _NONE, _LOOPBACK if self.packet.destination in self.local else interface_to(self.packet.destination)
+
 
 def interface_to(address: bytes) -> str | None:
     """Return the interface by which packets to an address leave, None without a route. Raises NetlinkError."""
@@ -303,13 +304,13 @@ def interface_to(address: bytes) -> str | None:
 def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
     """Yield the first packet before it is translated. Raises NetlinkError."""
     packet, entrance = connection.packet, connection.interface
-    hook, ways = ("output", (_NONE, None)) if connection.is_local else ("prerouting", (entrance, _NONE))
+    hook, ways = ("output", connection.first_way) if connection.is_local else ("prerouting", (entrance, _NONE))
     made = _Made(packet, ways)
     if connection.taken_in:
         yield made.request(hook, _FIRST, _LAST)
         yield made.request("input", _FIRST, _SERVERS)
     else:
-        yield made.request(hook, _FIRST, _DESTINATION)
+        yield made.request(hook, _FIRST, _DESTINATION)._replace(tracked=True)
 
 
 def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
@@ -320,9 +321,9 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     forwarded = not here and exit_ != _LOOPBACK
     made = _Made(packet, (entrance, exit_), end, not connection.taken_in)
     if connection.taken_in:
-        yield made.request("output", _FIRST, _LAST, (_NONE, None))
+        yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     elif here:
-        yield made.request("output", _DESTINATION, _LAST, (_NONE, None))
+        yield made.request("output", _DESTINATION, _LAST, connection.first_way)
     else:
         yield made.request("prerouting", _DESTINATION, _LAST, (entrance, _NONE))
     if forwarded and not connection.taken_in:
@@ -336,6 +337,26 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     client = packet.source if packet.source is not None else source_for(packet.destination)
     if client is not None:
         yield from _answers(made, connection, client, masqueraded=masqueraded)
+
+
+def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
+    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError.
+
+    `ends` is that of `covered`; `mark` is that of packets to be masqueraded.
+    """
+    packet, arrival, here = connection.packet, connection.interface, connection.is_local
+    client = packet.source if packet.source is not None else source_for(packet.destination)
+    if here:
+        yield RoutedPacket(packet.source, packet.destination)
+    for address, port, masqueraded in ends if client is not None else ():
+        near = address in connection.local
+        if connection.taken_in:
+            yield RoutedPacket(None, address, _NONE, 0, packet.protocol, port)
+        elif arrival is not None:
+            yield RoutedPacket(client, address, arrival, mark * masqueraded, packet.protocol, port)
+        exit_ = _NONE if near else interface_to(address)
+        if client is not None and exit_ is not None and not (here and near):
+            yield RoutedPacket(address, client, exit_)
 
 
 def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
@@ -358,7 +379,7 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
         return
     exit_, client = interface_to(packet.destination), source_for(packet.destination)
     made = _Made(packet, (_NONE, exit_), (packet.destination, packet.port), False)
-    yield made.request("output", _FIRST, _LAST, (_NONE, None))
+    yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
     if client is not None:
         yield made.answer("prerouting", _FIRST, _LAST, client, (exit_, _NONE))
@@ -374,13 +395,13 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
     entrance = _LOOPBACK if here else connection.interface
     made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
     if here:
-        yield made.request("output", _FIRST, _LAST, (_NONE, None))
+        yield made.request("output", _FIRST, _LAST, (_NONE, _LOOPBACK))
         yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
     yield made.request("prerouting", _FIRST, _LAST)
     yield made.request("input", _FIRST, min(before, _SOURCE))
     client = packet.source if packet.source is not None else source_for(packet.destination)
     if before == _LAST and client is not None:
-        yield made.answer("output", _FIRST, _LAST, client, (_NONE, None))
+        yield made.answer("output", _FIRST, _LAST, client, (_NONE, entrance))
         yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, entrance))
         if here:
             yield made.answer("prerouting", _FIRST, _LAST, client, (_LOOPBACK, _NONE))
@@ -391,9 +412,11 @@ def _answers(
     made: _Made, connection: CheckedConnection, client: bytes, *, masqueraded: bool
 ) -> Iterator[PassingPacket]:
     entrance, exit_ = made.interfaces
-    hook, ways = ("output", (_NONE, None)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
-    if not masqueraded:
-        yield made.answer(hook, _FIRST, _DESTINATION, client, ways)
+    out = None if masqueraded else entrance
+    hook, ways = ("output", (_NONE, out)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
+    seen = source_for(made.end[0]) if masqueraded and made.end is not None else client
+    if seen is not None:
+        yield made.answer(hook, _FIRST, _DESTINATION, seen, ways)._replace(tracked=made.by_rules)
     yield made.answer(hook, _DESTINATION, _LAST, client, ways)
     if connection.is_local:
         yield made.answer("input", _FIRST, _SOURCE, client, ways)

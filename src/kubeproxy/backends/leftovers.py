@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache, partial
 from itertools import pairwise
@@ -114,31 +114,57 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
     return chain_traces(removed), chain_traces(stuck)
 
 
-def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet) -> bool:
-    """Return whether rules in these chains, or rules that jump to them, match the address and port of a packet.
-
-    True if the rules cannot be read.
+def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
+    """Return whether rules in these chains, or rules that jump to them, match the address and port of a packet, and
+    lead it from a hook to a decision; of a forwarded one, only in the table nat. True if the rules cannot be read.
     """
-    names = {chain.name for chain in chains}
-    wanted = {"-d": f"{unpack(packet.destination)}/{8 * len(packet.destination)}", "--dport": str(packet.port)}
-    wanted["-p"] = PROTOCOL_NAMES[packet.protocol].lower()
+    names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
+    tables &= {"nat"} if forwarded else tables
     try:
-        for table in {chain.table for chain in chains}:
-            for line in xtables.commands(name).saved(table):
-                words = line.split()
-                given = dict(pairwise(words))
-                if (
-                    not line.startswith("-A ")
-                    or names.isdisjoint((words[1], given.get("-j", "")))
-                    or given.get("!") == "-d"
-                ):
-                    continue
-                named = "-d" in given or (words[1] == "KUBE-NODEPORTS" and "--dport" in given)
-                if named and all(given.get(flag, value) == value for flag, value in wanted.items()):
-                    return True
+        return any(_rules_catch(xtables.commands(name).saved(table), names, packet) for table in tables)
     except (ApplyError, Unsupported):
         return True
-    return False
+
+
+def _rules_catch(lines: Iterable[str], names: Collection[str], packet: Packet) -> bool:
+    wanted = {"-d": f"{unpack(packet.destination)}/{8 * len(packet.destination)}", "--dport": str(packet.port)}
+    wanted["-p"] = PROTOCOL_NAMES[packet.protocol].lower()
+    targets: defaultdict[str, set[str]] = defaultdict(set)
+    matching = []
+    for line in lines:
+        words = line.split()
+        if words[0] != "-A":
+            continue
+        given = dict(pairwise(words))
+        target = given.get("-j") or given.get("-g", "")
+        targets[words[1]].add(target)
+        named = "-d" in given or (words[1] == "KUBE-NODEPORTS" and "--dport" in given)
+        ours = words[1] in names or target in names
+        if (
+            ours
+            and named
+            and given.get("!") != "-d"
+            and all(given.get(at, value) == value for at, value in wanted.items())
+        ):
+            matching.append((words[1], target))
+    reached = _reached(_HOOKS, targets)
+    return any(chain in reached and not _DECIDING.isdisjoint(_reached({end}, targets)) for chain, end in matching)
+
+
+def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> set[str]:
+    """Return these chains, and all targets to which their rules lead."""
+    found: set[str] = set()
+    left = list(chains)
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += targets.get(one, ())
+    return found
+
+
+_HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
+_DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
 
 def table_traces(sight: Sight, table: str) -> list[Trace]:
@@ -150,7 +176,7 @@ def table_traces(sight: Sight, table: str) -> list[Trace]:
     ]
 
 
-def _table_catches(family: str, table: str, packet: Packet) -> bool:
+def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
     """Return whether a map or set of a table has the address and port of a packet, or its NodePort."""
     if IP_FAMILIES.get(family) not in {None, family_of(packet.destination)}:
         return False

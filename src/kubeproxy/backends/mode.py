@@ -127,12 +127,13 @@ class Sight(NamedTuple):
 class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family, None for both.
 
-    `catches` returns whether the object's rules match an incoming packet; it raises ApplyError.
+    `catches` returns whether the object's rules decide about an incoming packet. With True as second argument, rules
+    that run after the packet's translation by this proxy do not count. It raises ApplyError.
     """
 
     what: str
     family: Family | None
-    catches: Callable[[Packet], bool] = lambda _: True
+    catches: Callable[[Packet, bool], bool] = lambda *_: True
 
 
 class Weight(NamedTuple):

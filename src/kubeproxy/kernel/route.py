@@ -336,7 +336,7 @@ def way_out(source: bytes, destination: bytes) -> str:
 
     Raises NetlinkError.
     """
-    index = int.from_bytes(_route(destination, attribute(_FROM, source)).get(_OUT, b""), "little")
+    index = int.from_bytes(_route(destination, source).get(_OUT, b""), "little")
     return dict(socket.if_nameindex()).get(index, "")
 
 
@@ -349,15 +349,21 @@ def source_for(destination: bytes) -> bytes | None:
 
 
 @understood("a route")
-def _route(destination: bytes, source: bytes = b"") -> dict[int, bytes]:
+def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
     """Return the attributes of the route from this node to a destination; none if there is no route."""
-    bits = 8 * len(destination)
-    head = _ROUTE_HEAD.pack(family_of(destination), bits, bits if source else 0, 0, 0, 0, 0, 0, 0)
-    with Netlink.open(NETLINK_ROUTE) as netlink:
-        try:
-            buffers = netlink.ask(_GET_ROUTE, head + attribute(_TO, destination) + source, "a route")
-        except NetlinkError as error:
-            if error.code in _NO_ROUTE:
-                return {}
-            raise
+    try:
+        more = attribute(_FROM, source) if source is not None else b""
+        buffers = ask_route(destination, more, has_source=source is not None)
+    except NetlinkError as error:
+        if error.code in _NO_ROUTE:
+            return {}
+        raise
     return next((parts(*place) for place in answers(buffers, _ROUTE_HEAD.size)), {})
+
+
+def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[bytes]:
+    """Return the kernel's answer about the route of a packet; `more` are packed attributes. Raises NetlinkError."""
+    bits = 8 * len(destination)
+    head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
+    with Netlink.open(NETLINK_ROUTE) as netlink:
+        return netlink.ask(_GET_ROUTE, head + attribute(_TO, destination) + more, "a route")

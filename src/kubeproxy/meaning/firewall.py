@@ -32,6 +32,7 @@ from kubeproxy.meaning.rules import (
     ChainRules,
     CompiledFor,
     CompiledRules,
+    HookPlace,
     NodePlace,
     Op,
     Operation,
@@ -83,7 +84,8 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; a `source` of None is any address of this node. `port` is the source port of an answer, and
     the destination port of a request. `original` is the destination of the connection's first packet before
-    translation. `interfaces` are those of arrival and departure: None if unknown, '' if there is none.
+    translation. `interfaces` are those of arrival and departure: None if unknown, '' if there is none. `tracked`: rules
+    translate it here or later, so it must not be taken out of connection tracking.
     """
 
     hook: str
@@ -97,14 +99,20 @@ class PassingPacket(NamedTuple):
     interfaces: tuple[str | None, str | None]
     translated: bool = False
     purpose: CompiledFor = CompiledFor.REQUEST
+    tracked: bool = False
 
 
 class Drop(NamedTuple):
-    """A chain that surely drops a packet."""
+    """A chain that surely drops a packet, or takes it out of connection tracking (`untracks`).
+
+    `unordered`: only if it comes on the side of the proxy's chain of the same priority on which the packet is so.
+    """
 
     where: str
     chain: str
     packet: PassingPacket
+    unordered: bool = False
+    untracks: bool = False
 
 
 class Firewall:
@@ -141,8 +149,8 @@ class Firewall:
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that surely drop or reject some of these packets; `silently`: only those that drop them."""
         for packet, walk in self._walks(packets):
-            for chain in walk.dropping(packet, silently=silently):
-                yield Drop(self.where, _short(chain.name), packet)
+            for chain, unordered, untracks in walk.dropping(packet, silently=silently):
+                yield Drop(self.where, _short(chain.name), packet, unordered, untracks)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
         """Return the chains that some of these packets pass, and that surely accept and track all that do."""
@@ -219,39 +227,45 @@ class _ChainWalk(Walk):
         super().__init__(rules, place, self._names)
         self._rules = rules
         self._here = place.local
-        self._state, self._source_port = NEW, 0
-        self._untracks = False
+        self._state, self._source_port, self._tracks = NEW, 0, False
 
-    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[ChainRules]:
-        """Yield the chains that drop or reject a packet in every case; `silently`: those that never reject it."""
-        for chain, drops in self._passed(packet):
+    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool]]:
+        """Yield the chains that stop a packet in every case, as in Drop; `silently`: those that never reject it."""
+        for chain, hook in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
-            sure = all(code == DROP and not each.unknown for each, code in ended) and (drops or not back)
+            unordered = hook.priority in {packet.after, packet.before}
+            sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
             if sure and not (silently and any(each.refused for each, _ in ended)):
-                yield chain
+                yield chain, unordered, False
+            elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
+                yield chain, unordered or hook.priority == _TRACKED, True
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield the chains that a packet passes, and whether they may drop it, or take it out of connection tracking.
 
         Later packets of the connection count, too.
         """
-        for chain, drops in self._passed(packet):
-            self._untracks = False
-            ends = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
-            dropped = any(code == DROP or each.unknown for _, ended in ends for each, code in ended)
-            yield chain, dropped or self._untracks or (drops and any(back for back, _ in ends))
+        for chain, hook in self._passed(packet):
+            each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
+            harms = any(code == DROP or one.unknown or one.untracked for _, ended in each for one, code in ended)
+            harms = harms or any(one.untracked or hook.drops for back, _ in each for one in back)
+            yield chain, harms
 
-    def _passed(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
-        """Yield the base chains of a packet's hook and priorities, and whether their policy drops."""
+    def _passed(self, packet: PassingPacket, *, ends: bool = False) -> Iterator[tuple[ChainRules, HookPlace]]:
+        """Yield the base chains of a packet's hook and priorities; `ends`: also those at the ends of the range."""
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
-            if hook is not None and not hook.nat and packet.after < hook.priority < packet.before:
-                yield chain, hook.drops
+            if hook is None or hook.nat:
+                continue
+            if packet.after < hook.priority < packet.before or (
+                ends and hook.priority in {packet.after, packet.before}
+            ):
+                yield chain, hook
 
     def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
         """Return the flows of a packet in this state of connection tracking that leave a base chain, and the others."""
-        tracked = chain.hook is not None and chain.hook.priority > _TRACKED
-        self._state = state if tracked else INVALID
+        self._tracks = chain.hook is not None and chain.hook.priority > _TRACKED
+        self._state = state if self._tracks else INVALID
         self._source_port = packet.port
         ended: Ended = []
         return self._chain(chain, self._flow(packet), ended, 0), ended
@@ -290,8 +304,10 @@ class _ChainWalk(Walk):
         return super()._value(field, flow)
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
-        self._untracks = self._untracks or kind is Op.UNTRACK
-        missed.append(flow.copy())
+        if kind is Op.UNTRACK:  # a packet that is tracked already stays so
+            flow.untracked = flow.untracked or not self._tracks
+        else:
+            missed.append(flow.copy())
         return True
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
@@ -300,7 +316,7 @@ class _ChainWalk(Walk):
 
 def _seen_of(flow: PacketSet) -> tuple[object, ...]:
     """Return the properties of a flow that rules can distinguish."""
-    return flow.services, flow.current, flow.destination, flow.sources, flow.inputs, flow.outputs
+    return flow.services, flow.current, flow.destination, flow.sources, flow.inputs, flow.outputs, flow.untracked
 
 
 # -- in general --------------------------------------------------------------------------------------------------------
@@ -309,6 +325,7 @@ def _seen_of(flow: PacketSet) -> tuple[object, ...]:
 def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
     """Add the effect of a base chain and its targets to `found`, without chains of Kubernetes."""
     reached, seen = [chain], {chain.name}
+    early = chain.hook is not None and chain.hook.priority <= _TRACKED
     while reached:
         for rule in reached.pop().rules:
             verdicts = _verdicts(rule)
@@ -316,7 +333,7 @@ def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
             found = found._replace(
                 accepts=found.accepts or (new and any(code == ACCEPT for code, _ in verdicts)),
                 drops=found.drops + any(code == DROP for code, _ in verdicts),
-                untracks=found.untracks or any(op[0] is Op.UNTRACK for op in rule),
+                untracks=found.untracks or (early and any(op[0] is Op.UNTRACK for op in rule)),
             )
             for code, target in verdicts:
                 if code not in {JUMP, GOTO} or target in seen:

@@ -54,6 +54,7 @@ class PacketSet:
         "sources",
         "translated",
         "unknown",
+        "untracked",
     )
 
     def __init__(self, services: int, sources: Addresses, inputs: int, outputs: int, destination: int) -> None:
@@ -71,6 +72,7 @@ class PacketSet:
         self.remembered = False
         self.found: Any = b""
         self.unknown = ""
+        self.untracked = False
 
     def copy(self) -> PacketSet:
         """Return a flow with the same values."""
@@ -89,6 +91,7 @@ class PacketSet:
         new.remembered = self.remembered
         new.found = self.found
         new.unknown = self.unknown
+        new.untracked = self.untracked
         return new
 
     def within(self, services: int) -> PacketSet:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import connection
-from kubeproxy.ask.checks import contact, settings, strangers
+from kubeproxy.ask.checks import contact, routes, settings, strangers
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
@@ -25,6 +25,7 @@ from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
+from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family
@@ -98,7 +99,10 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
     assert told.answer == ANSWERS[status]
     assert bool(told.fixes) == bool(status)
-    assert told.heading.endswith("kube-proxy forwards it" + ", but not all is well (x)" * bool(status))
+    wrong = (
+        ", unless another kube-proxy's rules take it first (x)" if findings is STALE else ", but not all is well (x)"
+    )
+    assert told.heading.endswith("kube-proxy forwards it" + wrong * bool(status))
     assert told.fields()["answer"] == told.answer
 
 
@@ -176,14 +180,36 @@ def test_a_firewall_may_drop_what_is_refused_or_answered_here(outcome):
     assert told.heading.endswith(", but not all is well (x)") is (outcome == "answered by the proxy")
 
 
+FRONT, CLIENT, END = b"\n\x60\0\1", b"\n\xf4\0\7", b"\n\xf4\1\7"
+
+
 @pytest.mark.parametrize(
-    ("route", "source", "stopped"),
-    [(None, "this node", True), (b"\1" * 4, "this node", False), (None, "10.0.0.1", False)],
+    ("packet", "code", "by", "forwards", "words"),
+    [
+        (RoutedPacket(None, FRONT), errno.ENETUNREACH, "", 1, "this node has no route to 10.96.0.1"),
+        (RoutedPacket(None, FRONT), 0, "", 1, ""),
+        (
+            RoutedPacket(CLIENT, END, "cni0"),
+            errno.EACCES,
+            "ip rule 7 (prohibit)",
+            1,
+            "10.244.1.7: ip rule 7 (prohibit)",
+        ),
+        (RoutedPacket(CLIENT, END, "cni0"), errno.ENETUNREACH, "", 1, "10.244.1.7: no table has a route"),
+        (RoutedPacket(CLIENT, END, "cni0"), errno.EHOSTUNREACH, "", 0, ""),  # another check reports it
+        (RoutedPacket(CLIENT, END, "cni0"), errno.EXDEV, "", 1, "the kernel drops packets of 10.244.0.7"),
+        (RoutedPacket(CLIENT, END, "cni0"), errno.EINVAL, "ip rule 7 (blackhole)", 1, "ip rule 7 (blackhole)"),
+    ],
 )
-def test_what_this_node_sends_needs_a_route_before_any_rule(route, source, stopped, monkeypatch):
-    monkeypatch.setattr(connection, "source_for", lambda _: route)
-    found = list(connection._unrouted(replace(why(), source=source)))
-    assert [one.what for one in found] == ["this node has no route to 10.96.0.1"] * stopped
+def test_a_connection_needs_routes(packet, code, by, forwards, words, monkeypatch):
+    monkeypatch.setattr(routes, "refusal", lambda _: code)
+    monkeypatch.setattr(routes, "refused_by", lambda _: by)
+    monkeypatch.setattr(routes, "number", lambda _: forwards)
+    asked = Packet(None, FRONT, 6, 80)
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=asked, routed=[packet])
+    found = list(routes.refused(node))
+    assert [one.severity.mark for one in found] == ["x"] * bool(words)
+    assert all(words in one.what and one.why and one.fix for one in found)
 
 
 class Asked:

@@ -17,7 +17,7 @@ from kubeproxy.api.cluster import token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
-from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
+from kubeproxy.ask.checks import contact, identity, programming, routes, settings, strangers
 from kubeproxy.ask.checks.node import (
     CheckedNode,
     changed_sysctls,
@@ -39,9 +39,9 @@ from kubeproxy.config.types import differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.proc.processes import holder, listening
+from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
-from kubeproxy.model.addresses import Family, family_of, pack, place_text
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
@@ -117,8 +117,9 @@ def look_at_answer(node: CheckedNode) -> Checkup:
     """
     report = look_at_knowledge(node)
     sight = _sight(report)
+    report.look("routes", lambda: routes.refused(node))
     if sight is not None:
-        report.look("rules of other kube-proxies", lambda: _left(node, sight))
+        report.look("rules of other kube-proxies", lambda: _left(node, sight, forwarded=False))
         if node.passing:
             drops = partial(surely_dropped, sight.nf_tables, node.passing, silently=node.refused)
             report.look("firewalls", lambda: strangers.dropping(drops()))
@@ -146,6 +147,7 @@ def _look_at_way(report: Checkup, node: CheckedNode) -> None:
         report.look("bridges", lambda: unfiltered_bridges(node))
     report.look("conntrack", full_conntrack)
     report.look("interfaces", lambda: interfaces_down(node))
+    report.look("routes", lambda: routes.refused(node))
 
 
 def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
@@ -262,7 +264,7 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
             yield from programming.there(traces, node.families, node.mode.name)
     elif node.facts is not None and not processes.proxies():
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
-    yield from _left(node, sight)
+    yield from _left(node, sight, forwarded=True)
     filters: list[Filter] = []
     drops: list[Drop] = []
     for firewall in firewalls(sight.nf_tables, _our_tables()):
@@ -280,9 +282,19 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     yield from strangers.dropping(drops)
+    yield from strangers.untracking(drops, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+
+
+def _is_answered(node: CheckedNode) -> bool:
+    """Return whether a program of this node listens on the destination of the checked connection."""
+    asked = node.packet
+    if asked is None or asked.protocol == PROTOCOLS["SCTP"]:
+        return False
+    bound = listening(family_of(asked.destination), asked.protocol)
+    return Listening(asked.destination, asked.port) in bound
 
 
 def _our_tables() -> frozenset[str]:
@@ -298,21 +310,22 @@ def surely_dropped(
     KubeProxyError.
     """
     found = firewalls(known, _our_tables())
-    return [drop for one in found for drop in one.drops(passing, silently=silently)]
+    drops = (drop for one in found for drop in one.drops(passing, silently=silently))
+    return [one for one in drops if not (one.unordered or one.untracks)]
 
 
-def _left(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
-    """Check for leftovers of other kube-proxies; for one connection, for leftover rules that match it."""
+def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
+    """Check for leftovers of other kube-proxies; for one connection, `forwarded` or not, for rules that catch it."""
     owns, packet = node.mode.operations().owns, node.packet
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.running or not processes.proxies():
-        left = [one for one in left if node.concerns(one.family) and (packet is None or one.catches(packet))]
+        left = [one for one in left if node.concerns(one.family) and (packet is None or one.catches(packet, forwarded))]
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         yield from strangers.left_over(left, node.mode.name if node.running else "", place)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
     if twice and packet is not None:
-        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet)]
+        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet, forwarded)]
         twice = twice if len(there) > node.served else []
     yield from twice
 

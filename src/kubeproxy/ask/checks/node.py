@@ -18,6 +18,7 @@ from kubeproxy.kernel import route
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, local_addresses, way_out
+from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.model.addresses import Family, Range, unpack, within
 from kubeproxy.model.answer import Packet
@@ -38,8 +39,8 @@ class CheckedNode(Struct, frozen=True):
     it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
     (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
     endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
-    destination (`served`), whether the proxy's rules reject it (`refused`), and the hooks at which `passing` has all
-    its packets (`covered`).
+    destination (`served`), whether the proxy's rules reject it (`refused`), the hooks at which `passing` has all its
+    packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
     """
 
     facts: Facts | None
@@ -58,6 +59,7 @@ class CheckedNode(Struct, frozen=True):
     served: bool = True
     refused: bool = False
     covered: Collection[str] = ()
+    routed: Collection[RoutedPacket] = ()
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -73,6 +75,11 @@ class CheckedNode(Struct, frozen=True):
         each = [(family, world.of(family)) for family in self.families] if world is not None else []
         return [(family, part) for family, part in each if part is not None]
 
+    @property
+    def mark(self) -> int:
+        """The mark of packets to be masqueraded."""
+        return 1 << self.config.masquerade_bit
+
     def concerns(self, family: Family | None) -> bool:
         """Return whether a family is to be checked; None stands for both."""
         return self.family is None or family is None or family is self.family
@@ -86,7 +93,7 @@ class CheckedNode(Struct, frozen=True):
 def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
     """Return the sysctls of forwarding of each family, with their present values."""
     keys = [settings.FORWARDING[family] for family in node.families]
-    return [settings.Setting(key, 1, _number(key)) for key in keys]
+    return [settings.Setting(key, 1, number(key)) for key in keys]
 
 
 def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
@@ -95,7 +102,7 @@ def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
     For IPv4 the sysctl of the interface of arrival decides, for IPv6 only the one for all interfaces
     (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
     """
-    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not _number(_IP_FORWARD):
+    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not number(_IP_FORWARD):
         return
     inner = modes.interfaces() | {"lo"}
     closed = [
@@ -103,7 +110,7 @@ def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
         for _, name in socket.if_nameindex()
         if name not in inner
         and not (SYS / name / "master").exists()  # packets that arrive at a port of a bridge arrive by the bridge
-        and _number(f"net/ipv4/conf/{name}/forwarding") == 0
+        and number(f"net/ipv4/conf/{name}/forwarding") == 0
     ]
     if closed and node.passing:
         # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
@@ -151,14 +158,15 @@ def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
     known = {setting.key for setting in forwarding_settings(node)}
     made = [
-        settings.Setting(key, value, _number(key))
+        settings.Setting(key, value, number(key))
         for key, value in wanted
         if key not in known and (node.node_ports or not key.endswith("route_localnet"))
     ]
     yield from settings.changed_back(made)
 
 
-def _number(key: str) -> int | None:
+def number(key: str) -> int | None:
+    """Return a sysctl's value, None if it cannot be read."""
     try:
         return int(read_sysctl(key))
     except (KubeProxyError, ValueError):
@@ -181,13 +189,13 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
     """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
     part = node.facts.world.ipv4 if node.facts is not None else None
     inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
-    everywhere = _number("net/ipv4/conf/all/rp_filter") or 0
+    everywhere = number("net/ipv4/conf/all/rp_filter") or 0
     for address in local_addresses(Family.IPV4):
         if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
             continue
         if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
             continue
-        filtering = max(everywhere, _number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
+        filtering = max(everywhere, number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
         if filtering == settings.STRICT:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips

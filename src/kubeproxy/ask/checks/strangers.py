@@ -88,22 +88,58 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
             )
 
 
+def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[Drop, str]]:
+    """Yield one of the drops of each chain, hook and direction, sure ones first, with a text of all its packets."""
+    places: dict[tuple[str, str, str, bool], tuple[Drop, dict[str, None]]] = {}
+    for one in sorted(drops, key=lambda drop: drop.unordered):
+        is_answer = one.packet.purpose is CompiledFor.ANSWER
+        end = one.packet.source if is_answer else one.packet.destination
+        first, ends = places.setdefault((one.where, one.chain, one.packet.hook, is_answer), (one, {}))
+        if end is not None and first.unordered is one.unordered:
+            ends[place_text(end, one.packet.port)] = None
+    for (*_, is_answer), (one, ends) in places.items():
+        if ends:
+            yield one, f"{'the answers of' if is_answer else 'what goes to'} {', '.join(ends)}"
+
+
 def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection."""
-    by_chain: dict[tuple[str, str, str, CompiledFor], dict[str, None]] = {}
-    for where, chain, packet in drops:
-        end = packet.source if packet.purpose is CompiledFor.ANSWER else packet.destination
-        if end is not None:
-            key = where, chain, packet.hook, packet.purpose
-            by_chain.setdefault(key, {})[place_text(end, packet.port)] = None
-    for (where, chain, hook, purpose), places in by_chain.items():
-        dropped = "the answers of" if purpose is CompiledFor.ANSWER else "what goes to"
+    """Report chains of other programs that surely drop a connection, or that may come before or after ours."""
+    for one, packets in _by_chain(one for one in drops if not one.untracks):
         yield Diagnosis(
-            severity=Severity.BROKEN,
+            severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
             about="firewall",
-            what=f"{where}, chain {chain}: drops {dropped} {', '.join(places)} at the hook {hook}",
-            why="a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
-            fix=f"let {where} {chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else 'drops'} {packets} at the hook "
+            f"{one.packet.hook}",
+            why=_UNORDERED
+            if one.unordered
+            else "a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
+            fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+        )
+
+
+_UNORDERED: Final = (
+    "its priority is that of a chain of the connection's translation, so it may come before or after that one, by the "
+    "order in which both were made; `kube-proxy trace` shows it"
+)
+
+
+def untracking(drops: Iterable[Drop], *, is_answered: bool) -> Iterator[Diagnosis]:
+    """Report chains of other programs that surely take a connection, or its answers, out of connection tracking.
+
+    `is_answered`: a program of this node listens on the destination, and gets what no rule translates.
+    """
+    for one, packets in _by_chain(one for one in drops if one.untracks):
+        of_answers = one.packet.purpose is CompiledFor.ANSWER
+        end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
+        why = "the client takes them for another connection's" if of_answers else f"{end} them"
+        severity = Severity.NOTE if is_answered and not of_answers else Severity.BROKEN
+        yield Diagnosis(
+            severity=Severity.UNKNOWN if one.unordered else severity,
+            about="firewall" if of_answers else "notrack",
+            what=f"{one.where}, chain {one.chain}: {'may take' if one.unordered else 'takes'} {packets} out of "
+            f"connection tracking at the hook {one.packet.hook}",
+            why=_UNORDERED if one.unordered else f"no rule translates such packets{' back' * of_answers}: {why}",
+            fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
         )
 
 

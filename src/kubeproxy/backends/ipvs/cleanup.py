@@ -53,8 +53,8 @@ def traces(sight: Sight, owns: Owns) -> list[Trace]:
     return [*interface, *chain_traces(chains)]
 
 
-def _catches(packet: Packet) -> bool:
-    return packet.destination in route.link_addresses(INTERFACE, family_of(packet.destination))
+def _catches(packet: Packet, forwarded: bool) -> bool:
+    return not forwarded and packet.destination in route.link_addresses(INTERFACE, family_of(packet.destination))
 
 
 def _remove_servers() -> list[str]:

@@ -1,0 +1,71 @@
+"""Checks of the kernel's routing of one connection: to its Service, to its endpoints, and back to its client."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from kubeproxy.ask.checks.node import CheckedNode, number
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.kernel.routing_policy import RoutedPacket, refusal, refused_by
+from kubeproxy.model.addresses import Family, family_of, unpack
+
+_SILENT = frozenset({errno.EINVAL, errno.EXDEV})
+
+
+def refused(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
+    for packet in dict.fromkeys(node.routed):
+        # An interface that does not forward refuses all; `closed_interfaces` reports it.
+        is_closed = bool(packet.arrival) and number(f"net/ipv4/conf/{packet.arrival}/forwarding") == 0
+        code = refusal(packet)
+        if not code or (is_closed and code == errno.EHOSTUNREACH):
+            continue
+        by = refused_by(packet)
+        if node.packet is not None and packet.destination == node.packet.destination:
+            yield _untranslated(packet, by)
+        elif code in _SILENT and not by and packet.source is not None:
+            yield _astray(packet, unpack(packet.source))
+        else:
+            yield _stopped(packet, by, is_silent=code in _SILENT)
+
+
+def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
+    """Return the finding of a packet of this node that has no route to the Service."""
+    return Diagnosis(
+        severity=Severity.BROKEN,
+        about="routes",
+        what=f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by),
+        why="the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH",
+        fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
+        "addresses of Services; any will do, as the rules replace the address",
+    )
+
+
+def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
+    """Return the finding of a packet that the reverse path filter drops."""
+    loose = f", or sysctl -w net.ipv4.conf.{packet.arrival}.rp_filter=2 (loose)"
+    return Diagnosis(
+        severity=Severity.BROKEN,
+        about="routes",
+        what=f"the kernel drops packets of {source} to {unpack(packet.destination)} that arrive on {packet.arrival}",
+        why=f"its own route to {source} leaves by another interface (reverse path filter)",
+        fix=f"see `ip route get {source}`: add the route that is missing"
+        + loose * (family_of(packet.destination) is Family.IPV4),
+    )
+
+
+def _stopped(packet: RoutedPacket, by: str, *, is_silent: bool) -> Diagnosis:
+    """Return the finding of a packet that a rule of policy routing or a route stops, or that has no route."""
+    source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
+    asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
+    asked += f" mark {packet.mark:#x}" * bool(packet.mark)
+    return Diagnosis(
+        severity=Severity.BROKEN,
+        about="routes",
+        what=f"the kernel does not route packets of {source or 'this node'} to {end}: {by or 'no table has a route'}",
+        why="they are dropped: clients see a timeout" if is_silent else "the kernel refuses them as unreachable",
+        fix=f"see `{asked}`: leave these packets out of that rule or route, or add a route"
+        if by
+        else f"see `{asked}`: add a route",
+    )

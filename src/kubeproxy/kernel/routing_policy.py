@@ -1,0 +1,135 @@
+"""Why the kernel does not route a packet: the rule of policy routing (`ip rule`) or the route that refuses it.
+
+The kernel decides (`refusal`); `refused_by` finds the name of that rule or route. Sources: rtnetlink(7),
+include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+from typing import Final, NamedTuple
+
+from kubeproxy.kernel.netlink.protocol import (
+    NETLINK_ROUTE,
+    Netlink,
+    NetlinkError,
+    answers,
+    attribute,
+    number_attribute,
+    parts,
+    text_of,
+    understood,
+)
+from kubeproxy.kernel.route import ask_route
+from kubeproxy.model.addresses import PROTOCOLS, family_of, unpack
+
+_REFUSALS: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL, errno.EXDEV})
+
+_GET_ROUTES, _GET_RULES = 26, 34  # RTM_GETROUTE, RTM_GETRULE
+_FROM, _IN, _MARK, _PROTOCOL, _PORT = 2, 3, 16, 27, 29  # RTA_SRC, RTA_IIF, RTA_MARK, RTA_IP_PROTO, RTA_DPORT
+_TO, _TABLE = 1, 15  # RTA_DST and FRA_DST, RTA_TABLE and FRA_TABLE
+_PRIORITY, _RULE_MARK, _RULE_MASK = 6, 10, 16  # FRA_PRIORITY, FRA_FWMARK, FRA_FWMASK
+_HEAD: Final = struct.Struct("=8BI")  # struct rtmsg, struct fib_rule_hdr
+_WORDS: Final = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # RTN_... and FR_ACT_...
+_TO_TABLE: Final = 1  # FR_ACT_TO_TBL
+_ALL_BITS: Final = 0xFFFFFFFF
+
+
+class RoutedPacket(NamedTuple):
+    """A packet: packed addresses, the source None if the kernel picks it; the interface of arrival, '' for a packet of
+    this node; mark, protocol and destination port.
+    """
+
+    source: bytes | None
+    destination: bytes
+    arrival: str = ""
+    mark: int = 0
+    protocol: int = 0
+    port: int = 0
+
+
+def refusal(packet: RoutedPacket) -> int:
+    """Return the errno with which the kernel refuses to route a packet, 0 if it routes it. Raises NetlinkError.
+
+    It is EXDEV or EINVAL for a refused source, as by the reverse path filter, and EINVAL for a blackhole, too.
+    """
+    more = attribute(_FROM, packet.source) if packet.source is not None else b""
+    if packet.arrival:
+        more += attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
+    if packet.mark:
+        more += attribute(_MARK, struct.pack("=I", packet.mark))
+    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel looks up no others
+        more += number_attribute(_PROTOCOL, packet.protocol, 1) + number_attribute(_PORT, packet.port, 2)
+    try:
+        ask_route(packet.destination, more, has_source=packet.source is not None)
+    except NetlinkError as error:
+        if error.code in _REFUSALS:
+            return error.code
+        raise
+    return 0
+
+
+@understood("the rules of policy routing")
+def refused_by(packet: RoutedPacket) -> str:
+    """Return the first rule, or route, of those for a packet that refuses all its packets: 'ip rule 100 (prohibit)' or
+    'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
+    """
+    family = family_of(packet.destination)
+    with Netlink.open(NETLINK_ROUTE) as link:
+        rules = link.dump_all(_GET_RULES, _HEAD.pack(family, *bytes(7), 0), "the rules of policy routing")
+        routes = link.dump_all(_GET_ROUTES, _HEAD.pack(family, *bytes(7), 0), "the routes")
+    for place in answers(rules, _HEAD.size):
+        _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
+        values = parts(*place)
+        if not _matches(packet, values, to_bits, from_bits):
+            continue
+        name = f"ip rule {_number(values.get(_PRIORITY, b''))}"
+        if action in _WORDS:
+            return f"{name} ({_WORDS[action]})"
+        route = _longest(packet.destination, routes, _number(values.get(_TABLE, bytes([table])))) * (
+            action == _TO_TABLE
+        )
+        if route:
+            return f"{route} ({name})"
+    return ""
+
+
+def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_bits: int) -> bool:
+    """Return whether a rule matches a packet by addresses, interface and mark."""
+    mask = _number(values[_RULE_MASK]) if _RULE_MASK in values else _ALL_BITS
+    return (
+        _covers(values.get(_TO), to_bits, packet.destination)
+        and _covers(values.get(_FROM), from_bits, packet.source)
+        and text_of(values.get(_IN, b"")) in {"", packet.arrival or "lo"}
+        and (_RULE_MARK not in values or _number(values[_RULE_MARK]) == packet.mark & mask)
+    )
+
+
+def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
+    """Return the longest route of a table for a destination, if it refuses packets; else ''."""
+    longest, found = -1, ""
+    for place in answers(routes, _HEAD.size):
+        _, bits, _, _, own, _, _, kind, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
+        values = parts(*place)
+        number = _number(values.get(_TABLE, bytes([own])))
+        if number == table and bits > longest and _covers(values.get(_TO), bits, destination):
+            longest, where = bits, f"{unpack(values[_TO])}/{bits}" if bits else "default"
+            found = f"{_WORDS[kind]} {where} in table {table}" if kind in _WORDS else ""
+    return found
+
+
+def _covers(prefix: bytes | None, bits: int, address: bytes | None) -> bool:
+    """Return whether the first bits of an address are those of a prefix; any address if that has none."""
+    if not bits or prefix is None:
+        return True
+    if address is None:
+        return False
+    free = 8 * len(address) - bits
+    return int.from_bytes(prefix, "big") >> free == int.from_bytes(address, "big") >> free
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, sys.byteorder)

@@ -1,0 +1,128 @@
+"""`kube-proxy why` says what real packets meet: rules of connection tracking, of routing, and of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from support.live import Front, Live
+from support.modes import modes
+
+pytestmark = modes("nftables", "iptables-nft", "iptables-legacy")
+
+FAILED = "timeout unreachable refused"
+
+
+@asynccontextmanager
+async def changed(live: Live, *commands: tuple[str, str]) -> AsyncIterator[None]:
+    """Run commands on the node, each with the one that undoes it."""
+    done = []
+    try:
+        for made, undone in commands:
+            await live.run(*made.split())
+            done.append(undone)
+        yield
+    finally:
+        for undone in reversed(done):
+            await live.run(*undone.split())
+
+
+def table(family: str, chain: str, rule: str) -> tuple[str, str]:
+    """The commands that add and delete a table `other` with a base chain `c` and one rule."""
+    hook, priority = chain.split()
+    text = f"table {family} other {{ chain c {{ type filter hook {hook} priority {priority}; {rule}; }}; }}"
+    return "nft " + text, f"nft delete table {family} other"
+
+
+def rule(family: str, text: str) -> tuple[str, str]:
+    return f"ip {family} rule add pref 77 {text}", f"ip {family} rule del pref 77"
+
+
+async def fails(live: Live, client: str, front: Front, wrong: bool) -> None:
+    async def check() -> str:
+        answers = await live.cluster.probes(client, "tcp", *front, 1, 0.4)
+        return "" if all((str(answer) in FAILED) is wrong for answer in answers) else f"{client}: {answers}"
+
+    await live.eventually(check)
+
+
+async def answer(live: Live, client: str, front: Front, status: int, *said: str) -> None:
+    async def check() -> str:
+        family = "IPv6" if ":" in front.address else "IPv4"
+        source = client if client == "node" else live.ips[client][family]
+        place = f"[{front.address}]" if ":" in front.address else front.address
+        code, text = await live.ask("why", source, f"{place}:{front.port}", "--no-probe")
+        return "" if code == status and all(one in text for one in said) else f"{client}: {code} {text}"
+
+    await live.eventually(check)
+
+
+@pytest.mark.slow("packets that each kind of rule stops")
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_what_connection_tracking_does_not_see_is_not_translated(family: str, live: Live) -> None:
+    name = f"unseen-{family.lower()}"
+    live.service(name, "b1", ipFamilies=[family])
+    front, end = live.front(name, family=family), live.ips["b1"][family]
+    ip = "ip6" if family == "IPv6" else "ip"
+    await live.expect(front, {"pod": "b1", "node": "b1"})
+    for hook, selector, stopped, said in (
+        ("prerouting", f"daddr {front.address}", "pod", "80/tcp: not translated, no endpoint gets it (x)"),
+        ("output", f"daddr {front.address}", "node", "80/tcp: not translated, no endpoint gets it (x)"),
+        ("prerouting", f"saddr {end}", "pod node", "x  table {ip} other, chain c: takes the answers of "),
+    ):
+        async with changed(live, table(ip, f"{hook} -300", f"{ip} {selector} notrack")):
+            # The lab's router sends IPv6 packets to cluster IPs back to the node, which then translates them.
+            for client in ("pod", "node") if (ip, hook) != ("ip6", "output") else ("pod",):
+                wrong = client in stopped
+                await fails(live, client, front, wrong)
+                await answer(live, client, front, int(wrong), *([said.format(ip=ip)] if wrong else []))
+        await fails(live, "pod", front, False)
+
+
+@pytest.mark.slow("packets that each kind of rule stops")
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_what_a_rule_of_routing_stops_is_said(family: str, live: Live) -> None:
+    name = f"routed-{family.lower()}"
+    live.service(name, "b1", ipFamilies=[family])
+    front, pod, end = live.front(name, family=family), live.ips["pod"][family], live.ips["b1"][family]
+    version = "-6" if family == "IPv6" else "-4"
+    await live.expect(front, {"pod": "b1", "node": "b1"})
+    route = f"ip {version} route add prohibit {end} table 300", f"ip {version} route del prohibit {end} table 300"
+    for commands, stopped, said in (
+        ([rule(version, f"from {pod} blackhole")], "pod", "ip rule 77 (blackhole)"),
+        ([rule(version, f"to {end} prohibit")], "pod node", "ip rule 77 (prohibit)"),
+        ([rule(version, f"iif cbr0 to {end} unreachable")], "pod", "ip rule 77 (unreachable)"),
+        ([rule(version, f"from {end} to {pod} blackhole")], "pod", f"packets of {end} to {pod}: ip rule 77"),
+        ([route, rule(version, f"from {pod} lookup 300")], "pod", f"prohibit {end}"),
+        ([rule(version, "fwmark 0x4000/0x4000 prohibit")], "node", "ip rule 77 (prohibit)"),
+        ([rule(version, "fwmark 0x9 prohibit")], "", ""),
+    ):
+        async with changed(live, *commands):
+            for client in ("pod", "node"):
+                wrong = client in stopped
+                await fails(live, client, front, wrong)
+                await answer(live, client, front, int(wrong), *(["x  ", said] if wrong else []))
+        await fails(live, "pod", front, False)
+
+
+async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:
+    live.service("same", "b1")
+    front = live.front("same")
+    await live.expect(front, {"pod": "b1"})
+    async with changed(live, table("ip", "prerouting -100", f"ip daddr {front.address} drop")):
+        await fails(live, "pod", front, True)
+        await answer(live, "pod", front, 2, "unless another program's rules come first (?)", "chain c: may drop what")
+    await fails(live, "pod", front, False)
+
+
+async def test_a_chain_sees_the_interface_of_the_first_route_of_the_nodes_own_packets(live: Live) -> None:
+    live.service("own", "b1")
+    front, end = live.front("own"), live.ips["b1"]["IPv4"]
+    await live.expect(front, {"node": "b1"})
+    route = tuple(f"ip route {done} {front.address}/32 dev cbr0" for done in ("add", "del"))
+    for name, wrong in (("cbr0", True), ("eth0", False)):
+        async with changed(live, route, table("ip", "output 0", f"oifname {name} ip daddr {end} drop")):
+            await fails(live, "node", front, wrong)
+            await answer(live, "node", front, int(wrong), *(["x  table ip other, chain c: drops"] if wrong else []))
