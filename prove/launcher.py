@@ -199,10 +199,10 @@ def _interpose(fault: Fault) -> None:
 def _hurry() -> None:
     """Have it wait less where it waits for others' sake, so that an hour has more histories: its first delays."""
     from kubeproxy.api import source, watch  # noqa: PLC0415
-    from kubeproxy.engine import inspection  # noqa: PLC0415 - see _interpose
+    from kubeproxy.engine import backlog  # noqa: PLC0415 - see _interpose
 
     watch.ListPace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,misc]
-    inspection.INTERVAL = 0.2
+    backlog.INTERVAL = 0.2
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kubeproxy.meaning import in_kernel
+from kubeproxy.meaning import firewall
 from kubeproxy.meaning.compare import FirstPacket, Shares, Witness, compare
 from kubeproxy.meaning.firewall import place_of
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
@@ -163,7 +163,7 @@ def stated(packet: FirstPacket, shares: Shares) -> dict[str, float]:
 
 def rules_and_place() -> tuple[CompiledRules, NodePlace]:
     place = place_of(Family.IPV4)
-    return in_kernel.rules_of_kube_proxy(Family.IPV4, place), place
+    return firewall.rules_of_kube_proxy(Family.IPV4, place), place
 
 
 def is_sendable(witness: Witness) -> bool:

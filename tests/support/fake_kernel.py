@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.ipvs.graceful import ActualServer, Verb
+from kubeproxy.backends.ipvs.desired import ActualServer, Verb
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import SetCounts

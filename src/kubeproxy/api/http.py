@@ -16,9 +16,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from kubeproxy.api.cluster import Cluster
-from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange
+from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange, is_looked_up
 from kubeproxy.api.credentials import Headers
-from kubeproxy.api.names import is_looked_up
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.source import Trouble
 from kubeproxy.api.status import ConnectionFailed, StatusError, connection_reason, decode_status

@@ -20,7 +20,7 @@ from kubeproxy.ask.checks import settings, strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.kernel import present, probe
+from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import THIS_NODE, Explained, Why
 from kubeproxy.backends.mode import FlowsEnd
@@ -48,7 +48,7 @@ class Explanation(Struct, frozen=True):
 
     why: Why
     findings: tuple[Diagnosis, ...] = ()
-    probes: tuple[probe.Probe, ...] = ()
+    probes: tuple[present.Probe, ...] = ()
 
     @property
     def stopped(self) -> bool:
@@ -117,7 +117,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
-    probes = probe.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
+    probes = present.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
         way = _way(node, why)
@@ -125,18 +125,18 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
         findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around)]
     else:
         findings += _unasked()
-    return Explanation(why, (*findings, *probe.findings(probes, _probed_for(node, why, probes))), probes)
+    return Explanation(why, (*findings, *present.findings(probes, _probed_for(node, why, probes))), probes)
 
 
-def _probed_for(node: CheckedNode, why: Why, probes: Sequence[probe.Probe]) -> probe.ProbedFor:
-    """Return the clients that failed probes concern, and the chains that stop this node's own"""
+def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
+    """Return the clients that failed probes concern, and the chains that stop this node's own packets."""
     failed = {}
     for one in probes:
         if one.failed:
-            where, port = probe.place(one.address)
+            where, port = present.place(one.address)
             failed[pack(where) or b"", port] = one.address
     if not failed:
-        return probe.ProbedFor()
+        return present.ProbedFor()
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     source = pack(why.source) if why.source != THIS_NODE else None
     at_node = source is None or any(source in each for each in local.values())
@@ -149,7 +149,7 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[probe.Probe]) -> p
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # the checks of a running proxy report rules that cannot be read
-    return probe.ProbedFor(is_node, own, blocked)
+    return present.ProbedFor(is_node, own, blocked)
 
 
 def _unasked() -> Iterator[Diagnosis]:
@@ -179,7 +179,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     source = node.packet.source if node.packet is not None else None
     if source is None or node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return
-    share = sum(one.share for one in why.endpoints if pack(probe.place(one.address)[0]) == source)
+    share = sum(one.share for one in why.endpoints if pack(present.place(one.address)[0]) == source)
     name = interface_to(source) if share else None
     for bridge in bridges() if name else ():
         if bridge.name == name and family_of(source) in bridge.filtered:
@@ -201,13 +201,13 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
     In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here.
     """
     where, _, protocol = why.destination.partition("/")
-    front, port = probe.place(where)
+    front, port = present.place(where)
     source = pack(why.source) if why.source != THIS_NODE else None
     packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
     family = family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = CheckedConnection(packet, local, bool(node.mode.interface))
-    ends = [(*probe.place(one.address), one.masqueraded) for one in why.endpoints[: probe.MOST]]
+    ends = [(*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST]]
     known = [
         (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
     ]

@@ -12,7 +12,7 @@ from kubeproxy.ask import state
 from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot, unwatched
-from kubeproxy.ask.state.page import Query
+from kubeproxy.ask.state import Query
 from kubeproxy.ask.why import Explained, explain
 from kubeproxy.ask.zones import Places, with_node, with_zones
 from kubeproxy.config.types import describe

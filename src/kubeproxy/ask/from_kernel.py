@@ -17,10 +17,9 @@ from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
-from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.meaning.compare import Shares, compare
-from kubeproxy.meaning.firewall import place_of
-from kubeproxy.meaning.in_kernel import rules_of_kube_proxy
+from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.listing import addresses
 from kubeproxy.ask.source import Source, knowing, source
-from kubeproxy.ask.state.text import service_text
+from kubeproxy.ask.state import service_text
 from kubeproxy.commands import UNKNOWN, exit_code, output
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family

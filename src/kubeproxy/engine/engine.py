@@ -18,8 +18,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, ForeignChange
-from kubeproxy.engine.backlog import Backlog, FamilyStanding, LatestPlans, Plans, note, retries
-from kubeproxy.engine.inspection import Inspector
+from kubeproxy.engine.backlog import Backlog, FamilyStanding, Inspector, LatestPlans, Plans, note, retries
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
 from kubeproxy.engine.pacing import Intake, TokenBucket, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported

@@ -2,20 +2,23 @@
 
 Each base chain is evaluated on its own, for a packet in the form it has at the hook. A test of a value that other rules
 may set (marks), or a test that is not understood, may have either outcome. Rules of nf_tables, those of iptables-nft
-among them, are read over netlink; those of legacy iptables are the text of iptables-save.
+among them, are read over netlink; those of legacy iptables are the text of iptables-save. The rules of a kube-proxy,
+this one or the Go one, are read for the comparison of whole rulesets.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, Chain, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES
+from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, listed_chains
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.meaning import iptables, nft_tables, nftables, rules
@@ -373,3 +376,27 @@ def _may_be_new(op: Operation) -> bool:
     if op[0] is Op.FIND and (at := op[1].at.get(Property.STATE)) is not None:
         return any(each.ranges[at][0] <= NEW <= each.ranges[at][1] for each in op[1].entries)
     return op[:2] != (Op.SERVICE, 0)
+
+
+_TABLE: Final = "kube-proxy"
+
+
+def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
+    """Return the rules of kube-proxy in the kernel: of its own table, and of those of iptables."""
+    found = []
+    with Netlink.open() as link:
+        if any(chain.table == _TABLE for chain in listed_chains(link, family)):
+            found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
+    return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+
+
+def _saved(family: Family) -> str:
+    """Return the output of iptables-save; '' if iptables is not installed."""
+    try:
+        commands = xtables.variant_commands(family, xtables.chosen())
+    except ApplyError:
+        return ""
+    done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
+    return done.stdout

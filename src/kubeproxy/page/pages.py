@@ -30,7 +30,7 @@ from kubeproxy.page import ROOT
 from kubeproxy.page.beside import Beside, FormQuestions, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.news import News, Row, Rows
-from kubeproxy.report.pages import GZIP, takes_gzip
+from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
 _RUN: Final = 100

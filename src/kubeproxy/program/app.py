@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from kubeproxy.api.names import Loop
+from kubeproxy.api.connection import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations
 from kubeproxy.config.fields import Logging
 from kubeproxy.config.gates import gate_states

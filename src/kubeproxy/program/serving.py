@@ -20,7 +20,7 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.socket import socket_pages
-from kubeproxy.ask.state.page import StatePage
+from kubeproxy.ask.state import StatePage
 from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.addresses import split_host_port
@@ -40,8 +40,7 @@ from kubeproxy.release import NUMBER, build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.health import ProxyHealth
-from kubeproxy.report.metrics import KUBERNETES, ProxyMetrics
-from kubeproxy.report.pages import SLIS_PAGE, flags_text, metrics_pages, status_text
+from kubeproxy.report.metrics import KUBERNETES, SLIS_PAGE, ProxyMetrics, flags_text, metrics_pages, status_text
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import Handler, Request, Response, routes
 from kubeproxy.server.server import HttpServer

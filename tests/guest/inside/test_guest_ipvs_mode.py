@@ -14,7 +14,7 @@ import pytest
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.cleanup import cleanup
-from kubeproxy.backends.ipvs.graceful import DEADLINE, ActualServer, ServerStep, Verb
+from kubeproxy.backends.ipvs.desired import DEADLINE, ActualServer, ServerStep, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import OPERATIONS, used_commands
 from kubeproxy.backends.ipvs.wire import NodeKernel

@@ -17,7 +17,7 @@ from kubeproxy.backends.iptables.skeleton import (
     chain_hashes,
 )
 from kubeproxy.backends.mode import Depth
-from kubeproxy.kernel.xtables import nfacct, xtables
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector
 from support.fake_tables import Told
@@ -70,8 +70,8 @@ def test_rules_of_all_conformance_cases_are_printed_as_expected(variant, family)
 
 @pytest.mark.parametrize("family", list(Family), ids=["IPv4", "IPv6"])
 def test_rules_with_packet_counters_are_printed_as_expected(variant, family):
-    assert nfacct.ensure(LOCALHOST_COUNTER)
-    assert nfacct.ensure(INVALID_COUNTER)
+    assert xtables.ensure_counter(LOCALHOST_COUNTER)
+    assert xtables.ensure_counter(INVALID_COUNTER)
     made = IptablesBackend.open(
         xtables.variant_commands(family, variant), WORLD, StartOptions(True, False, True), Told()
     )

@@ -13,7 +13,7 @@ from kubeproxy.backends.iptables.skeleton import LOCALHOST_COUNTER
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.xtables import nfacct, nft_compat, xtables
+from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
@@ -136,7 +136,7 @@ def test_hosts_of_a_network_are_taken_for_the_network(netns):
 
 
 def test_counters_are_those_of_the_command(netns):
-    assert nfacct.ensure(LOCALHOST_COUNTER)
+    assert xtables.ensure_counter(LOCALHOST_COUNTER)
     text = (
         f"*nat\n:A - [0:0]\n-A A -d 127.0.0.0/8 -p tcp -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j ACCEPT\nCOMMIT\n"
     )
@@ -144,16 +144,16 @@ def test_counters_are_those_of_the_command(netns):
 
 
 def test_one_socket_reads_all_counters(netns):
-    assert nfacct.ensure(LOCALHOST_COUNTER)
+    assert xtables.ensure_counter(LOCALHOST_COUNTER)
     with Netlink.open() as link:
-        assert nfacct.packets(LOCALHOST_COUNTER, link) == 0
+        assert xtables.counted_packets(LOCALHOST_COUNTER, link) == 0
         with pytest.raises(NetlinkError):
-            nfacct.packets("missing", link)
+            xtables.counted_packets("missing", link)
         run("iptables-nft", "-A", "OUTPUT", "-m", "nfacct", "--nfacct-name", LOCALHOST_COUNTER)
         run("ip", "link", "set", "lo", "up")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"", ("127.0.0.1", 9))
-        assert nfacct.packets(LOCALHOST_COUNTER, link) >= 1
+        assert xtables.counted_packets(LOCALHOST_COUNTER, link) >= 1
 
 
 def test_tables_that_are_done_are_not_left_to_the_command(netns):

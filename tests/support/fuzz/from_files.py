@@ -10,13 +10,13 @@ from typing import Final
 
 from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
-from kubeproxy.ask.state.page import parse_query
+from kubeproxy.ask.state import parse_query
 from kubeproxy.config.load import read_text
 from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import dump
 from kubeproxy.page.pages import Content, refusal
-from kubeproxy.report.pages import takes_gzip
+from kubeproxy.report.metrics import takes_gzip
 from kubeproxy.server.connection import ServerConnection
 from kubeproxy.server.http import TEXT, Request, Response, routes
 from support.fuzz.transports import Deaf

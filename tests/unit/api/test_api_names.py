@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from kubeproxy.api import names
+from kubeproxy.api import connection
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.connection import Loop
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.names import Loop
 from kubeproxy.api.status import ConnectionFailed
 
 ADDRESS = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))]
@@ -52,7 +52,7 @@ def client(name="api.test", timeout=0.05):
 
 
 def test_neither_the_kernel_nor_the_end_waits_for_a_name(resolver, monkeypatch):
-    monkeypatch.setattr(names, "JOINED", 0.0)
+    monkeypatch.setattr(connection, "JOINED", 0.0)
 
     async def main():
         asked = client()

@@ -17,8 +17,8 @@ from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.kernel import probe
-from kubeproxy.ask.kernel.probe import Probe, ProbedFor
+from kubeproxy.ask.kernel import present
+from kubeproxy.ask.kernel.present import Probe, ProbedFor
 from kubeproxy.ask.why import Elsewhere, Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
@@ -112,9 +112,9 @@ def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line
         (Explanation(why("dropped")), 1),
         (Explanation(why("answered by the proxy")), 0),
         (Explanation(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
-        (Explanation(why(), tuple(probe.findings(PROBED, ProbedFor())), PROBED), 1),
-        (Explanation(why(), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
-        (Explanation(why("dropped"), tuple(probe.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
+        (Explanation(why(), tuple(present.findings(PROBED, ProbedFor())), PROBED), 1),
+        (Explanation(why(), tuple(present.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
+        (Explanation(why("dropped"), tuple(present.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
         (Explanation(why(), tuple(around(Checkup([], ["rules: no right"])))), 0),
         (Explanation(why(elsewhere=Elsewhere("node-b", "it is", "nodeName"))), 2),
         (Explanation(why("dropped", Elsewhere("", "it is", "spec.podCIDRs"))), 2),
@@ -158,7 +158,7 @@ def test_the_answer(told, status):
     ],
 )
 def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answer, mark, cause, fixes):
-    told = Explanation(why(), tuple(probe.findings(PROBED, connection)), PROBED)
+    told = Explanation(why(), tuple(present.findings(PROBED, connection)), PROBED)
     failed = told.findings[-1]
     assert (told.answer, failed.severity.mark, cause in failed.why) == (answer, mark, True)
     assert len(told.fixes) == bool(fixes)
@@ -234,7 +234,7 @@ def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
 
 def test_a_blackhole_is_called_so():
     error = OSError(errno.EINVAL, "Invalid argument")
-    assert probe._failed("10.0.0.1:80", "TCP", 0.0, error).problem == "its route is a blackhole"
+    assert present._failed("10.0.0.1:80", "TCP", 0.0, error).problem == "its route is a blackhole"
 
 
 POD, NEAR, FAR, HOST = (bytes((10, 244, third, 7)) for third in range(4))

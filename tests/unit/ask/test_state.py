@@ -8,8 +8,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.state import page as module
-from kubeproxy.ask.state.page import StatePage
+from kubeproxy.ask import state as module
+from kubeproxy.ask.state import StatePage
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted

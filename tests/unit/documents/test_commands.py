@@ -12,8 +12,7 @@ from kubeproxy.commands.parsers import parser_of
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.program.profiling import profiling_pages
 from kubeproxy.report.health import ProxyHealth
-from kubeproxy.report.metrics import ProxyMetrics
-from kubeproxy.report.pages import metrics_pages
+from kubeproxy.report.metrics import ProxyMetrics, metrics_pages
 from lab.__main__ import _parser as lab_parser
 from support.documents import Words, documents
 from support.metric_names import metric_names

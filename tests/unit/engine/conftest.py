@@ -2,11 +2,11 @@
 
 import pytest
 
-from kubeproxy.engine import backlog, inspection
+from kubeproxy.engine import backlog
 
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch):
     monkeypatch.setattr(backlog, "FIRST_RETRY", 0.001)
     monkeypatch.setattr(backlog, "SLOWEST_RETRY", 0.004)
-    monkeypatch.setattr(inspection, "INTERVAL", 0.002)
+    monkeypatch.setattr(backlog, "INTERVAL", 0.002)

@@ -3,7 +3,7 @@
 import pytest
 
 from kubeproxy.backends.mode import Depth, ForeignChange
-from kubeproxy.engine.inspection import RepairPolicy, look_after
+from kubeproxy.engine.backlog import RepairPolicy, look_after
 from kubeproxy.errors import ApplyError
 
 CERTAIN, DOUBTFUL = ForeignChange("rules were changed"), ForeignChange("elements were changed", certain=False)

@@ -6,8 +6,7 @@ import gzip
 
 import pytest
 
-from kubeproxy.report.metrics import ProxyMetrics
-from kubeproxy.report.pages import flags_text, metrics_pages, status_text
+from kubeproxy.report.metrics import ProxyMetrics, flags_text, metrics_pages, status_text
 from kubeproxy.server.http import Request, routes
 
 

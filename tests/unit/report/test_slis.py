@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.report.pages import SLIS_PAGE, health_pages
+from kubeproxy.report.metrics import SLIS_PAGE, health_pages
 from kubeproxy.server.http import Request, Response, routes
 
 TEXT = "text/plain; charset=utf-8"

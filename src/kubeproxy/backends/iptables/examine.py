@@ -33,8 +33,8 @@ from kubeproxy.backends.iptables.skeleton import (
 )
 from kubeproxy.backends.state import Examiner, Finding, Kind, Plans, Wording, findings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.proc.empty_network import in_empty_network
-from kubeproxy.kernel.xtables import nfacct
+from kubeproxy.kernel.proc.capability import in_empty_network
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands, target_of
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.model.addresses import Family
@@ -267,7 +267,7 @@ def printer(commands: Commands) -> Printer:
 
         def write() -> Chains:
             for counter in (INVALID_COUNTER, LOCALHOST_COUNTER):
-                nfacct.ensure(counter)
+                xtables.ensure_counter(counter)
             commands.restore([text])
             return found.read(commands, table, lambda _: True).rules
 

@@ -13,7 +13,7 @@ from kubeproxy.backends.iptables.skeleton import INVALID_COUNTER, LOCALHOST_COUN
 from kubeproxy.backends.mode import RESTORE_FAILURES
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.xtables import nfacct
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.registry import MetricRegistry
 
@@ -85,7 +85,7 @@ class Metrics:
 def make_counters(metrics: Metrics) -> bool | None:
     """Create the kernel's counters and register their readers; return False without kernel support, None if unknown."""
     try:
-        there = nfacct.ensure(INVALID_COUNTER) and nfacct.ensure(LOCALHOST_COUNTER)
+        there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:
             link = Netlink.open()  # stays open: closing a netfilter socket waits for transactions (nft_rcv_nl_event)
             metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
@@ -100,7 +100,7 @@ def make_counters(metrics: Metrics) -> bool | None:
 def _reader(counter: str, link: Netlink) -> Callable[[], float]:
     def read() -> float:
         try:
-            return nfacct.packets(counter, link)
+            return xtables.counted_packets(counter, link)
         except ApplyError:
             return 0.0
 

@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from kubeproxy.backends.ipvs.desired import NOTHING_DESIRED, Desired, NodeAddresses, render
-from kubeproxy.backends.ipvs.graceful import ActualServer, Draining, ServerStep, Verb
+from kubeproxy.backends.ipvs.desired import (
+    NOTHING_DESIRED,
+    ActualServer,
+    Desired,
+    Draining,
+    NodeAddresses,
+    ServerStep,
+    Verb,
+    render,
+)
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
-from kubeproxy.backends.ipvs.desired import Desired, DesiredObjects, NodeAddresses, render
-from kubeproxy.backends.ipvs.graceful import WEIGHT, ActualServer
+from kubeproxy.backends.ipvs.desired import WEIGHT, ActualServer, Desired, DesiredObjects, NodeAddresses, render
 from kubeproxy.backends.ipvs.layout import JUMPS, TYPES, Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeView
 from kubeproxy.backends.state import Examiner, Finding, Plans, Wording, findings, front_text, meanings, of_family

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from typing import Final, Self
 
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.graceful import ActualServer, ServerStep
+from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep
 from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, Scheduler, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, route
 from kubeproxy.kernel.ipset import Ipsets, SetCounts, SetEntry
-from kubeproxy.kernel.proc.empty_network import in_empty_network
+from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.route import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands

@@ -5,11 +5,13 @@ name. The variant that the node uses is detected as in the Go kube-proxy's image
 mangle in that variant; without one it is the variant with more rules, and nft if there are none. Source:
 kubernetes-sigs/iptables-wrappers, KEP-3178.
 
-No shell: commands are argument lists, and input goes through standard input.
+No shell: commands are argument lists, and input goes through standard input. Rules count in named packet counters of
+the kernel (nfnetlink_acct.c of Linux 6.18).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -24,6 +26,15 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import (
+    NETLINK_NETFILTER,
+    Netlink,
+    answers,
+    netfilter_header,
+    parts,
+    text_attribute,
+    understood,
+)
 from kubeproxy.kernel.nftables.nfnetlink import has_chain
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Waited, lock
 from kubeproxy.model.addresses import Family
@@ -342,3 +353,29 @@ def _tables(name: str) -> list[SavedTable]:
                 break
             time.sleep(pause)
     return []
+
+
+_NEW: Final = 7 << 8 | 0  # NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW
+_GET: Final = 7 << 8 | 1
+_NAME: Final = 1
+_PACKETS: Final = 2
+_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # nfnetlink without the subsystem
+_HEADER: Final = netfilter_header()
+
+
+def ensure_counter(name: str) -> bool:
+    """Create a counter if none has this name; return False if the kernel has no such counters.
+
+    Raises ApplyError for other refusals, such as no memory: a later try may succeed.
+    """
+    accepted = (*_UNKNOWN, errno.EBUSY, errno.EEXIST)
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        request = _HEADER + text_attribute(_NAME, name)
+        return link.request(_NEW, request, f"create the packet counter {name}", accepted=accepted) not in _UNKNOWN
+
+
+@understood("packet counters")
+def counted_packets(name: str, link: Netlink) -> int:
+    """Return the counted_packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
+    buffers = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
+    return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in answers(buffers, len(_HEADER))), 0)

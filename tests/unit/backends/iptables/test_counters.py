@@ -9,7 +9,7 @@ import pytest
 from kubeproxy.backends.iptables.metrics import make_counters
 from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.xtables import nfacct
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from support.fake_tables import Told, backend
 from support.iptables_kernel import WORLD
@@ -41,14 +41,14 @@ def answers(monkeypatch):
 )
 def test_a_kernel_has_them_or_not(answers, code, there):
     answers.append(code)
-    assert nfacct.ensure("x") is there
+    assert xtables.ensure_counter("x") is there
 
 
 @pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EPERM])
 def test_a_refusal_for_another_reason_says_nothing_about_the_kernel(answers, code):
     answers.extend([code, code])
     with pytest.raises(NetlinkError):
-        nfacct.ensure("x")
+        xtables.ensure_counter("x")
     assert make_counters(Told()) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.graceful import CHECK, DEADLINE, Verb
+from kubeproxy.backends.ipvs.desired import CHECK, DEADLINE, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import SetEntry

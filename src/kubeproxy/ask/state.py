@@ -1,0 +1,415 @@
+"""/debug/state: the state of the node and of Services, with the versions of the objects behind it, as JSON or text; the
+parameters of a request, and which Services they find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from heapq import merge
+from ipaddress import ip_address, summarize_address_range
+from typing import Any, Final, NamedTuple
+
+from kubeproxy.ask.snapshot import Snapshot, unwatched
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, place_text, unpack
+from kubeproxy.model.choosing import lacks_port
+from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.plan import (
+    NOTHING,
+    Action,
+    Balance,
+    Compiled,
+    Detector,
+    FamilyGlobals,
+    Frontend,
+    HashKey,
+    Pool,
+    ServiceName,
+    ServicePlan,
+)
+from kubeproxy.model.planner import Planner
+from kubeproxy.release import build
+from kubeproxy.server.http import JSON, TEXT, Request, Response, refused
+from kubeproxy.server.text import json_bytes, printable
+
+Json = dict[str, Any]
+
+SCHEMA_VERSION: Final = 1
+"""The version of docs/answers.schema.json: it grows when a field is removed, or gets another type or meaning."""
+
+_ACTIONS: Final[Mapping[Action, str]] = {
+    Action.CLUSTER: "endpoints",
+    Action.CLUSTER_MASQUERADE: "endpoints, masqueraded",
+    Action.LOCAL: "local endpoints",
+    Action.LOCAL_MASQUERADE: "local endpoints, masqueraded",
+    Action.REJECT: "reject",
+    Action.DROP: "drop",
+}
+
+
+def node(snapshot: Snapshot) -> Json:
+    """Return the state of the node."""
+    world, unready = snapshot.planner.world, snapshot.health.unready()
+    kernels = {standing.family: standing.shown() for standing in snapshot.engine.standings}
+    families: Json = {}
+    for family in world.families:
+        ours = world.of(family) or FamilyGlobals()
+        families[family.label] = {
+            **kernels[family],
+            "lastSynced": snapshot.health.last_updated(family.label),
+            "nodeAddresses": _texts(ours.node_ips),
+            "nodePortAddresses": "all but loopback" if ours.nodeport_ips is None else _texts(ours.nodeport_ips),
+            "podTraffic": _detector(ours.detector),
+        }
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "version": build().name,
+        "mode": snapshot.mode.name,
+        "node": world.node_name,
+        "zone": world.zone,
+        "ready": not unready,
+        "unready": unready,
+        "families": families,
+        "serviceCount": len(snapshot.planner.services),
+        "pendingCount": snapshot.pending,
+    }
+
+
+def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
+    """Return the state of a Service, None if it is unknown."""
+    verdict = snapshot.verdict(name)
+    if verdict is None:
+        return None
+    planner, (state, reason) = snapshot.planner, verdict
+    known, pieces = planner.services.get(name), planner.slices.get(name, {})
+    means = planner.compiled.get(name, NOTHING)
+    found: Json = {"namespace": name[0], "name": name[1], "state": state}
+    if known is not None:
+        found["resourceVersion"] = known.metadata.resource_version
+    if state != "deleting":
+        found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
+        if zones := {a: zone for piece in pieces.values() for a, zone in (piece.zones or {}).items()}:
+            found["zones"] = {unpack(address): zones[address] for address in sorted(zones)}
+    if reason:
+        found["reason"] = reason
+    if known is not None and not planner.is_dirty(name):
+        found["ports"] = [_port(plan, pieces.values()) for plan in means.plans]
+    if state not in {snapshot.complete, "ignored"}:
+        found["committed"] = [_port(plan, pieces.values()) for plan in snapshot.engine.committed(name)]
+    _add_rest(found, means)
+    return found
+
+
+def _texts(addresses: Iterable[bytes]) -> list[str]:
+    return [unpack(address) for address in addresses]
+
+
+def _detector(detector: Detector) -> str:
+    kinds = {"network": "from", "bridge": "in by bridge", "prefix": "in by interfaces"}
+    return f"{kinds[detector.kind]} {detector.value}" if detector.implemented else "unknown"
+
+
+def _pool(pool: Pool) -> list[str]:
+    return [destination_text(destination) for destination in pool]
+
+
+def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
+    found: Json = {
+        "name": plan.key.port_name,
+        "protocol": PROTOCOL_NAMES[plan.key.protocol],
+        "family": plan.key.family.label,
+        "frontends": [_frontend(plan, frontend) for frontend in plan.frontends],
+        "endpoints": _pool(plan.cluster),
+        "localEndpoints": _pool(plan.local),
+    }
+    if len(plan.serving) > len(plan.cluster):
+        used = {*plan.cluster, *plan.local, *(plan.balance.drained if plan.balance is not None else ())}
+        if (others := tuple(one for one in plan.serving if one not in used)) or plan.balance is None:
+            found["otherEndpoints"] = _pool(others)
+    if not plan.usable and lacks_port(pieces, plan.key):
+        name = f"named {plan.key.port_name}" if plan.key.port_name else "without a name"
+        found["reason"] = f"no endpoint has a port {name} ({PROTOCOL_NAMES[plan.key.protocol]})"
+    if plan.affinity:
+        found["affinitySeconds"] = plan.affinity
+    if plan.balance is not None:
+        _add_balance(found, plan, plan.balance)
+    return found
+
+
+def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
+    """Add the shares of connections, if they are not equal."""
+    pools = ("weights", plan.cluster, balance.cluster), ("localWeights", plan.local, balance.local)
+    for name, pool, weights in pools:
+        if weights:
+            found[name] = dict(zip(_pool(pool), weights, strict=True))
+    if balance.drained:
+        found["drainedEndpoints"] = _pool(balance.drained)
+    if balance.hashing is not None:
+        over = "address" if balance.hashing.key is HashKey.CLIENT else "address and port"
+        found["algorithm"] = f"Maglev, {balance.hashing.size} slots, by the client's {over}"
+
+
+def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:
+    traffic, sources = plan.traffic(frontend), plan.sources(frontend)
+    found: Json = {
+        "kind": frontend.kind.name.lower(),
+        "address": place_text(frontend.address, frontend.port),
+        "fromPods": _ACTIONS[traffic.pod],
+        "fromNode": _ACTIONS[traffic.node],
+        "fromOutside": _ACTIONS[traffic.outside],
+    }
+    if sources is not None:
+        found["sources"] = [text for ends in sources for text in _networks(*ends)]
+    return found
+
+
+def _networks(first: bytes, last: bytes) -> list[str]:
+    ends = ip_address(first), ip_address(last)
+    return [str(network) for network in summarize_address_range(*ends)]
+
+
+def _add_rest(found: Json, compiled: Compiled) -> None:
+    if compiled.health is not None:
+        counts = {family.label: count for family, count in compiled.health.counts}
+        found["healthCheck"] = {"port": compiled.health.port, "localEndpoints": counts}
+    if compiled.problems:
+        found["problems"] = [f"{problem.field}: {problem.reason}" for problem in compiled.problems]
+
+
+_POOLS = (
+    ("endpoints", "endpoints", "weights"),
+    ("localEndpoints", "local", "localWeights"),
+    ("drainedEndpoints", "drained", ""),
+    ("otherEndpoints", "others", ""),
+)
+"""Endpoints in the text: their key in the JSON, their label, and the key of their weights."""
+
+
+def node_text(node: Json) -> bytes:
+    """Return the lines about the node."""
+    zone = f" in zone {node['zone']}" if node["zone"] else ""
+    ready = "ready" if node["ready"] else "not ready"
+    counts = f"{node['serviceCount']} Services, {node['pendingCount']} pending"
+    lines = [f"kube-proxy {node['version']}, mode {node['mode']}, node {node['node']}{zone}: {ready}, {counts}"]
+    lines += [f"  {check}: {reason}" for check, reason in node["unready"].items()]
+    for family, facts in node["families"].items():
+        ports = facts["nodePortAddresses"]
+        where = ports if isinstance(ports, str) else ", ".join(ports) or "no address"
+        since = f" since {facts['wholeSince']}" if facts["wholeSince"] else ""
+        seen = f"last seen whole {facts['lastSeenWhole'] or 'never'}"
+        lines.append(f"{family}: {facts['state']}{since}, {seen}, last synced {facts['lastSynced'] or 'never'}")
+        lines.append(f"  traffic of pods: {facts['podTraffic']}; NodePorts on: {where}")
+        lines += [f"  {state}: {facts[state]}" for state in ("refused", "differs") if facts[state]]
+    return _page(lines)
+
+
+def service_text(found: Json) -> bytes:
+    """Return the lines of one Service, after an empty one."""
+    lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
+    if "reason" in found:
+        lines.append(f"  {found['reason']}")
+    lines += [f"  slice {name}{_version(version)}" for name, version in found.get("slices", {}).items()]
+    zones = found.get("zones", {})
+    for zone in sorted(set(zones.values())):
+        lines.append(f"  zone {zone}: {' '.join(address for address, its in zones.items() if its == zone)}")
+    lines += [f"  problem: {problem}" for problem in found.get("problems", ())]
+    if "healthCheck" in found:
+        health = found["healthCheck"]
+        counts = ", ".join(f"{count} {family}" for family, count in health["localEndpoints"].items())
+        lines.append(f"  health check port {health['port']}, local endpoints: {counts}")
+    committed = found.get("committed", ())
+    for port in found.get("ports", ()):
+        lines += _port_lines(port, "wanted: " if port not in committed and "committed" in found else "")
+    for port in committed:
+        if port not in found.get("ports", ()):
+            lines += _port_lines(port, "last committed: ")
+    return b"\n" + _page(lines)
+
+
+def _page(lines: list[str]) -> bytes:
+    return "".join(f"{printable(line)}\n" for line in lines).encode()
+
+
+def _version(version: str | None) -> str:
+    return f", version {version}" if version else ""  # objects of a manifest folder have no version
+
+
+def _port_lines(port: Json, title: str) -> Iterator[str]:
+    affinity = f", affinity {port['affinitySeconds']} s" if "affinitySeconds" in port else ""
+    affinity += f", {port['algorithm']}" if "algorithm" in port else ""
+    name = f"{port['name']} " if port["name"] else ""
+    yield f"  {title}{name}{port['protocol']} {port['family']}{affinity}"
+    for frontend in port["frontends"]:
+        ways = {"pods": frontend["fromPods"], "node": frontend["fromNode"], "outside": frontend["fromOutside"]}
+        parts = []
+        for action in dict.fromkeys(ways.values()):
+            origins = [origin for origin, given in ways.items() if given == action]
+            parts.append(f"{'all' if len(origins) == 3 else ', '.join(origins)} -> {action}")
+        yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
+        if "sources" in frontend:
+            yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
+    if "reason" in port:
+        yield f"    {'endpoints':12} none: {port['reason']}"
+    for key, label, weights in _POOLS:
+        if port.get(key):
+            weighed = port.get(weights, {})
+            texts = [f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]]
+            yield f"    {label:12} {' '.join(texts)}"
+
+
+_PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
+_AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
+_RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
+_LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything here
+
+
+class Query(NamedTuple):
+    """The parameters of a request; '', b'' and 0 select everything. `after` is the last Service of the previous page.
+
+    `address` is packed.
+    """
+
+    namespace: str = ""
+    name: str = ""
+    address: bytes = b""
+    port: int = 0
+    limit: int = 0
+    after: ServiceName | None = None
+    text: bool = False
+
+    def covers(self, name: ServiceName) -> bool:
+        """Return whether a Service's name matches the query."""
+        return (
+            self.namespace in ("", name[0]) and self.name in ("", name[1]) and (self.after is None or name > self.after)
+        )
+
+    def finds(self, planner: Planner, name: ServiceName) -> bool:
+        """Return whether a Service has the address and the port.
+
+        As a frontend, a NodePort (of which an address of this node is the address only if the port is given too), a
+        health check port, or an endpoint, ready or not.
+        """
+        if not (self.address or self.port):
+            return True
+        compiled = planner.compiled.get(name, NOTHING)
+        if any(self._is(planner, plan.key.family, f) for plan in compiled.plans for f in plan.frontends):
+            return True
+        check = compiled.health
+        if check is not None and check.port == self.port:
+            return any(self._answers(planner, family) for family, _ in check.counts)
+        return bool(self.address) and self._has_endpoint(planner, name)
+
+    def _is(self, planner: Planner, family: Family, frontend: Frontend) -> bool:
+        if self.port and frontend.port != self.port:
+            return False
+        return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
+
+    def _answers(self, planner: Planner, family: Family) -> bool:
+        """Return whether the query selects a port of the node: by its number alone, or with an address of the node."""
+        if not self.address:
+            return True
+        ours = planner.world.of(family)
+        return bool(self.port) and ours is not None and self.address in {*ours.node_ips, *(ours.nodeport_ips or ())}
+
+    def _has_endpoint(self, planner: Planner, name: ServiceName) -> bool:
+        slices = planner.slices.get(name, {}).values()
+        return any(
+            piece.holds(self.address) and (not self.port or any(port.port == self.port for port in piece.ports))
+            for piece in slices
+        )
+
+
+def parse_query(request: Request) -> Query:
+    """Return the parsed query. Raises ValueError with the parameter and its expected form."""
+    given = dict(request.parameters)
+    if unknown := given.keys() - _PARAMETERS:
+        raise ValueError(f"unknown parameter {sorted(unknown)[0]}; there are {', '.join(sorted(_PARAMETERS))}")
+    after, form, address = given.get("continue", ""), given.get("format", ""), given.get("address", "")
+    packed = pack(address) if address else b""
+    if packed is None:
+        raise ValueError(f"address: expected an IPv4 or IPv6 address, got {address!r}")
+    if form not in {"", "json", "text"}:
+        raise ValueError(f"format: expected json or text, got {form!r}")
+    if after and "/" not in after:
+        raise ValueError(f"continue: expected namespace/name, got {after!r}")
+    port = _number("port", given, "a number from 1 to 65535")
+    if port > 65535 or (port == 0 and given.get("port")):
+        raise ValueError(f"port: expected a number from 1 to 65535, got {given['port']!r}")
+    prefers_text = "text/plain" in request.accept and "json" not in request.accept
+    namespace, _, name = after.partition("/")
+    return Query(
+        given.get("namespace", ""),
+        given.get("name", ""),
+        packed,
+        port,
+        _number("limit", given, "a number"),
+        (namespace, name) if after else None,
+        form == "text" or (not form and prefers_text),
+    )
+
+
+def _number(parameter: str, given: dict[str, str], expected: str) -> int:
+    text = given.get(parameter) or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+        raise ValueError(f"{parameter}: expected {expected}, got {text[:40]!r}")
+    return int(text)
+
+
+class StatePage:
+    """Answers /debug/state. Services are written a few at a time, with the event loop running in between: a change in
+    the meantime is seen when its Service's turn comes.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request; see docs/operating.md."""
+        try:
+            query = parse_query(request)
+        except ValueError as error:
+            return refused(400, str(error))
+        if query.namespace and query.name and self._snapshot.verdict((query.namespace, query.name)) is None:
+            return refused(404, unwatched((query.namespace, query.name)))
+        return Response(200, TEXT if query.text else JSON, self._pieces(query))
+
+    async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
+        """Yield the matching Services in order, with pauses for the event loop."""
+        if query.namespace and query.name:
+            yield (query.namespace, query.name)
+            return
+        known = list(dict.fromkeys((*self._snapshot.names, *self._snapshot.planner.slices)))
+        runs = []
+        for start in range(0, len(known), _RUN):
+            runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
+            await asyncio.sleep(0)
+        for count, name in enumerate(merge(*runs), 1):
+            yield name
+            if count % _RUN == 0:
+                await asyncio.sleep(0)  # skipped Services take time as well
+
+    async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
+        """Write the node, and the Services in the order of their names."""
+        there = node(self._snapshot)
+        # Without the closing brace of the node's JSON: the list of Services follows inside it.
+        yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
+        count, batch, last, more = 0, bytearray(), None, False
+        async for name in self._names(query):
+            found = service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
+            if found is None:
+                continue  # deleted meanwhile, or only slices of it are known
+            if query.limit and count == query.limit:
+                more = True
+                break
+            batch += service_text(found) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
+            count, last = count + 1, name
+            if count % _AT_ONCE == 0:
+                yield bytes(batch)
+                batch.clear()
+                await asyncio.sleep(0)
+        token = f"{last[0]}/{last[1]}" if more and last is not None else ""
+        if query.text:
+            batch += f"\nmore: add continue={printable(token)}\n".encode() * bool(token)
+        else:
+            batch += b'\n],"continue":' + json_bytes(token or None) + b"}\n"
+        yield bytes(batch)
