@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.api.credentials import Credentials, KeyPair
-from kubeproxy.api.status import os_reason, tls_words
+from kubeproxy.api.status import os_reason, tls_code, tls_words
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import host_port
 
@@ -342,3 +342,44 @@ def _seconds(digits: bytes) -> float:
     if len(text) == 12:  # UTCTime: two digits of the year
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
+
+
+# X.509 verification results of OpenSSL (x509_vfy.h).
+_NOT_SIGNED: Final = frozenset((2, 18, 19, 20, 21))
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+_OTHER_NAMES: Final = frozenset((62, 64))  # another host name, another address
+
+# Values of ssl.SSLError.reason, by their remedy.
+_NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
+_OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
+
+
+def connection_reason(error: OSError, cluster: Cluster) -> str:
+    """Return why no connection to the server of `cluster` was made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate_reason(error, cluster)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return "the connection was closed during the TLS handshake"
+    if isinstance(error, ssl.SSLError):
+        reason = tls_code(error)
+        if reason in _NO_TLS:
+            return "what listens there does not speak TLS: is the server's URL https, and its port right?"
+        if _OURS_REFUSED.search(reason):
+            return f"the server does not accept our credentials ({cluster.identity}): {tls_words(error)}"
+        return f"TLS failed: {tls_words(error)}"
+    return os_reason(error)
+
+
+def _certificate_reason(error: ssl.SSLCertVerificationError, cluster: Cluster) -> str:
+    code = error.verify_code
+    if code in _NOT_SIGNED:
+        return f"the server's certificate is not signed by {cluster.authorities}"
+    if code == _NOT_YET_VALID:
+        return "the server's certificate is not valid yet: compare the clocks of the server and of this node"
+    if code == _EXPIRED:
+        return "the server's certificate has expired, or the clock of this node is wrong"
+    if code in _OTHER_NAMES:
+        name = cluster.server_hostname
+        return f"the server's certificate is not for {name}: give an address that is in it, or tls-server-name"
+    return f"the server's certificate is refused: {error.verify_message}"

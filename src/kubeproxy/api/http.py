@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from kubeproxy.api.cluster import Cluster
+from kubeproxy.api.cluster import Cluster, connection_reason
 from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange, is_looked_up
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.source import Trouble
-from kubeproxy.api.status import ConnectionFailed, StatusError, connection_reason, decode_status
+from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
 from kubeproxy.release import NUMBER
 
 log = logging.getLogger("kubeproxy.api")

@@ -19,12 +19,12 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import Struct
 
-from kubeproxy.api.cluster import Cluster, Validity, validities
+from kubeproxy.api.cluster import Cluster, Validity, connection_reason, validities
 from kubeproxy.api.connection import LIST
 from kubeproxy.api.decode import node_addresses
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import NO_HEADLESS, NO_PROXY_NAME
-from kubeproxy.api.status import MalformedAnswer, connection_reason
+from kubeproxy.api.status import MalformedAnswer
 from kubeproxy.errors import SourceError
 from kubeproxy.model.addresses import FAMILIES, pack
 from kubeproxy.model.objects import Node, ObjectMeta

@@ -49,8 +49,10 @@ class Examiner(ABC):
     """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed
     address, one per pool of the service port; None if the kernel does not list them."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, close: Callable[[], None] = lambda: None) -> None:
         self.family = family
+        self.close = close
+        """Closes the sockets, if there are any."""
         self._caveats: list[str] = []
 
     @abstractmethod
@@ -64,10 +66,6 @@ class Examiner(ABC):
     def caveats(self) -> Sequence[str]:
         """Return sentences about objects that could not be compared, each with its reason."""
         return self._caveats
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the sockets, if there are any."""
 
 
 def of_family(plans: Plans, family: Family) -> dict[ServiceName, tuple[ServicePlan, ...]]:

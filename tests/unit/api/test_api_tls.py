@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.api.cluster import Trust
+from kubeproxy.api.cluster import Trust, connection_reason
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.status import ConnectionFailed, connection_reason, os_reason
+from kubeproxy.api.status import ConnectionFailed, os_reason
 from kubeproxy.errors import SourceError
 from support.http_client import cluster_at, run
 from support.scripted import TLS

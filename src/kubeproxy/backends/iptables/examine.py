@@ -64,9 +64,6 @@ class IptablesExaminer(Examiner):
         self._settings = settings
         self._printed = printed
 
-    def close(self) -> None:
-        """Do nothing: this examiner has no sockets."""
-
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. iptables-legacy lists whole tables only: its other commands take the iptables lock."""
         contents = self._contents(plans)

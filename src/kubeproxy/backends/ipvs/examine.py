@@ -48,17 +48,13 @@ class IpvsExaminer(Examiner):
     def __init__(
         self, view: NodeView, world: Globals, scheduler: Scheduler, excluded: Sequence[Range], printed: Printer
     ) -> None:
-        super().__init__(view.family)
+        super().__init__(view.family, view.close)
         self._view = view
         self._ours = world.of(self.family) or FamilyGlobals()
         self._rules = Rules(self.family, world)
         self._scheduler = scheduler
         self._excluded = excluded
         self._printed = printed
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""

@@ -75,16 +75,12 @@ class NftablesExaminer(Examiner):
     """See backends.state.Examiner."""
 
     def __init__(self, view: NftablesView, world: Globals) -> None:
-        super().__init__(view.family)
+        super().__init__(view.family, view.close)
         self._view = view
         self._world = world
         self._ours = world.of(self.family) or FamilyGlobals()
         self._ruleset = Ruleset(self.family, world)
         self._layout: Layout = self._ruleset.layout
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. Looks up each element that these Services have by plan, or could have."""

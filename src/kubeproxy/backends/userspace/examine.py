@@ -75,15 +75,11 @@ class UserspaceExaminer(Examiner):
     """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all."""
 
     def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
-        super().__init__(view.family)
+        super().__init__(view.family, view.close)
         self._view = view
         self._ruleset = ruleset
         self._nodeport_ips = nodeport_ips
         self._sets = ruleset.shapes
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._view.close()
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
