@@ -82,7 +82,7 @@ def test_a_change_in_between_is_looked_at_anew():
 def test_what_changes_all_the_time_is_called_so():
     versions = [[held(A, str(number))] for number in range(100)]
     seen = Scene(versions, some=[[LOST]]).look(A)
-    assert (seen.findings, seen.restless) == ((), (A,))
+    assert (seen.findings, seen.unstable) == ((), (A,))
 
 
 def test_what_is_on_its_way_is_no_difference():
