@@ -1,5 +1,5 @@
-"""The address, TLS settings and credentials of an API server, as read from a kubeconfig or a service account; periods
-of validity of certificates and tokens, which Python's ssl checks but does not return for its own ones.
+"""The address, TLS settings and credentials of an API server, from a kubeconfig or a service account; validity periods
+of certificates and tokens, which Python's ssl module does not return for the client's certificates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL, normalised, with its port always given."""
+        """The normalised URL, always with a port."""
         return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
@@ -51,7 +51,7 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
     Raises ConfigError, starting with `field`, for anything that is no http or https URL.
     """
-    if "@" in text:  # the message does not quote it: a password may stand there
+    if "@" in text:  # the message does not quote the URL: it may contain a password
         raise ConfigError(
             f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
         )
@@ -89,29 +89,29 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     @property
     def authorities(self) -> str:
-        """The place of the certificates of the authorities, for messages."""
+        """The field or file with the authorities' certificates, for messages."""
         if self.ca_data:
             return f"{self.cluster_field}.certificate-authority-data"
-        return self.ca_file or f"an authority of this system; give {self.cluster_field}.certificate-authority"
+        return self.ca_file or f"an authority of this system; set {self.cluster_field}.certificate-authority"
 
     @property
     def own_certificate(self) -> str:
-        """The place of the client certificate, for messages; '' without one."""
+        """The field or file with the client certificate, for messages; '' without one."""
         if self.certificate_data:
             return f"{self.user_field}.client-certificate-data"
         return self.certificate_file
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the path, mtime (ns) and size of each file: changes when one is replaced."""
+        """Return the path, mtime (ns) and size of each file: the result changes when a file is replaced."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
-        """Build the TLS context; `pair` (from an exec plugin) outranks the certificate of the settings.
+        """Build the TLS context; `pair` (from an exec plugin) takes precedence over the certificate of the settings.
 
         Raises ConfigError that names the wrong field and file.
         """
         context = self._authorities()
-        # Python 3.13 refuses certificates without an authority key identifier, which clusters have and Go takes.
+        # Python 3.13 refuses certificates without an authority key identifier, which Go accepts and clusters use.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.insecure:
             context.check_hostname = False
@@ -139,7 +139,8 @@ class Trust(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{field}{source}: holds no usable certificates: {why}") from error
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
-        """Return the validity of the client's certificate ("client") and of the longest authority's ("authority").
+        """Return the validity of the client certificate ("client") and of the authority that expires last
+        ("authority").
 
         Either may be missing; `pair` as for `context`. Raises ConfigError.
         """
@@ -148,7 +149,7 @@ class Trust(Struct, frozen=True, kw_only=True):
             authorities = self.ca_data or read_file(self.ca_file, f"{self.cluster_field}.certificate-authority")
         pair = pair or self._own_pair()
         known = {"authority": validities(authorities), "client": validities(pair.certificate)[:1] if pair else []}
-        # A rotation leaves an authority that expires beside a later one.
+        # During a rotation an authority that expires soon and its successor are both present.
         return {name: max(each, key=attrgetter("ends")) for name, each in known.items() if each}
 
     def _own_pair(self) -> KeyPair | None:
@@ -163,7 +164,8 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """The address of a proxy, and the value of Proxy-Authorization ('' for none), which no message and no repr has."""
+    """The address of a proxy, and the value of Proxy-Authorization ('' for none), which no message and no repr
+    contains."""
 
     scheme: str
     host: str
@@ -221,7 +223,7 @@ class Cluster:
 
     @property
     def identity(self) -> str:
-        """The credentials and their place, for messages."""
+        """The kind of the credentials and their field or file, for messages."""
         own = f"the client certificate in {self._trust.own_certificate}" if self._trust.own_certificate else ""
         return self.credentials.name or own or "none are given"
 
@@ -232,7 +234,7 @@ class Cluster:
 
     @property
     def expiries(self) -> dict[str, float]:
-        """When the certificates in use expire, in seconds since the epoch, by the names of Trust.validities."""
+        """The expiries of the certificates in use, in seconds since the epoch, by the names of Trust.validities."""
         return {name: validity.ends for name, validity in self.certificates.items()}
 
     def on_certificates(self, expiries: Callable[[Mapping[str, float]], None]) -> None:
@@ -257,7 +259,7 @@ class Cluster:
                 self._unusable = ""
                 self._on_expiries(self.expiries)
             except ConfigError as error:
-                # Files may be replaced one after the other: the next connection tries again.
+                # The files may be replaced one after the other: the next connection tries again.
                 if self._unusable != str(error):
                     self._unusable = str(error)
                     log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
@@ -270,7 +272,7 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
             file.write(pair.certificate.rstrip() + b"\n" + pair.key)
-        # The password keeps OpenSSL from asking for one at the terminal; unencrypted keys do not use it.
+        # The password prevents a prompt of OpenSSL at the terminal; unencrypted keys do not use it.
         context.load_cert_chain(f"/proc/self/fd/{memory}", password="")
     finally:
         os.close(memory)
@@ -296,7 +298,8 @@ def _file_state(path: str) -> tuple[str, int, int]:
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
 # A Validity (RFC 5280, 4.1.2.5) in DER: a sequence of two times, UTCTime (0x17) or GeneralizedTime (0x18). Only numbers
-# and the issuer's name precede it; an issuer with such bytes in its name would only mislead about its own certificates.
+# and the issuer's name precede it; an issuer with these bytes in its name gives a wrong period only for its own
+# certificates.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 
@@ -314,7 +317,7 @@ class _Claims(msgspec.Struct):
 
 
 def validities(pem: bytes) -> list[Validity]:
-    """Return the validity of each certificate, in their order, without those that cannot be read."""
+    """Return the validity of each readable certificate, in order."""
     found = []
     for block in _PEM.findall(pem):
         try:
@@ -326,7 +329,7 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for one that has none, or is of another kind."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None if it has none, or for another kind of token."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None

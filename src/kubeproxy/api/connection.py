@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection on asyncio: one exchange at a time, without policy (http.py has that).
 
-Body bytes go on straight from data_received, because this is on the way from an API write to a packet. Whatever
-ends a connection ends its exchange, so that no caller waits for nothing.
+data_received passes body bytes on at once, because they are on the path from an API write to a packet. The end of a
+connection, for any reason, ends its exchange, so that no caller waits without end.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ import httptools
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, os_reason
 
 MAX_OVERHEAD: Final = 64 << 10
-"""Bytes of headers, chunk framing or trailers in a row that carry no body; the API's headers have under 2 KiB."""
+"""Limit of consecutive bytes of headers, chunk framing or trailers without body; the API's headers have under 2 KiB."""
 
 OBJECT: Final = 4 << 20
-"""Longest answer about one object, in bytes: etcd takes 1.5 MB of one, and the API server 3 MB. Errors are shorter."""
+"""Limit of an answer about one object, in bytes: etcd accepts objects of 1.5 MB, and the API server 3 MB. Errors are
+shorter."""
 
 LIST: Final = 500 * 3 << 19
-"""Longest list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all: 4 KB a slice."""
+"""Limit of a list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all objects: 4 KB per
+slice."""
 
 LEAST_PROGRESS: Final = 16 << 10
 """Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
-# A peer that has vanished is noticed within half a minute.
+# A lost peer is detected within half a minute.
 _SOCKET_OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -46,7 +48,7 @@ BytesSink = Callable[[bytes], None]
 class AnswerProgress:
     """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `timeout` seconds.
 
-    A limit of silence is not enough: a peer that sends a byte each second would block its reader for ever.
+    A limit of silence is not enough: a peer that sends one byte a second would block its reader without end.
     """
 
     __slots__ = ("_due", "timeout", "until")
@@ -104,9 +106,9 @@ class Exchange:
 
 
 class ApiConnection(asyncio.Protocol):
-    """An open connection. `start` begins an exchange; `reusable` says whether another may follow.
+    """An open connection. `start` begins an exchange; `reusable` is whether another exchange may follow.
 
-    `context` is the TLS context it was made with; `last_received` is on the loop's clock; `lost` is done when the
+    `context` is the TLS context of the connection; `last_received` is on the loop's clock; `lost` is done when the
     transport is closed.
     """
 
@@ -131,7 +133,7 @@ class ApiConnection(asyncio.Protocol):
     # What the client calls.
 
     def start(self, exchange: Exchange, request: bytes) -> None:
-        """Send `request`, the whole of it; its answer goes to `exchange`."""
+        """Send the complete `request`; its answer goes to `exchange`."""
         if self._transport is None or self._transport.is_closing():
             exchange.done.set_exception(ConnectionFailed(f"{self._peer}: the connection is closed"))
             return
@@ -150,7 +152,7 @@ class ApiConnection(asyncio.Protocol):
         return open_ and self._exchange is None and self._keep_alive
 
     def abort(self) -> None:
-        """Close at once. An exchange under way ends with ConnectionFailed."""
+        """Close at once. Close the connection; a running exchange ends with ConnectionFailed."""
         self._end(ConnectionFailed(f"{self._peer}: the connection was given up"))
         if self._transport is not None:
             self._transport.abort()
@@ -159,7 +161,7 @@ class ApiConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport and set the socket's options."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type; asyncio hands no other
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker: asyncio passes no other type
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
@@ -168,7 +170,7 @@ class ApiConnection(asyncio.Protocol):
             sock.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, hand on the body bytes, end the exchange when the answer is complete."""
+        """Parse the bytes, pass on those of the body, and end the exchange when the answer is complete."""
         exchange = self._exchange
         if exchange is None or self._parser is None:
             self.abort()  # bytes without a request
@@ -198,7 +200,7 @@ class ApiConnection(asyncio.Protocol):
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange: well where the close is the answer's end, else with ConnectionFailed."""
+        """End the exchange: with success if the close marks the answer's end, else with ConnectionFailed."""
         exchange = self._exchange
         if exchange is not None and exc is None and exchange.until_close:
             self._end(None)
@@ -208,7 +210,7 @@ class ApiConnection(asyncio.Protocol):
             why = f": {os_reason(exc)}" if isinstance(exc, OSError) else ""
             why += "; must the server's URL begin with https?" * plain
             self._end(ConnectionFailed(f"{self._peer}: the connection was closed {what}{why}"))
-        self._parser = None  # it refers back to us
+        self._parser = None  # the exchange refers to this connection
         self._on_lost(self)
         if not self.lost.done():
             self.lost.set_result(None)
@@ -216,12 +218,12 @@ class ApiConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; bounded by MAX_OVERHEAD."""
+        """Store a header; MAX_OVERHEAD limits their size."""
         if self._exchange is not None:
             self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Note the status; an interim answer (1xx) is followed by the real one."""
+        """Store the status; the final answer follows an interim one (1xx)."""
         exchange, parser = self._exchange, self._parser
         if exchange is None or parser is None:
             return
@@ -232,7 +234,7 @@ class ApiConnection(asyncio.Protocol):
             exchange.on_headers(exchange)
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece until the whole read is parsed."""
+        """Store a piece until the whole read is parsed."""
         exchange = self._exchange
         if exchange is None:
             return
@@ -246,7 +248,7 @@ class ApiConnection(asyncio.Protocol):
         exchange.body += body
 
     def on_message_complete(self) -> None:
-        """Note the end of the answer."""
+        """Record the end of the answer."""
         exchange = self._exchange
         if exchange is None:
             return

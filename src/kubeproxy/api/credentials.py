@@ -1,6 +1,6 @@
-"""Credentials for the API server: fixed headers, a token file that rotates, an exec plugin.
+"""Credentials for the API server: fixed headers, a rotating token file, or an exec plugin.
 
-Tokens are never logged. Unavailable credentials are a SourceError, after which the caller tries again.
+Tokens are never logged. Unavailable credentials raise SourceError, after which the caller tries again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 TOKEN_LIFETIME = 60.0
-"""Seconds after which a token file is read again, as in client-go; the kubelet rotates it long before expiry."""
+"""Seconds after which a token file is read again, as in client-go; the kubelet rotates the token long before expiry."""
 
 EXEC_TIMEOUT = 60.0
 """Seconds an exec plugin may take."""
@@ -49,10 +49,10 @@ class KeyPair(NamedTuple):
 
 
 class Credentials:
-    """Fixed credentials, the same headers for every request; base of the others.
+    """Fixed credentials, the same headers for every request; base class of the other kinds.
 
-    `name` has their kind and place for messages, '' for none. `files` are read again while they are in use; `program`
-    is run for them, '' for none.
+    `name` is their kind and origin for messages, '' for none. `files` are read again while the credentials are in use;
+    `program` is run to get them, '' for none.
     """
 
     files: tuple[str, ...] = ()
@@ -67,11 +67,11 @@ class Credentials:
         return self._fixed
 
     async def key_pair(self) -> KeyPair | None:
-        """Return a client certificate that belongs to the credentials, if there is one."""
+        """Return the client certificate that belongs to the credentials, if any."""
         return None
 
     def invalidate(self, used: Headers) -> None:
-        """Drop credentials after the server refused a request with the headers `used` (401)."""
+        """Discard the credentials after the server refused a request with the headers `used` (401)."""
 
 
 class TokenFile(Credentials):
@@ -108,7 +108,7 @@ class TokenFile(Credentials):
     def _read(self) -> None:
         try:
             token = check_token(Path(self._path).read_text(encoding="utf-8", errors="replace").strip())
-            if not token:  # while it is being written
+            if not token:  # another program is writing the file
                 raise ValueError("it is empty")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -155,7 +155,7 @@ class _ExecCredential(Struct, rename="camel"):
 class ExecPlugin(Credentials):
     """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1).
 
-    Its output is used until it expires or the server refuses it. One run at a time, without a terminal.
+    Its output is used until it expires or the server refuses it. Only one runs at a time, without a terminal.
     """
 
     def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
@@ -167,12 +167,12 @@ class ExecPlugin(Credentials):
         self._lock = asyncio.Lock()
 
     async def headers(self) -> Headers:
-        """Return the headers with the plugin's token, if it gave one."""
+        """Return the headers with the plugin's token, if any."""
         status = await self._current()
         return self._headers_of(status)
 
     async def key_pair(self) -> KeyPair | None:
-        """Return the plugin's client certificate, if it gave one."""
+        """Return the plugin's client certificate, if any."""
         status = await self._current()
         if status.client_certificate_data and status.client_key_data:
             return KeyPair(status.client_certificate_data.encode(), status.client_key_data.encode())
@@ -236,7 +236,7 @@ class ExecPlugin(Credentials):
         return output
 
     async def _printed(self, process: Process) -> tuple[bytes, bytes]:
-        """Return standard output, and the end of standard error. Raises SourceError when the former is too long."""
+        """Return standard output, and the end of standard error. Raises SourceError if standard output is too long."""
         assert process.stdout is not None  # noqa: S101 - both are pipes
         assert process.stderr is not None  # noqa: S101
         last = asyncio.create_task(_end_of(process.stderr))
@@ -277,7 +277,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
     """Kill a plugin with its children.
 
-    asyncio waits for the end of a process' output, which others may keep open: so it is closed here.
+    asyncio waits for the end of the output, which other processes may keep open: so it is closed here.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -294,7 +294,7 @@ def bearer(token: str) -> tuple[str, str]:
 
 
 def check_token(token: str) -> str:
-    """Return `token` when it can stand in a header; else raise ValueError, without repeating it."""
+    """Return `token` if it is valid in a header; else raise ValueError, without quoting it."""
     if any(ord(char) < 33 or ord(char) > 126 for char in token):
-        raise ValueError("the token has characters that cannot stand in a header")
+        raise ValueError("the token has characters that are invalid in a header")
     return token

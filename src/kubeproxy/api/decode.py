@@ -1,4 +1,4 @@
-"""Bytes of the API into typed objects and events: pages of lists, lines of watches. Pure.
+"""Decodes bytes of the API into typed objects and events: pages of lists, lines of watches. Pure.
 
 Usually one typed msgspec decode; only objects that fail it are decoded leniently, one by one (salvage.py), so that a
 wrong object becomes a Rejected and the others are not affected.
@@ -23,10 +23,10 @@ from kubeproxy.model.objects import NAMESPACED, TYPES, Node, Object, PlacedSlice
 from kubeproxy.model.plan import ServiceName
 
 MAX_LINE = 32 << 20
-"""Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; the rest is a broken stream."""
+"""Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; a longer line is a broken stream."""
 
 MAX_PROBLEMS: Final = 10
-"""Problems of one object that are reported one by one; the last one counts those left out."""
+"""Maximum number of reported problems per object; the last one has the number of the others."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """The annotation of the bookmark that ends a WatchList's initial events (KEP-3157)."""
@@ -70,10 +70,10 @@ class ListPage(NamedTuple):
 
 
 class WatchChanges(NamedTuple):
-    """The content of complete watch lines.
+    """The content of the complete lines of a watch.
 
-    `version` is the newest resourceVersion seen ('' for none); `initial_end`: the bookmark that ends the initial events
-    was among them; `error`: the stream cannot be read further; earlier events are valid.
+    `version` is the newest resourceVersion seen ('' for none); `initial_end`: whether the bookmark that ends the
+    initial events is among them; `error`: the stream cannot be read further; earlier events are valid.
     """
 
     events: list[Event]
@@ -94,8 +94,8 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
     """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of it.
 
-    A list of another kind may be valid JSON too, and without items it would delete everything. Slices of the Services
-    `with_zones` are PlacedSlices.
+    A list of another kind may be valid JSON as well, and without items it would delete everything. Slices of the
+    Services `with_zones` are PlacedSlices.
     """
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
@@ -132,7 +132,7 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type
 
 
 def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> ListPage:
-    """Return a page of slices, those of some names (namespace, name) decoded once more, as PlacedSlices."""
+    """Return a page of slices, in which the slices with these names (namespace, name) are decoded as PlacedSlices."""
     again = _decode_page("endpointslices", data, PlacedSlice)
     placed = {name: found for found in again.objects if (name := identity(found)) in names}
     rejected = [one for one in page.rejected if (one.namespace, one.name) not in placed]
@@ -145,7 +145,7 @@ def decode_object(
 ) -> tuple[Object | None, list[Rejected]]:
     """Return the object in `data`, or None, and its rejected parts. Never raises.
 
-    `kind` is the type of the object, if it is another one than that of the resource.
+    `kind` is the type of the object, if it differs from the resource's.
     """
     kind = kind or TYPES[resource]
     try:
@@ -160,7 +160,7 @@ def decode_object(
 
 
 class WatchDecoder:
-    """Splits the bytes of one watch stream into lines, wherever the chunks were cut, and decodes the lines.
+    """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines.
 
     Slices of the Services in `with_zones`, by its content at the time, become PlacedSlices.
     """
@@ -174,7 +174,7 @@ class WatchDecoder:
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> WatchChanges:
-        """Take the next bytes; return the content of the lines that they complete."""
+        """Add the next bytes; return the content of the lines that they complete."""
         end = data.rfind(b"\n")
         if end < 0:
             self._tail += data
@@ -227,7 +227,8 @@ class WatchDecoder:
         return metadata.resource_version or "", False
 
     def _decode_odd_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode a line that is no change of a well-formed object: a bookmark, an error, a wrong object, no JSON."""
+        """Decode a line other than a change of a well-formed object: a bookmark, an error, an invalid object, invalid
+        JSON."""
         try:
             line = _decode_mended(_raw_line, data)
         except FAILURES as error:
@@ -298,7 +299,7 @@ def node_addresses(node: Node) -> Iterator[bytes]:
 
 
 def service_of(found: Object) -> ServiceName | None:
-    """Return the Service of an EndpointSlice, None where it names none."""
+    """Return the Service of an EndpointSlice, None if it has none."""
     labels = found.metadata.labels
     return (found.metadata.namespace or "", labels.service_name) if labels and labels.service_name else None
 
@@ -308,7 +309,7 @@ def kept_identities(
 ) -> frozenset[tuple[str, str]] | None:
     """Return (namespace, name) of the objects in `rejected` that are not among `objects`.
 
-    None when one of them has no readable identity, as any missing object may be that one.
+    None if an object has no readable identity, because it may be any of the missing objects.
     """
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):

@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches.
 
-Failures are raised as typed errors (status.py). A request that could have had an effect is never sent twice.
+Failures are raised as typed errors (status.py). A request that may have had an effect is never repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kubeproxy.release import NUMBER
 log = logging.getLogger("kubeproxy.api")
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds to a usable connection, TLS handshake included."""
+"""Timeout in seconds of opening a connection, including the TLS handshake."""
 
 REQUEST_TIMEOUT = 30.0
-"""Seconds without a byte after which a request is given up; a long list may take longer as long as it flows."""
+"""Seconds without a byte after which a request fails; a long list may take longer while bytes arrive."""
 
 _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
@@ -63,9 +63,9 @@ def user_agent() -> str:
 
 
 class Route:
-    """The resolved addresses and ports of the API server, or of the proxy before it.
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it.
 
-    `changed` is called when there are new ones, before a connection to one of them is tried.
+    `changed` is called when there are new ones, before any connection to them.
     """
 
     def __init__(self) -> None:
@@ -73,14 +73,14 @@ class Route:
         self.changed: Callable[[], None] = lambda: None
 
     def take(self, places: frozenset[tuple[str, int]]) -> None:
-        """Add places; earlier ones may be those of open connections, and are kept up to a bound."""
+        """Add addresses; earlier ones may belong to open connections, and are kept up to a limit."""
         if not places <= self.places:
             self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
             self.changed()
 
 
 class Contact:
-    """Whether the API server can be reached; logs changes of that, and not each failure."""
+    """Whether the API server can be reached; changes are logged, not each failure."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -93,12 +93,12 @@ class Contact:
         return self._trouble.text
 
     def failed(self, reason: str) -> None:
-        """Note that a connection failed or was lost."""
+        """Record that a connection failed or was lost."""
         self._trouble.met(reason)
         self._answers.clear()
 
     def answered(self) -> None:
-        """Note that the server answered, with success or not."""
+        """Record that the server answered, with success or an error."""
         if self._trouble.over():
             log.info("The API server at %s answers", self._url)
             self._answers.set()
@@ -160,9 +160,9 @@ class HttpClient:
         header_timeout: float = REQUEST_TIMEOUT,
         idle_timeout: float,
     ) -> None:
-        """GET `path` and pass the body to `sink` as it arrives; return when the server ends it.
+        """GET `path` and pass the body to `sink` as it arrives; return when the server ends the answer.
 
-        `on_open` is called when the server has accepted. Raises as `request` does, and whatever `sink` raises.
+        `on_open` is called when the server has accepted the request. Raises the errors of `request` and of `sink`.
         """
         watch = self._stopwatch("GET", 0)
 
@@ -220,7 +220,8 @@ class HttpClient:
                 connection.abort()
                 if isinstance(error, ConnectionFailed) and kept and repeatable and not connection.received_any:
                     continue
-                # The exchange has the error, and its traceback this frame: half an answer may be megabytes.
+                # The exchange refers to the error, and the error's traceback to this frame: half an answer may be
+                # megabytes.
                 del exchange
                 raise
             self._keep(connection)
@@ -243,7 +244,7 @@ class HttpClient:
             host = self.cluster.proxy.host if self.cluster.proxy else self.cluster.server.host
             why = "the name cannot be resolved: no answer" if is_looked_up(host) else "no connection"
             raise ConnectionFailed(f"{route}: {why} in {self._connect_timeout:.0f} s") from error
-        except UnicodeError as error:  # a name with an empty part
+        except UnicodeError as error:  # the name has an empty part
             raise ConnectionFailed(f"{route}: the name cannot be resolved: it is no host name") from error
         except OSError as error:
             raise ConnectionFailed(f"{route}: {connection_reason(error, self.cluster)}") from error
@@ -252,7 +253,7 @@ class HttpClient:
         return connection, False
 
     async def _dial(self, context: ssl.SSLContext | None) -> ApiConnection:
-        """Open a connection to the server, or to the proxy before it, or through the proxy."""
+        """Open a connection to the server, to the proxy in front of it, or through the proxy."""
         proxy, server = self.cluster.proxy, self.cluster.server
 
         def make() -> ApiConnection:
@@ -281,7 +282,7 @@ class HttpClient:
 
     def _encode(self, method: str, path: str, headers: Headers, body: bytes, content_type: str) -> bytes:
         server, proxy = self.cluster.server, self.cluster.proxy
-        forwarded = proxy is not None and server.scheme == "http"  # such a proxy is asked for the whole URL
+        forwarded = proxy is not None and server.scheme == "http"  # requests to such a proxy contain the full URL
         lines = [
             f"{method} {server.url if forwarded else server.prefix}{path} HTTP/1.1",
             f"Host: {server.authority}",
@@ -306,21 +307,21 @@ class HttpClient:
 
 
 class _Stopwatch:
-    """Measures one request and reports it once."""
+    """Measures one request and reports the result once."""
 
     def __init__(self, report: OnRequest | None, method: str, host: str, sent: int) -> None:
         self._report = report
         self._start = time.monotonic()
-        self._finished = Finished(method, host, "<error>", 0.0, sent, None)  # the code as in client-go's metrics
+        self._finished = Finished(method, host, "<error>", 0.0, sent, None)  # the code is that of client-go's metrics
 
     def accepted(self, exchange: Exchange) -> None:
-        """Note the status and the length."""
+        """Store the status and the length."""
         length = exchange.headers.get("content-length", "")
         received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
         self._finished = self._finished._replace(code=str(exchange.status), received=received)
 
     def stop(self) -> None:
-        """Report, at the first call."""
+        """Report the request at the first call."""
         report, self._report = self._report, None
         if report is not None:
             report(self._finished._replace(seconds=time.monotonic() - self._start))

@@ -1,7 +1,7 @@
 """Reads a kubeconfig file, or the service account of a pod, into a Cluster.
 
-Only the entries of the current context are decoded, so that a wrong entry for another cluster does no harm. Every error
-is a ConfigError that names the file and the field. Source: clientcmd and transport of client-go.
+Only the entries of the current context are decoded, so that an invalid entry for another cluster has no effect. Every
+error is a ConfigError that names the file and the field. Source: clientcmd and transport of client-go.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def load_cluster(
 ) -> Cluster:
     """Return the Cluster of the flags --kubeconfig and --master, both '' when not given.
 
-    A master outranks the server of the kubeconfig; alone it is a server without credentials; with neither, the pod's
-    service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and Unsupported for a proxy of
-    another kind than http and https.
+    A master takes precedence over the kubeconfig's server; a master alone is a server without credentials; without both
+    flags the pod's service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and Unsupported
+    for a proxy of another kind than http and https.
     """
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
@@ -210,7 +210,7 @@ def _credentials(
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
         pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
         return Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
-    if plugin is not None and not token_given:  # as in client-go: a given token outranks the plugin
+    if plugin is not None and not token_given:  # as in client-go, a given token takes precedence over the plugin
         return ExecPlugin(plugin, headers=headers)
     try:
         token = check_token((user.token or "").strip())
@@ -225,7 +225,7 @@ def _credentials(
 
 
 def _impersonation(user: _UserEntry, where: str) -> Headers:
-    """Return the headers with which requests act as another user; `where` is the path of the kubeconfig's user."""
+    """Return the headers by which requests impersonate another user; `where` is the path of the kubeconfig's user."""
     groups: Sequence[str] = user.as_groups or ()
     extra = user.as_user_extra or {}
     if (user.as_uid or groups or extra) and not user.as_:
@@ -257,7 +257,8 @@ def _exec(
         raise ConfigError(f"{where}.command: is missing")
     if entry.interactive_mode not in {None, "Never", "IfAvailable"}:
         raise ConfigError(f"{where}.interactiveMode: must be Never or IfAvailable, a proxy has no terminal")
-    # As client-go: a command with a slash is a path, relative to the kubeconfig; one without is looked up in PATH.
+    # As in client-go: a command with a slash is a path relative to the kubeconfig; without a slash it is searched in
+    # PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
     return ExecConfig(
         api_version=entry.api_version,

@@ -1,4 +1,4 @@
-"""Requests that are made once, for people: versions of objects, zones of endpoints, names of pods and Nodes, the
+"""Requests that are made once, for commands: versions of objects, zones of endpoints, names of pods and Nodes, the
 server's certificate and clock.
 
 The proxy itself decodes slices without names, and without zones, except for Services with weights by zone (watch.py).
@@ -81,9 +81,9 @@ class _Slice(Struct, rename="camel"):
 
 
 async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[ServiceName, Versions]:
-    """Return the versions of a Service, or of all that a proxy watches and those without a cluster IP.
+    """Return the versions of a Service, or of all Services that a proxy watches and those without a cluster IP.
 
-    It needs no other rights than the proxy's. Raises SourceError.
+    The proxy's rights are enough. Raises SourceError.
     """
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     query = {"labelSelector": NO_PROXY_NAME} | ({"fieldSelector": f"metadata.name={service[1]}"} if service else {})
@@ -100,7 +100,8 @@ async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[S
 
 
 async def zones_of(client: HttpClient, service: ServiceName) -> Mapping[bytes, str]:
-    """Return the zones of a Service's endpoints by packed address, without endpoints in none. Raises SourceError."""
+    """Return the zones of a Service's endpoints by packed address; endpoints without a zone are left out. Raises
+    SourceError."""
     return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
 
 
@@ -117,13 +118,13 @@ async def pod_names(client: HttpClient, service: ServiceName | None) -> Mapping[
 async def node_names(client: HttpClient) -> Mapping[bytes, str]:
     """Return the names of all Nodes by packed address. Raises SourceError."""
     names: dict[bytes, str] = {}
-    async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # one has 15 KB or more
+    async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # a Node has 15 KB or more
         names |= dict.fromkeys(node_addresses(node), node.metadata.name)
     return names
 
 
 async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIterator[tuple[bytes, _Endpoint]]:
-    """Yield the endpoints of a Service, or of all, with each of their packed addresses."""
+    """Yield the endpoints of a Service, or of all Services, with each of their packed addresses."""
     async for piece in _slices(client, service, ""):
         for endpoint in piece.endpoints or ():
             for text in endpoint.addresses or ():
@@ -132,7 +133,7 @@ async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIt
 
 
 def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> AsyncIterator[_Slice]:
-    """Yield the EndpointSlices of a Service, or of all, that a label selector ('' for none) selects."""
+    """Yield the EndpointSlices of a Service, or of all Services, that a label selector ('' for none) selects."""
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     of_service = f"{_OF_SERVICE}={service[1]}" if service is not None else ""
     selector = ",".join(filter(None, (labels, of_service)))
@@ -169,7 +170,7 @@ class Greeting(NamedTuple):
 
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
-    """Ask a server that is reached without a proxy, without the credentials of a token. Blocks for `timeout` seconds
+    """Send a request without a token to a server that is reached without a proxy. Blocks for `timeout` seconds
     at most at each step.
 
     Raises SourceError when it does not answer. Must not be called for a cluster whose client certificate comes from an

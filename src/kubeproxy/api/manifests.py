@@ -1,7 +1,7 @@
 """The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change.
 
-Delivers the same events as the watches of an API server (watch.py). A file may have several documents and List kinds; a
-wrong document does not affect the others.
+Delivers the same events as the watches of an API server (watch.py). A file may have several documents and List kinds;
+an invalid document does not affect the others.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ SETTLE = 0.005
 MAX_FILE = 256 << 20
 
 MAX_FOR_ZONES = 4 << 20
-"""Bytes of a file that is read again for a question about zones: a longer YAML file takes seconds."""
+"""Limit in bytes of a file that is read again for a question about zones: a longer YAML file takes seconds."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-# Not IN_MODIFY: a file that is being written is read once it is closed.
+# Without IN_MODIFY: a file is read after its writer has closed it.
 _EVENTS: Final = (
     inotify.IN_ATTRIB
     | inotify.IN_CLOSE_WRITE
@@ -60,7 +60,7 @@ _EVENTS: Final = (
 
 
 class _DirectoryWatch:
-    """Sets `changed` after anything changed in a directory, until it is closed; not `alive` where inotify fails."""
+    """Sets `changed` after each change in a directory, until it is closed; `alive` is False if inotify fails."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.alive = False
@@ -69,7 +69,7 @@ class _DirectoryWatch:
         self._inotify = inotify.Inotify(-1)
 
     def watch(self, path: Path) -> bool:
-        """Begin; return whether inotify works."""
+        """Start to watch; return whether inotify works."""
         self._inotify = inotify.Inotify.open()
         self.alive = self._inotify.watch(path, _EVENTS)
         if self.alive:
@@ -88,7 +88,7 @@ class _DirectoryWatch:
     def _readable(self) -> None:
         happened = self._inotify.happened()
         if happened & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
-            self.close()  # the directory is gone, or another one has its name
+            self.close()  # the directory is deleted, or another one has its name
         if happened:
             self._changed.set()
 
@@ -108,7 +108,7 @@ class _File(NamedTuple):
 class ManifestSource:
     """Keeps `sink` up to date with the manifests in `folder`.
 
-    Only the Node `node_name` is delivered ('' for all). Of an object in two files the first file by name counts.
+    Only the Node `node_name` is delivered ('' for all). If an object is in two files, the first file by name is used.
     Raises ConfigError when `folder` is no directory.
     """
 
@@ -177,7 +177,7 @@ class ManifestSource:
         self._deliver(rejected)
 
     def _read_zones(self) -> None:
-        """Read all files again, without reports, when a Service has begun to weigh by zone."""
+        """Read all files again, without reports, when a Service starts to use weights by zone."""
         before, every = self._with_zones, [found for file in self._files.values() for found in file.found.values()]
         self._with_zones = frozenset(
             identity(one) for one in every if isinstance(one, Service) and weighs_zones(one.metadata.annotations)
@@ -291,9 +291,9 @@ class ManifestSource:
 
 
 def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, Object]:
-    """Return the objects of a file, and while a part of it is wrong also its former ones.
+    """Return the objects of a file; while a part of it is invalid, also its former objects.
 
-    Any former object may be the wrong part, so a mistake in a file never deletes anything.
+    Any former object may be the invalid part, so a mistake in a file never deletes an object.
     """
     return content.found if content.whole else {**last, **content.found}
 
@@ -340,8 +340,8 @@ Key = tuple[Resource, str, str]
 class FileContent(NamedTuple):
     """The content of a file.
 
-    The field of a Rejected names file and document. `whole` is False when a document or object is missing from `found`
-    because it is wrong; `ignored` has the kinds of objects that no proxy uses.
+    The field of a Rejected names file and document. `whole` is False if a document or object is missing from `found`
+    because it is invalid; `ignored` contains the kinds of objects that no proxy uses.
     """
 
     found: dict[Key, Object]
@@ -415,7 +415,7 @@ def _loaded(load: Callable[[str], Any], text: str) -> Any:
 
 
 def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the objects of a document with their JSON path: itself, or the items of a List."""
+    """Yield the objects of a document with their JSON path: the document itself, or the items of a List."""
     if document is None:
         return
     kind = document.get("kind") if isinstance(document, dict) else None

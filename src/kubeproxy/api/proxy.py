@@ -1,7 +1,7 @@
-"""The HTTP proxy on the way to the API server, and the tunnel through it.
+"""The HTTP proxy in front of the API server, and the tunnel through it.
 
-The proxy is that of kubeconfig's proxy-url, else of HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment, read as
-Go's net/http and golang.org/x/net/http/httpproxy do. Its password is in no message and no repr.
+The proxy is the kubeconfig's proxy-url, else it follows from HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment,
+read as Go's net/http and golang.org/x/net/http/httpproxy do. No message and no repr contains its password.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Variables = Mapping[str, str]
 
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
-    """Return the proxy for a server: that of `proxy_url` (named `field`) when it is not '', else the environment's.
+    """Return the proxy for a server: `proxy_url` (named `field`) unless it is '', else the environment's.
 
-    Raises ConfigError when the field is no proxy's URL, Unsupported for another kind than http and https.
+    Raises ConfigError if the field is no URL of a proxy, Unsupported for other schemes than http and https.
     """
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
@@ -44,8 +44,8 @@ def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> 
     text = environ[name]
     try:
         parts = _parse(text if "://" in text else f"http://{text}", name)
-    except ConfigError as error:  # as in Go: other programs share the environment
-        log.warning("Going on without a proxy: %s", error)
+    except ConfigError as error:  # a wrong variable is no error, as in Go: other programs share the environment
+        log.warning("Continuing without a proxy: %s", error)
         return None
     return _supported(parts, name, server)
 
@@ -54,7 +54,7 @@ def _parse(text: str, field: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         usable = parts.hostname and (parts.port is None or parts.port > 0) and text.isascii() and text.isprintable()
-    except ValueError:  # its text may quote a password
+    except ValueError:  # the error's text may quote a password
         usable = False
     if not usable or " " in text:
         raise ConfigError(f"{field}: is no URL of a proxy; give one such as http://10.0.0.1:3128")
@@ -77,10 +77,10 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 
 
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
-    """Return whether a server is reached directly: on loopback, or by NO_PROXY.
+    """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY.
 
-    NO_PROXY is a list with commas: addresses, networks, domains (example.com is that and all below, .example.com and
-    *.example.com only those below), each but networks with an optional port, or * for everything.
+    NO_PROXY is a comma-separated list of addresses, networks and domains, or * for everything. example.com includes its
+    subdomains; .example.com and *.example.com are the subdomains only. All except networks may have a port.
     """
     host = host.lower()
     address = parse_ip(host)
@@ -115,8 +115,8 @@ async def open_tunnel(
 ) -> ApiConnection:
     """Return a connection to the https server of a cluster through a proxy.
 
-    An https proxy is checked by the cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError;
-    the caller limits the time.
+    An https proxy is verified with the cluster's certificate authorities, as in Go. Raises ConnectionFailed and
+    OSError; the caller limits the time.
     """
     loop = asyncio.get_running_loop()
     target = cluster.server.authority
@@ -146,13 +146,13 @@ async def open_tunnel(
 
 
 async def _refusal(answer: asyncio.StreamReader) -> str:
-    """Read the answer to CONNECT; return the reason why no tunnel is open, '' when it is."""
+    """Read the answer to CONNECT; return the reason why no tunnel is open, '' if it is open."""
     try:
         status = _STATUS.fullmatch(await answer.readuntil(b"\r\n"))
         if status is None:
-            return "what listens there is no HTTP proxy"
+            return "the server at this address is no HTTP proxy"
         if not status[1].startswith(b"2"):
-            return f"the proxy does not connect us: {b' '.join(status.groups(b'')).decode('latin-1')[:100]}"
+            return f"the proxy refuses the connection: {b' '.join(status.groups(b'')).decode('latin-1')[:100]}"
         for _ in range(_MOST_HEADERS):
             if await answer.readuntil(b"\r\n") == b"\r\n":
                 return ""

@@ -1,6 +1,6 @@
-"""Reactions to failures of listing and watching one resource: the next request, its delay, and deadlines of silence.
+"""Reactions to failures of listing and watching one resource: the next request, its delay, and limits of silence.
 
-The reactions are those of client-go's reflector where it has one; watch.py makes the requests.
+They follow client-go's reflector where it has a reaction; watch.py sends the requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # failures in a row before a new list; of garbage one fewer
+_RESUMES: Final = 3  # consecutive failures before a new list; one fewer after malformed answers
 
 
 class WatchListSupport:
-    """Whether the server streams its lists (KEP-3157), for all resources; the first refusal decides."""
+    """Whether the server streams its lists (KEP-3157), for all resources; the first refusal turns it off."""
 
     def __init__(self) -> None:
         self.supported = True
@@ -42,9 +42,9 @@ class WatchListSupport:
 class Recovery:
     """The next request of one reflector, and its delay. `absent` is called when the resource does not exist.
 
-    `list_needed`: the next request is a list. `list_from` is the version that it must not be older than. As client-go:
-    the first list may come from the server's cache ("0"), later ones must not be older than the known version, and
-    "" asks for the newest. `fields` is the field selector.
+    `list_needed`: the next request is a list. `list_from` is the minimum version of the list. As in client-go: the
+    first list may come from the server's cache ("0"), later ones must not be older than the known version, and ""
+    requests the newest. `fields` is the field selector.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # Separate: lists succeed between watches of garbage, and the first connection after an outage is quick.
+        # The backoffs are separate: lists succeed between malformed watches, and the first connection after an outage
+        # is quick.
         self._watching = pace.backoff(pace.first)
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
@@ -84,7 +85,7 @@ class Recovery:
         return self._support.supported and not self._list_in_pages
 
     def listed(self, version: str) -> None:
-        """Note that a list of a version was delivered."""
+        """Record that a list of a version was delivered."""
         self.list_needed = False
         self.list_from = version
         self._listed_at = time.monotonic()
@@ -92,11 +93,11 @@ class Recovery:
         self._working()
 
     def listed_in_pages(self) -> None:
-        """Note that a paged list is complete: the next one may be streamed again."""
+        """Record that a paged list is complete: the next one may be streamed again."""
         self._list_in_pages = False
 
     def received(self) -> None:
-        """Note that a watch delivered a valid event."""
+        """Record that a watch delivered a valid event."""
         self._watching.succeeded()
         self._working()
 
@@ -108,7 +109,7 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt; after a lost connection only until another request gets an answer."""
+        """Wait before the next attempt; after a lost connection, at most until another request gets an answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)
@@ -159,7 +160,7 @@ class Recovery:
                 self._list_newest()
                 self._met(f"{resource}: {error}")
             case StatusError(code=401) if not self._unauthorized:
-                self._unauthorized = True  # the client dropped the refused credentials: try once with new ones
+                self._unauthorized = True  # the client discarded the refused credentials: try once with new ones
                 return 0.0
             case StatusError(code=401):
                 identity = self._cluster.identity
@@ -186,19 +187,19 @@ class Recovery:
         self.list_from = ""
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """Request a list, soon if this is the first time in a while."""
+        """Request a list, soon unless another one was requested recently."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
         self.list_needed = True
         if listing:
             self.list_from = ""
-        log.info("Listing %s again, the version known is too old for the API server", self._target.resource)
+        log.info("Listing %s again, the known version is too old for the API server", self._target.resource)
         return backoff.failed() if listing or recent else self._spread()
 
     def _spread(self) -> float:
         return random.uniform(0.0, self._pace.relist)  # noqa: S311 - spreads load only
 
     def _give_way(self, error: StatusError, *, streamed: bool) -> bool:
-        """Leave out the part of the request that the server may have refused; return whether there is one."""
+        """Leave out the part of the request that the server may have refused; return whether there is such a part."""
         about_fields = "field label" in str(error) or "field selector" in str(error) or not streamed
         if error.code in _BAD_REQUEST and self.fields and not self._target.fields_needed and about_fields:
             log.info("Listing %s without the field selector: %s", self._target.resource, error)
@@ -221,7 +222,7 @@ class Recovery:
         )
 
     def _missing(self, why: str) -> None:
-        """Report the resource as absent; this is no trouble, and logged once."""
+        """Report the resource as absent; this is no failure, and is logged once."""
         if not self._absence_logged:
             self._absence_logged = True
             log.warning("Cannot watch: %s", why)
@@ -234,11 +235,11 @@ class Recovery:
 
 
 class Silence:
-    """The seconds for which watches may be silent, all together, before the resource is listed again.
+    """The total seconds for which watches may be silent before the resource is listed again.
 
-    An API server sends a bookmark each minute. None for minutes means that the watch is dead behind an open connection,
-    or that the server was restored from a backup and has not reached the watched version. Silence of a server that
-    sends no bookmarks proves less: the timeout doubles with each list that it causes.
+    An API server sends a bookmark each minute. Without one for minutes, the watch is dead although its connection is
+    open, or the server was restored from a backup and has not reached the watched version. Silence of a server without
+    bookmarks is weaker evidence: the limit doubles with each list that silence causes.
     """
 
     def __init__(self, pace: ListPace) -> None:
@@ -248,10 +249,10 @@ class Silence:
 
     def broken(self) -> None:
         """Start again after an event."""
-        self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes shall not list together
+        self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:
-        """Start again after a bookmark: this server sends them."""
+        """Start again after a bookmark: this server sends bookmarks."""
         self._limit = self._pace.silence
         self.broken()
 
@@ -266,7 +267,7 @@ class Silence:
 
 
 class StreamClock:
-    """The deadline of a stream: of a list that is silent or slow, or of a silent watch."""
+    """The deadline of a stream: a silent or slow list, or a silent watch."""
 
     def __init__(self, pace: ListPace, silence: Silence) -> None:
         self.deadline = asyncio.timeout(None)
@@ -289,7 +290,7 @@ class StreamClock:
         if listing:
             self._progress.received(count, now)
             self.deadline.reschedule(min(now + self._quiet, self._progress.until))
-        elif changes.events or self._silent_since is None:  # or this is the end of the list
+        elif changes.events or self._silent_since is None:  # or these bytes end the list
             self._silence.broken()
             self._watch_on()
         elif changes.version:
@@ -297,7 +298,7 @@ class StreamClock:
             self._watch_on()
 
     def ended(self) -> None:
-        """Stop at the end of the stream."""
+        """Stop the deadline at the end of the stream."""
         if self._silent_since is not None:
             self._silence.passed(self._loop.time() - self._silent_since)
 

@@ -1,4 +1,4 @@
-"""Lenient decoding of an object that failed strict decoding: keeps its valid parts and names the others. Pure.
+"""Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the others. Pure.
 
 Slower than strict decoding (decode.py), and only for objects that failed it. Checks JSON types only; it does not
 validate ports, addresses or other values.
@@ -29,7 +29,7 @@ from kubeproxy.model.objects import (
 from kubeproxy.model.plan import Problem
 
 DEPTH = 64
-"""Deepest nesting that is read; no field that is used lies deeper than 8."""
+"""Maximum nesting depth that is read; no used field is nested deeper than 8."""
 
 _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
     {
@@ -44,10 +44,10 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((Annotations, info.name) for info in fields(Annotations)),
     }
 )
-"""Fields that are left out when they are wrong: without them the object means the same, or less."""
+"""Fields that are left out when they are invalid: without them the object has the same effect, or a smaller one."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(ServiceSpec, "load_balancer_source_ranges")})
-"""Lists that must not lose an entry: without its ranges a load balancer would be open to all."""
+"""Lists that must not lose an entry: without its source ranges a load balancer would be open to all."""
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
@@ -56,11 +56,11 @@ _ESCAPE = re.compile(
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _JSON_NAMES = {"str": "string", "int": "integer", "bool": "boolean"}
 FAILURES = (ValueError, RecursionError)
-"""The errors of a decoder, whatever the bytes."""
+"""The errors that a decoder may raise for any bytes."""
 
 
 class Salvaged(NamedTuple):
-    """The object (None when it cannot be used), its identity as far as it can be read, and all problems."""
+    """The object (None if unusable), the readable parts of its identity, and all problems."""
 
     object: Object | None
     namespace: str
@@ -102,7 +102,7 @@ def salvage(data: bytes, kind: type[Object]) -> Salvaged:
 
 
 def mended(data: bytes) -> bytes:
-    """Return `data` in a form that parsers accept: not nested too deeply (see shallow), without lone surrogates.
+    """Return `data` in a form that parsers accept: with limited nesting (see shallow), without lone surrogates.
 
     Half of a surrogate pair becomes U+FFFD, as in the API server's own decoder.
     """
@@ -112,7 +112,7 @@ def mended(data: bytes) -> bytes:
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
     """Return `data` with every array and object nested deeper than `depth` replaced by null.
 
-    Parsers recurse, so that a deeply nested value would make its neighbours unreadable too.
+    Parsers recurse, so a deeply nested value would make the whole text unreadable.
     """
     kept: list[bytes] = []
     level = start = 0
@@ -149,7 +149,7 @@ def _text(raw: Raw) -> str:
 
 
 def _build(raw: Raw, kind: Any, path: str, problems: list[Problem]) -> Any:
-    """Return `raw` as a `kind`. Raises _Wrong with the path of the innermost wrong value."""
+    """Return `raw` as a `kind`. Raises _Wrong with the path of the innermost invalid value."""
     try:
         return _decoder(kind).decode(raw)
     except FAILURES as error:
@@ -210,13 +210,13 @@ def _decoder(kind: Any) -> Decoder[Any]:
 
 @cache
 def _pieces(kind: type[Struct]) -> Decoder[Any]:
-    """Return a decoder of the same fields, undecoded, which passes over the names of all others."""
+    """Return a decoder that returns the same fields undecoded, and skips all other fields."""
     names = {info.name: info.encode_name for info in _fields(kind)}
     return Decoder(defstruct(f"Raw{kind.__name__}", [(name, Raw, UNSET) for name in names], rename=names))
 
 
 def _words(error: Exception) -> str:
-    """Return msgspec's reason in JSON's terms."""
+    """Return msgspec's reason in the terms of JSON."""
     if isinstance(error, UnicodeDecodeError):
         return "is not valid UTF-8 text"
     if not isinstance(error, ValidationError):

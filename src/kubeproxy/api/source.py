@@ -14,10 +14,10 @@ from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
 
 STALE: Final = 300.0
-"""Seconds without an answer about a resource after which readiness reports it."""
+"""Seconds without an answer about a resource before readiness reports it."""
 
 REPEAT: Final = 60.0
-"""Seconds after which a lasting trouble is logged again, so that the end of a log has it."""
+"""Seconds after which a lasting failure is logged again, so that it is visible at the end of a log."""
 
 NO_PROXY_NAME: Final = "!service.kubernetes.io/service-proxy-name"
 NO_HEADLESS: Final = "!service.kubernetes.io/headless"
@@ -25,7 +25,7 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 class WatchTarget(Struct, frozen=True, kw_only=True):
-    """The path and the selectors of one watched resource, and the most bytes of a list of it.
+    """The path and the selectors of one watched resource, and the maximum size of its list in bytes.
 
     `optional`: the server may lack the resource (404). `fields_needed`: the field selector cannot be left out.
     `api_group` is for messages about permissions.
@@ -60,7 +60,7 @@ def targets(node_name: str) -> tuple[WatchTarget, ...]:
 
 
 class Trouble:
-    """The present trouble of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts.
+    """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts.
 
     Readiness, /statusz and the log give this text. `log` logs it; `clock` gives seconds.
     """
@@ -73,7 +73,7 @@ class Trouble:
         self._logged_at = 0.0
 
     def met(self, text: str) -> None:
-        """Set the trouble, after each failed attempt."""
+        """Set the failure, after each failed attempt."""
         now = self._clock()
         if text != self.text:
             if not self.text:
@@ -86,7 +86,7 @@ class Trouble:
             self._log(f"{text} (for {now - self._since:.0f} s now)")
 
     def over(self) -> bool:
-        """Clear it; return whether there was one."""
+        """Clear the failure; return whether there was one."""
         was, self.text = bool(self.text), ""
         return was
 
@@ -105,9 +105,9 @@ class ResourceStatus:
     """The state of the source of one resource: written by the source, read by health checks and metrics.
 
     `synced`: a complete list was delivered at least once. `connected`: changes are arriving as they happen.
-    `absent`: the resource does not exist or may not be listed, which is no error; an empty list was delivered.
+    `absent`: the resource does not exist or must not be listed, which is no error; an empty list was delivered.
     `last_contact`: the time of the server's last bytes, on time.monotonic(); at first the time of creation.
-    `trouble`: the reason why lists and watches fail at present, '' when they do not or the server is out of reach.
+    `trouble`: the reason why lists and watches fail at present, '' if they do not fail or the server is unreachable.
     """
 
     __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced", "trouble")
@@ -122,7 +122,8 @@ class ResourceStatus:
         self.trouble = ""
 
     def staleness(self, now: float) -> float:
-        """Return the age of the delivered state at `now` in seconds: 0.0 while changes arrive or none can."""
+        """Return the age of the delivered state at `now` in seconds: 0.0 while changes arrive, or if the resource is
+        absent."""
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
 
     def standing(self, now: float) -> WatchStanding:
@@ -153,7 +154,7 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
-    """Return the reason why the state may be old or missing, None when it is not; `now` is of time.monotonic().
+    """Return the reason why the state may be old or missing, None if it is current; `now` is of time.monotonic().
 
     `unreachable` is the reason why the server cannot be reached, '' when it can.
     """
@@ -169,7 +170,7 @@ def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) 
 
 
 class ListPace(Struct, frozen=True, kw_only=True):
-    """Times of listing and watching in seconds, and the page size. The defaults are for clusters."""
+    """Durations of listing and watching in seconds, and the page size. The defaults are for clusters."""
 
     page: int = 500
     """client-go's page size."""
@@ -179,9 +180,9 @@ class ListPace(Struct, frozen=True, kw_only=True):
     short_watch: float = 1.0
     """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
-    """Silence in a WatchList before its end mark that means: this server ignores sendInitialEvents."""
+    """Silence in a WatchList before its end mark after which the server counts as ignoring sendInitialEvents."""
     trickle: float = 30.0
-    """Time in which a list must progress by connection.LEAST_PROGRESS bytes."""
+    """Time within which at least connection.LEAST_PROGRESS bytes of a list must arrive."""
     silence: float = 240.0
     longest_silence: float = 3600.0
     """Silence of an open watch after which the resource is listed again; see recovery.Silence for the longer one."""
@@ -190,11 +191,12 @@ class ListPace(Struct, frozen=True, kw_only=True):
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and last delay of the backoff, which doubles (client-go: 0.8 to 30); of connections shorter, for boot."""
+    """First and last delay of the doubling backoff (client-go: 0.8 to 30); the delays of connections are shorter, for
+    boot."""
     healthy: float = 60.0
     """Time without a failure after which the backoff starts from its first delay."""
     relist: float = 0.5
-    """Longest random delay of a new list after 410 Gone, which all nodes get at once."""
+    """Maximum random delay of a new list after 410 Gone, which all nodes receive at the same time."""
 
     def backoff(self, first: float) -> Backoff:
         """Return delays that begin with `first` seconds."""

@@ -1,8 +1,8 @@
 """Lists and watches the resources of an API server, and delivers events to a sink.
 
 The protocol is client-go's reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after
-410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of Services that
-weigh by zone: they would cost time and memory for every endpoint of a cluster.
+410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of Services with
+weights by zone: they would cost time and memory for every endpoint of a cluster.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
 
-_IDLE_GRACE = 30.0  # seconds a server may take to end a watch after the time that was asked for
+_IDLE_GRACE = 30.0  # seconds a server may take to end a watch after the requested time
 
 
 class ApiSource:
-    """All resources of one node from an API server, to one sink."""
+    """Lists and watches all resources of one node, and delivers them to one sink."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ApiSource:
 
 
 class _Initial:
-    """The objects of a WatchList until it is complete, and its length in bytes."""
+    """The objects of an incomplete WatchList, and its length in bytes."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object | PackedSlice] = {}
@@ -131,8 +131,7 @@ class Reflector:
         """List, or watch until that ends; return the seconds to wait before the next step."""
         started, version = time.monotonic(), self.status.resource_version
         listing = self._recovery.list_needed
-        # Kept for the whole list: another reflector may find out in the meantime that this server has no streamed
-        # lists.
+        # Constant during the list: in the meantime another reflector may find that this server has no streamed lists.
         streamed = listing and self._recovery.streamed
         try:
             if streamed:
@@ -143,10 +142,10 @@ class Reflector:
             else:
                 await self._stream({"resourceVersion": self.status.resource_version})
         except SourceError as error:
-            # A WatchList that was completed has become a watch.
+            # A completed WatchList continues as a watch.
             return self._recovery.react(error, listing=listing and self._recovery.list_needed, streamed=streamed)
         except Exception:
-            log.exception("Listing %s anew after an internal error", self.target.resource)
+            log.exception("Listing %s again after an internal error", self.target.resource)
             return self._recovery.internal_error()
         if time.monotonic() - started < self._pace.short_watch and self.status.resource_version == version:
             return self._recovery.ended_at_once()
@@ -163,7 +162,8 @@ class Reflector:
             except StatusError as error:
                 if not error.expired or not token:
                     raise
-                # The continue token expired (5 minutes by default): in one piece then, as client-go's pager.
+                # The continue token expired (5 minutes by default): then the list is requested in one piece, as by
+                # client-go's pager.
                 objects, rejected, version, token, limit = [], [], "", "", 0
                 self._recovery.list_from = ""
                 continue
@@ -194,7 +194,7 @@ class Reflector:
         return response.body
 
     async def _watch_list(self) -> None:
-        """Watch with initial events. Raises NoInitialEnd when the server does not mark their end."""
+        """Watch with initial events. Raises NoInitialEnd if the server does not mark the end of the initial events."""
         self._initial = _Initial()
         try:
             await self._stream({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
@@ -204,7 +204,8 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        """Watch until the server ends that. Raises SourceError, also for a list or a watch that makes no progress."""
+        """Watch until the server ends the watch. Raises SourceError, also for a list or a watch that makes no
+        progress."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spreads load only
         clock = StreamClock(self._pace, self._silence)
@@ -238,7 +239,7 @@ class Reflector:
         self._take(decoder.finish())
 
     def _take(self, changes: WatchChanges) -> None:
-        """Deliver changes, then store their version, then raise their error, if they have one."""
+        """Deliver changes, then store their version, then raise their error, if any."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:
             initial.take(changes.events)
@@ -268,7 +269,7 @@ class Reflector:
         self._recovery.listed(version)
 
     def _deliver_absence(self) -> None:
-        """Deliver an empty list, once: no part of the program waits for an absent resource."""
+        """Deliver an empty list once, so that no part of the program waits for an absent resource."""
         self.status.absent = True
         self.status.last_contact = time.monotonic()
         if not self.status.synced:
@@ -293,15 +294,15 @@ TOGETHER: Final = 50
 """Services in one request, by the label of their slices: 3 kB of a URL at most."""
 
 BURST: Final = 20
-"""Requests without a delay, as at a start; then one a second, so that annotations that come and go cause few requests
-of all nodes."""
+"""Number of requests without a delay, as at the start; then one a second, so that frequent changes of annotations cause
+few requests from all nodes."""
 
 TIMEOUT: Final = 5.0
 """Seconds for which the first list of Services waits for zones: without them a drained zone would get connections."""
 
 
 class Zones:
-    """Passes events of Services and slices on to the sink, and adds the zones. `run` ends only when cancelled.
+    """Passes events of Services and slices to the sink, and adds the zones. `run` ends only when cancelled.
 
     `services`: the Services with weights by zone; decoders read the set for each slice. `target` is the list and watch
     of slices.
@@ -316,7 +317,7 @@ class Zones:
         self._spread = pace.relist
         self._bucket = TokenBucket(1.0, BURST)
         self._backoff = pace.backoff(pace.first)
-        self._trouble = Trouble(lambda text: log.warning("Weights by zone do not count yet: %s", text))
+        self._trouble = Trouble(lambda text: log.warning("Weights by zone have no effect yet: %s", text))
         self._unread: dict[ServiceName, None] = {}
         self._begun = self._slices_begun = False
         self._held: list[Event] | None = None
@@ -324,7 +325,7 @@ class Zones:
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services; the first list only with its zones, as programming starts with that list."""
+        """Pass on events of Services; the first list waits for its zones, as programming starts with that list."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:
@@ -349,7 +350,7 @@ class Zones:
             self._wake.set()
 
     def _release(self) -> None:
-        """Pass on the held events."""
+        """Pass on the delayed events."""
         held, self._held = self._held, None
         if self._timer is not None:
             self._timer.cancel()
@@ -379,9 +380,9 @@ class Zones:
             self._unread.pop(name, None)
 
     async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
-        """Read zones when a Service begins to weigh by them. Failures are logged and retried.
+        """Read zones when a Service starts to use weights by zone. Failures are logged and retried.
 
-        `status` is that of slices; `listed` returns whether their list is complete and no new one is needed.
+        `status` is the status of slices; `listed` returns whether their list is complete and no new one is needed.
         """
         try:
             while True:
@@ -396,7 +397,8 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Make one attempt, with a random delay except at a start: all nodes get a new Service at the same time."""
+        """Make one attempt, except at the start after a random delay: all nodes receive a new Service at the same
+        time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
@@ -409,7 +411,7 @@ class Zones:
             self._trouble.met(str(error))
             wished = waiting_wished(error)
         except Exception:
-            log.exception("Asking for zones again after an internal error")
+            log.exception("Requesting zones again after an internal error")
         else:
             self._backoff.succeeded()
             self._trouble.over()

@@ -1,4 +1,4 @@
-"""Addresses in text as Go's net and k8s.io/utils/net read them: IPs, CIDRs, "IP:port". Pure; None means invalid.
+"""Parses addresses like Go's net and k8s.io/utils/net: IPs, CIDRs, "IP:port". Pure; None means invalid.
 
 Leading zeros in IPv4 numbers are decimal, as in Go before 1.17, which Kubernetes keeps for old configurations.
 """
@@ -14,7 +14,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_ip(text: str) -> Address | None:
-    """Return the IP address in text, IPv4 for an IPv4-mapped one; None if invalid, as with a zone."""
+    """Return the IP address in a text, IPv4 for an IPv4-mapped one; None if invalid, for example with a zone."""
     packed = pack(text)
     return None if packed is None else ipaddress.ip_address(packed)
 
@@ -38,7 +38,7 @@ def split_host_port(text: str) -> tuple[str, str] | None:
 
 
 def with_port(text: str, port: int) -> str:
-    """Return an address without a port with this port; any other text unchanged."""
+    """Return an address without a port with this port added; any other text unchanged."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if parse_ip(bare) is None:
         return text

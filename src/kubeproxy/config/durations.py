@@ -22,11 +22,11 @@ _UNITS: Final = {
     "h": 3_600_000_000_000,
 }
 _TERM: Final = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^0-9.]*)")
-_MOST_DIGITS: Final = 64  # all beyond 19 overflow; Python itself reads no more than 4,300
+_MOST_DIGITS: Final = 64  # all beyond 19 overflow; Python reads at most 4,300 digits
 
 
 class Duration(float):
-    """A length of time: a float of seconds that also holds the exact nanoseconds, so that printing loses nothing.
+    """A duration: a float of seconds that also contains the exact nanoseconds, so that printing is exact.
 
     Nanoseconds are limited to 64 bits signed, as in Go (about 292 years).
     """
@@ -90,7 +90,7 @@ def _parse(text: str) -> int:
 
 
 def _fraction(digits: str, unit: int) -> int:
-    """Return the nanoseconds of .digits units as Go's floating point has them: truncated, of 63 bits of digits."""
+    """Return the nanoseconds of .digits units with Go's floating-point result: truncated, from 63 bits of digits."""
     value, scale = 0, 1.0
     for digit in digits:
         if value > _MAX // 10 or value * 10 + int(digit) > _MAX + 1:
@@ -121,5 +121,5 @@ def _decimal(amount: int, unit: int) -> str:
 
 
 def quote(text: str) -> str:
-    """Return text in double quotes, as Go's %q shows it."""
+    """Return a text in double quotes, as Go's %q prints it."""
     return json.dumps(text, ensure_ascii=False)

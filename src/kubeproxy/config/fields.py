@@ -59,7 +59,8 @@ def value_at(struct: Struct, path: str) -> Any:
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
-    """How the API server is reached. A qps or burst of 0 means the default; a negative qps means no limit."""
+    """Settings of the connection to the API server. A qps or burst of 0 means the default; a negative qps means no
+    limit."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""
@@ -83,7 +84,7 @@ class LogOptions(ConfigStruct, frozen=True, kw_only=True):
 
 
 class VModuleItem(ConfigStruct, frozen=True, kw_only=True):
-    """A verbosity for the source files whose name matches a pattern."""
+    """A verbosity for source files with names that match a pattern."""
 
     file_pattern: str = ""
     verbosity: int = 0
@@ -100,7 +101,7 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
-    """Connection tracking limits and timeouts; 0 leaves the kernel's value, which is not the same as unset."""
+    """Connection tracking limits and timeouts; 0 keeps the kernel's value, which differs from unset."""
 
     max_per_core: int = 32768
     min: int = 131072
@@ -112,7 +113,7 @@ class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
 
 
 class Winkernel(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the Windows proxy: read and written back, without effect on Linux."""
+    """Settings of the Windows proxy: read and printed, without effect on Linux."""
 
     network_name: str = ""
     source_vip: str = ""
@@ -139,7 +140,7 @@ class IPTables(ConfigStruct, frozen=True, kw_only=True):
 
 
 class IPVS(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of ipvs mode. A timeout of 0 leaves the kernel's value."""
+    """Settings of ipvs mode. Settings of ipvs mode. A timeout of 0 keeps the kernel's value."""
 
     sync_period: Duration = Duration(30)
     min_sync_period: Duration = Duration(0)
@@ -154,8 +155,8 @@ class IPVS(ConfigStruct, frozen=True, kw_only=True):
 class NFTables(ConfigStruct, frozen=True, kw_only=True):
     """Settings of nftables mode.
 
-    minSyncPeriod defaults to 0, not to the 1 s of the Go kube-proxy: a change costs microseconds here, and changes
-    that arrive together are applied together.
+    minSyncPeriod defaults to 0, unlike the Go kube-proxy's 1 s: a change costs microseconds here, and changes that
+    arrive together are applied together.
     """
 
     masquerade_bit: int = 14
@@ -171,7 +172,7 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     client_connection: ClientConnection = field(default_factory=ClientConnection)
     logging: Logging = field(default_factory=Logging)
     hostname_override: str = ""
-    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default, nothing is bound to it
+    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default, no socket is bound to it
     healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
     metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
     bind_address_hard_fail: bool = False

@@ -15,7 +15,7 @@ class Flag(NamedTuple):
     """One flag.
 
     `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the field that
-    the flag sets, "" for another effect. `deprecated`: the end of the deprecation notice for its use.
+    the flag sets, "" for another effect. `deprecated`: the last part of the deprecation notice.
     """
 
     name: str
@@ -45,27 +45,27 @@ def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
     return (Flag(each.flag, each.kind, each.default, group, "", each.usage) for each in features)
 
 
-_INTERVAL = "How often everything is checked and repaired (like 5s, 1m, 2h22m). Must be greater than 0."
+_INTERVAL = "The interval of complete checks and repairs (like 5s, 1m, 2h22m). Must be greater than 0."
 _MINIMUM = "The least time between two syncs (like 5s, 1m). 0 means that each change is applied at once."
 
 FLAGS = (
-    Flag("config", "string", "", GENERAL, "", "The configuration file. It replaces the flags, see below."),
+    Flag("config", "string", "", GENERAL, "", "The configuration file. The file replaces the flags, see below."),
     Flag("write-config-to", "string", "", GENERAL, "", "Write the configuration to this file and exit."),
     Flag("manifests", "string", "", GENERAL, "",
          "Read Services, EndpointSlices and Nodes from the YAML and JSON files of this folder, watched live, instead of"
          " from an API server. (Not in the Go kube-proxy.)"),
     Flag("control-socket", "string", "/run/kube-proxy/control.sock", GENERAL, "",
-         "The unix socket by which commands such as `kube-proxy why` ask the running proxy; only root and its owner can"
-         " open it. Empty for none. (Not in the Go kube-proxy.)"),
+         "The unix socket by which commands such as `kube-proxy why` query the running proxy; only root and "
+         "its owner can open it. Empty for none. (Not in the Go kube-proxy.)"),
     Flag("cleanup", "bool", "false", GENERAL, "", "Remove the rules of all modes from the kernel and exit."),
     Flag("init-only", "bool", "false", GENERAL, "",
-         "Do what needs full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
+         "Do the steps that need full root privileges and exit; afterwards CAP_NET_ADMIN is enough to run."),
     *_features(GENERAL, STARTUP_TAINT),
     Flag("feature-gates", "mapStringBool", "", GENERAL, "featureGates",
          "Pairs like A=true,B=false for features that are not final. All gates of Kubernetes 1.36 are accepted;"
          " a proxy reads:"),
     Flag("config-sync-period", "duration", "15m0s", GENERAL, "configSyncPeriod",
-         "How often the state from the API server is refreshed. Must be greater than 0."),
+         "The interval at which the state from the API server is refreshed. Must be greater than 0."),
     Flag("oom-score-adj", "int32", "-999", GENERAL, "oomScoreAdj",
          "The oom_score_adj of this process, from -1000 to 1000."),
     Flag("show-hidden-metrics-for-version", "string", "", GENERAL, "showHiddenMetricsForVersion",
@@ -75,26 +75,26 @@ FLAGS = (
 
     Flag("kubeconfig", "string", "", CLIENT, "clientConnection.kubeconfig",
          "The kubeconfig file; without it and --master the service account of the pod is used."),
-    Flag("master", "string", "", CLIENT, "", "The API server's address; it outranks the kubeconfig."),
+    Flag("master", "string", "", CLIENT, "", "The API server's address; it takes precedence over the kubeconfig."),
     Flag("kube-api-content-type", "string", "application/vnd.kubernetes.protobuf", CLIENT,
          "clientConnection.contentType", "Accepted for compatibility; JSON is spoken."),
     Flag("kube-api-burst", "int32", "10", CLIENT, "clientConnection.burst", "Requests that may be sent in one burst."),
     Flag("kube-api-qps", "float32", "5", CLIENT, "clientConnection.qps", "Requests to the API server per second."),
 
     Flag("hostname-override", "string", "", SERVERS, "",
-         "The name of this Node, instead of the host name. It outranks the configuration file."),
-    Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - nothing is bound to it
-         "The Node's primary IP, instead of what the Node object says. Nothing is bound to it, despite the name."),
+         "The name of this Node, instead of the host name. It takes precedence over the configuration file."),
+    Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - no socket is bound to it
+         "The Node's primary IP, instead of the Node object's. Nothing is bound to it, despite the name."),
     Flag("healthz-bind-address", "ipport", "0.0.0.0:10256", SERVERS, "healthzBindAddress",
-         "Where the health server listens. Empty for none."),
+         "The address of the health server. Empty for none."),
     Flag("metrics-bind-address", "ipport", "127.0.0.1:10249", SERVERS, "metricsBindAddress",
-         "Where the metrics server listens. Empty for none."),
+         "The address of the metrics server. Empty for none."),
     Flag("page-from", "strings", "127.0.0.0/8,::1/128", SERVERS, "",
-         "The clients, as CIDRs, to whom the metrics server shows the page /ui/; empty for nobody. kubectl port-forward"
-         " and ssh -L come from loopback. (Not in the Go kube-proxy.)"),
+         "The clients, as CIDRs, that may open the page /ui/ of the metrics server; empty for none. kubectl "
+         "port-forward and ssh -L connect from loopback. (Not in the Go kube-proxy.)"),
     Flag("page-hosts", "strings", "", SERVERS, "",
-         "Names and addresses besides localhost by which a browser may ask for the page, without a port, as a proxy"
-         " before it has. (Not in the Go kube-proxy.)"),
+         "Names and addresses, in addition to localhost, by which a browser may request the page, without a "
+         "port, such as the name of a reverse proxy. (Not in the Go kube-proxy.)"),
     Flag("bind-address-hard-fail", "bool", "false", SERVERS, "bindAddressHardFail",
          "Exit when one of these servers cannot be started, instead of trying again."),
     Flag("profiling", "bool", "false", SERVERS, "enableProfiling", "Serve /debug/pprof on the metrics server."),
@@ -114,7 +114,7 @@ FLAGS = (
     Flag("ipvs-min-sync-period", "duration", "1s", BACKEND, "", _MINIMUM),
     Flag("ipvs-scheduler", "string", "", BACKEND, "ipvs.scheduler", "The ipvs scheduler; rr when empty."),
     Flag("ipvs-exclude-cidrs", "strings", "", BACKEND, "ipvs.excludeCIDRs",
-         "CIDRs whose virtual servers are left alone."),
+         "CIDRs of virtual servers that ipvs mode does not change."),
     Flag("ipvs-strict-arp", "bool", "false", BACKEND, "ipvs.strictARP", "Set arp_ignore to 1 and arp_announce to 2."),
     Flag("ipvs-tcp-timeout", "duration", "0s", BACKEND, "ipvs.tcpTimeout",
          "Timeout of idle TCP connections in ipvs; 0 leaves it as it is."),
@@ -125,19 +125,20 @@ FLAGS = (
     Flag("proxy-port-range", "string", "", BACKEND, "portRange",
          "Ports that userspace mode may listen on: 300-2000, 300+1700; empty for any."),
     Flag("udp-timeout", "duration", "250ms", BACKEND, "udpIdleTimeout",
-         "How long userspace mode keeps an idle UDP flow. Must be greater than 0."),
+         "The timeout of an idle UDP flow in userspace mode. Must be greater than 0."),
 
     Flag("detect-local-mode", "LocalMode", "", LOCAL, "detectLocalMode",
-         "How traffic of this node's pods is recognised: ClusterCIDR (the default), NodeCIDR, BridgeInterface or"
+         "The method of recognising traffic of this node's pods: ClusterCIDR (the default), NodeCIDR, "
+         "BridgeInterface or"
          " InterfaceNamePrefix."),
     Flag("cluster-cidr", "string", "", LOCAL, "clusterCIDR",
-         "The pods' addresses: one CIDR, or one of each IP family with a comma between."),
+         "The pods' addresses: one CIDR, or one of each IP family, separated by a comma."),
     Flag("pod-bridge-interface", "string", "", LOCAL, "detectLocal.bridgeInterface",
          "The bridge of this node's pods, for BridgeInterface."),
     Flag("pod-interface-name-prefix", "string", "", LOCAL, "detectLocal.interfaceNamePrefix",
-         "What the names of the pods' interfaces start with, for InterfaceNamePrefix."),
+         "The prefix of the names of the pods' interfaces, for InterfaceNamePrefix."),
     Flag("nodeport-addresses", "strings", "", LOCAL, "nodePortAddresses",
-         "The node's addresses that NodePorts are served on: CIDRs, or the word primary. Unset means primary in"
+         "The node's addresses that serve NodePorts: CIDRs, or the word primary. Unset means primary in"
          " nftables mode, all local addresses in other modes."),
 
     Flag("conntrack-max-per-core", "int32", "32768", CONNTRACK, "conntrack.maxPerCore",
@@ -196,4 +197,4 @@ KEPT_WITH_CONFIG = (
     | FEATURES.keys()
     | {flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")}
 )
-"""Flags that apply with --config, too (or never apply); the file overrides all others."""
+"""Flags that also apply with --config (or never apply); the file overrides all other flags."""

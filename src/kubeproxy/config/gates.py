@@ -1,8 +1,8 @@
 """The feature gates of Kubernetes 1.36: stage, default, lock, and the effect of a setting.
 
-Clusters often give all components the same list, so every gate of the release is accepted, though a proxy reads only a
-few of them; NOT_SWITCHED has the reason for others. A locked gate may only be set to its final value. Gates that later
-releases of the proxy have are accepted early (LATER).
+Clusters often pass the same list to all components, so every gate of the release is accepted, although a proxy reads
+only a few; NOT_SWITCHED has the reasons for gates without effect here. A locked gate may only be set to its final
+value. Gates of later releases of the proxy are accepted as well (LATER).
 
 Source: test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-go and component-base.
 """
@@ -26,7 +26,7 @@ class Stage(StrEnum):
 
 
 class Gate(NamedTuple):
-    """Stage and default of a gate, and whether the default is its only value."""
+    """Stage and default of a gate, and whether it is locked to the default."""
 
     stage: Stage
     default: bool
@@ -139,14 +139,14 @@ _TABLE = (
     (_DEPRECATED_OFF_LOCKED, Gate(Stage.DEPRECATED, default=False, locked=True)),
 )
 LATER: dict[str, Gate] = {
-    # KEP-5495: deprecated from 1.37 on, off in 1.40, gone with ipvs mode in 1.43.
+    # KEP-5495: deprecated from 1.37 on, off in 1.40, removed with ipvs mode in 1.43.
     "KubeProxyIPVS": Gate(Stage.DEPRECATED, default=True, locked=False),
     # 1.37 (kubernetes pull request 137536).
     "NFTablesNetlink": Gate(Stage.BETA, default=True, locked=False),
     # KEP-6032: alpha in 1.37, beta and on in 1.38.
     "KubeProxyNFTablesLocalhostNodePorts": Gate(Stage.ALPHA, default=False, locked=False),
 }
-"""Gates of a proxy that are not in 1.36."""
+"""Gates of later proxies that 1.36 lacks."""
 
 GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in names.split()} | LATER
 """Every gate by its name."""
@@ -156,30 +156,31 @@ _READ_HERE = """
     KubeProxyNFTablesLocalhostNodePorts LoggingAlphaOptions LoggingBetaOptions WatchListClient
 """
 _QUEUES = "the queues of Kubernetes' client library are not used"
-_CBOR = "the API server is spoken to in JSON"
+_CBOR = "requests to the API server use JSON"
 NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "AtomicFIFO": (True, _QUEUES),
     "ClientsAllowCARotation": (
         True,
-        "a changed file with the authorities of the API server counts from the next connection on",
+        "a changed file of certificate authorities is used from the next connection on",
     ),
     "ClientsAllowCBOR": (False, _CBOR),
-    "ClientsAllowTLSCacheGC": (True, "there is no such cache"),
+    "ClientsAllowTLSCacheGC": (True, "this proxy has no such cache"),
     "ClientsPreferCBOR": (False, _CBOR),
     "ContextualLogging": (True, "log lines always name their objects"),
     "InformerResourceVersion": (True, _QUEUES),
     "InOrderInformersBatchProcess": (True, _QUEUES),
-    "NativeHistograms": (False, "metrics are served as text, which has none"),
+    "NativeHistograms": (False, "metrics are served as text, which cannot contain native histograms"),
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""Other gates that change the Go kube-proxy: the setting that matches this proxy, and why the other does not."""
+"""Other gates that change the Go kube-proxy: the setting that matches this proxy, and the reason against the other
+setting."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the mistake in setting a gate to a value, or None; worded as by the other components."""
+    """Return the mistake in setting a gate to a value, or None, with the text of the other components."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
@@ -202,7 +203,8 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on when these valid ones are set; AllAlpha and AllBeta set those that are not named."""
+    """Return whether a gate is on when these valid ones are set; AllAlpha and AllBeta set the gates that are not
+    listed."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)

@@ -1,8 +1,8 @@
-"""From a configuration file to a valid KubeProxyConfiguration: reading, defaults and checks; and a watch of the file.
+"""Reads a configuration file into a valid KubeProxyConfiguration, with defaults and checks, and watches the file.
 
 Reading is strict first: a field that is unknown or occurs twice is a mistake. As in the Go kube-proxy such a mistake
 only leads to a logged notice, and the configuration is then read without the unknown field and with the last of the
-duplicates, so that a file made for another release still works. Every mistake is collected with its path, so that all
+duplicates, so that a file for another release still works. Every mistake is collected with its path, so that all
 are reported at once; wrong types are errors.
 """
 
@@ -38,8 +38,8 @@ _MAX_VALUES: Final = 100_000
 def load_file(path: str | Path) -> KubeProxyConfiguration:
     """Return the configuration in a YAML or JSON file.
 
-    Raises ConfigError when the file cannot be read, or with the mistakes of load_text after the file's name: on the
-    same line when there is one, on a line each when there are several.
+    Raises ConfigError when the file cannot be read, or with the mistakes of load_text after the file's name: one on the
+    same line, several on separate lines.
     """
     try:
         text = _content(Path(path))
@@ -72,7 +72,10 @@ def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
     config = with_defaults(decoded.config, decoded.given)
     wrong = {mistake.path for mistake in decoded.wrong}
     raise_mistakes([*decoded.wrong, *(mistake for mistake in validate(config) if mistake.path not in wrong)])
-    return config, [*decoded.strict, *(Mistake(path, "occurs more than once, the last counts") for path in duplicates)]
+    return config, [
+        *decoded.strict,
+        *(Mistake(path, "occurs more than once, the last value is used") for path in duplicates),
+    ]
 
 
 def raise_mistakes(mistakes: list[Mistake]) -> None:
@@ -89,7 +92,8 @@ def _log_lenient(strict: list[Mistake]) -> None:
 
 
 def _tree(text: str) -> YamlDocument:
-    """Return the first document of YAML text, or JSON text, which YAML's reader takes but for tabs and rare escapes."""
+    """Return the first document of YAML text, or JSON text, which a YAML parser accepts except for tabs and rare
+    escapes."""
     is_json = text.lstrip().startswith("{")
     try:
         documents = yaml_documents(text.replace("\t", " ") if is_json else text, _MAX_DEPTH, _MAX_VALUES)
@@ -123,7 +127,7 @@ _Signature = tuple[int, int, int, int] | None
 
 
 class NewConfiguration(Struct, frozen=True):
-    """A valid configuration that differs from the running one, and how: lines "path: old -> new"."""
+    """A valid configuration that differs from the running one, and the differences as lines "path: old -> new"."""
 
     config: KubeProxyConfiguration
     difference: list[str]
@@ -138,12 +142,13 @@ async def watch(
 ) -> AsyncIterator[NewConfiguration]:
     """Yield each valid configuration in the file that differs from the one yielded (or running) before.
 
-    `resolve` applies the flags that outrank the file (Options.resolve). A file that cannot be read or is invalid is
-    logged once, with every mistake, and changes nothing; `invalid` is called with its state at each change.
+    `resolve` applies the flags that take precedence over the file (Options.resolve). A file that cannot be read or is
+    invalid is logged once, with every mistake, and changes nothing; `invalid` is called with its state at each change.
 
-    A Kubernetes ConfigMap volume changes by swapping a symlink above the file, which a watch of the file itself never
-    sees (the Go kube-proxy misses it). So the file's status is read every `interval` seconds, through all symlinks,
-    which costs microseconds. A new status must last for one interval, so that a half-written file is not read.
+    A Kubernetes ConfigMap volume changes by swapping a symlink above the file, which a change that a watch of the file
+    itself does not report (the Go kube-proxy misses it). So the file's status is read every `interval` seconds, through
+    all symlinks, which costs microseconds. A new status must last for one interval, so that a half-written file is not
+    read.
     """
     file = Path(path)
     seen: _Signature = None
@@ -166,7 +171,7 @@ async def watch(
                 rejected = None
                 invalid(False)
                 difference = differences(running, config)
-                if not first:  # load_file has logged the mistakes of the first reading
+                if not first:  # load_file logged the mistakes when it first read the file
                     _log_lenient(strict)
                 if difference:
                     running = config
@@ -189,7 +194,7 @@ def _signature(file: Path) -> _Signature:
 
 
 class Decoded(NamedTuple):
-    """The configuration without the fields that are wrong, its mistakes, and those of strict reading.
+    """The configuration without the invalid fields, its mistakes, and the mistakes of strict reading.
 
     `given` has the paths of the fields that are set to a value other than null.
     """
@@ -205,7 +210,7 @@ _UNSET_WHEN_EMPTY = """
     clientConnection.contentType clientConnection.qps clientConnection.burst logging.format logging.flushFrequency
 """
 UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split()).union(*(mode.unset_when_empty for mode in MODES.values()))
-"""Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); elsewhere zero is a value."""
+"""Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); in other fields zero is a value."""
 
 _UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
 
@@ -284,7 +289,7 @@ def _plain(kind: Any, value: Any) -> Any:
             return value if type(value) is int and value >= 0 else parse_quantity(convert(value, str))
         return convert(value, kind)
     except ValueError as error:
-        place = re.search(r"\$(\[\d+\])", str(error))  # of a wrong entry in a list
+        place = re.search(r"\$(\[\d+\])", str(error))  # of an invalid entry in a list
         hint = " (put it in quotes)" if kind is str and isinstance(value, int | float) else ""
         raise _unexpected(_EXPECTED[kind], value, f", see {place[1]}" if place else hint) from None
 

@@ -1,4 +1,4 @@
-"""Mistakes in a configuration, and wording that error messages share. Light to import."""
+"""Mistakes in a configuration, and texts that error messages share. Light to import."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def did_you_mean(name: str, known: AbstractSet[str]) -> str:
 
 
 def listed(mistakes: str) -> str:
-    """Return mistakes on a line each as an indented list with a head; a single one, or such a list, unchanged."""
+    """Return several mistakes as an indented list with a heading; a single mistake, or such a list, unchanged."""
     lines = mistakes.splitlines()
     if len(lines) < 2 or lines[1].startswith(" "):
         return mistakes

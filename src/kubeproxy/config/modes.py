@@ -1,7 +1,7 @@
-"""The proxy modes as the configuration has them: the blocks and flags of each, and the checks of its settings.
+"""The proxy modes in the configuration: the blocks and flags of each, and the checks of its settings.
 
-A mode is a ModeConfig in the list below and a folder of its name in kubeproxy.backends, which programs the kernel. Its
-own block is a struct in fields.py.
+A mode is a ModeConfig in the list below, and a folder with its name in kubeproxy.backends, which programs the kernel.
+Its own block is a struct in fields.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
 """Words that nodePortAddresses accepts in addition to networks; "primary" is known only at run time.
 
-Kubernetes 1.37 (KEP-6032) has all of them, in any mixture; 1.36 has only `primary`.
+Kubernetes 1.37 (KEP-6032) accepts all of them, in any combination; 1.36 only `primary`.
 """
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
-_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; a module's name as well
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; it is also part of a module's name
 
 
 def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:
@@ -61,11 +61,11 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode. A mode overrides the methods whose default does not fit it.
+    """One mode. A mode overrides the methods with unsuitable defaults.
 
     `syncs` and `masquerades` name the fields of KubeProxyConfiguration whose blocks hold the mode's sync periods and
-    masquerade settings. `flags` maps flags whose meaning depends on the mode to the paths that they set in this one;
-    `flag_defaults` has values of such flags that apply when the flag is not given. In the paths `unset_when_empty` 0
+    masquerade settings. `flags` maps flags that depend on the mode to the paths that they set in this mode;
+    `flag_defaults` has values of such flags that apply when the flag is not given. For the paths `unset_when_empty`, 0
     counts as unset. `nodeport_addresses` is the meaning of an unset nodePortAddresses.
     """
 
@@ -78,11 +78,11 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see NftablesMode
-        """Return the JSON path where the user wrote an attribute of the sync block."""
+        """Return the JSON path of an attribute of the sync block in the user's configuration."""
         return f"{self.syncs}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:  # noqa: ARG002
-        """Yield the mistakes in the mode's own settings; asked only of the mode to run."""
+        """Yield the mistakes in the mode's own settings; called only for the mode to run."""
         yield from ()
 
     def completed(self, config: C, given: AbstractSet[str]) -> C:  # noqa: ARG002
@@ -97,11 +97,12 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
     """With `mode` empty, unset settings are those of the iptables block that differ from its defaults.
 
-    So a configuration that was made for the Go kube-proxy's default mode keeps its meaning.
+    So a configuration for the Go kube-proxy's default mode keeps its meaning.
     """
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:
-        """Return the JSON path where the user wrote an attribute, in the iptables block if it was inherited."""
+        """Return the JSON path of an attribute in the user's configuration: in the iptables block if it is
+        inherited."""
         usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
         inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
@@ -125,12 +126,13 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" with the gate of Kubernetes 1.37: rules of this mode lead no packet away from loopback."""
+        """Return "relayed" with the gate of Kubernetes 1.37, because rules of this mode cannot translate packets from
+        loopback."""
         return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
 
 
 class IptablesMode(ModeConfig, frozen=True, kw_only=True):
-    """The only mode whose rules serve NodePorts on loopback."""
+    """The only mode in which rules serve NodePorts on loopback."""
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """Return "ipv4" unless it is switched off: the kernel has no route_localnet for IPv6."""
@@ -156,7 +158,7 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
-    """Has no block, but two fields that no other mode reads; the Go kube-proxy does not check them."""
+    """The mode has no block, but two fields that only it reads; the Go kube-proxy does not check them."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """Yield an invalid portRange, and a udpIdleTimeout that is not positive."""
@@ -174,7 +176,7 @@ DEFAULT: Final = NftablesMode(
     name="nftables",
     syncs="nftables",
     masquerades="nftables",
-    flags={  # it has no flags of its own and takes those of iptables
+    flags={  # it has no flags of its own and uses those of iptables
         "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
         "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
         "masquerade-all": ("nftables.masqueradeAll",),

@@ -1,7 +1,7 @@
-"""From a command line to Options: merges the flags with the configuration file.
+"""Converts a command line to Options: merges the flags with the configuration file.
 
 The rules are the Go kube-proxy's: with --config the file replaces all flags except those named in
-flags.KEPT_WITH_CONFIG; flags are applied after the defaults, so that a zero given by flag stays zero.
+flags.KEPT_WITH_CONFIG; flags are applied after the defaults, so that the flag value 0 remains 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 class PageAccess(NamedTuple):
-    """The networks whose clients get the page, none for no page; `hosts` are names, in small letters, and addresses."""
+    """The networks of the clients that may open the page, none for no page; `hosts` are names, in small letters, and
+    addresses."""
 
     networks: tuple[Network, ...] = ()
     hosts: frozenset[str] = frozenset()
@@ -40,11 +41,11 @@ class PageAccess(NamedTuple):
 class Options(Struct, frozen=True, kw_only=True):
     """The settings of one run of the program.
 
-    `config` is complete and valid, flags applied. Paths are "" when not given; `control_socket` is the socket for
-    commands, "" for none. `page` has the clients that may see the page; `features` the values of the features that
-    flags set; `idle` names the flags without an effect, "" for none. `flags` are all flags with their values, for
-    /flagz. `resolve` applies the flags that outrank a configuration file to a newly read one; `notices` are for the
-    user.
+    `config` is complete and valid, with the flags applied. Paths are "" when not given; `control_socket` is the socket
+    for commands, "" for none. `page` has the clients that may see the page; `features` contains the values of the
+    features that flags set; `idle` names the flags without an effect, "" for none. `flags` are all flags with their
+    values, for /flagz. `resolve` applies to a newly read configuration file the flags that take precedence over it;
+    `notices` are messages for the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -66,8 +67,8 @@ class Options(Struct, frozen=True, kw_only=True):
 def build_options(line: CommandLine) -> Options:
     """Return the options of a command line.
 
-    Raises ConfigError: as load_file for mistakes in the file; without a file with a line for each mistake, which
-    starts with the flag.
+    Raises ConfigError: for mistakes in a file as load_file does; without a file with a line per mistake, which starts
+    with the flag.
     """
     given = line.given
     host = _hostname(given)
@@ -134,13 +135,13 @@ def _page_host(text: str, mistakes: list[str]) -> str:
 
 
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the values of a flag that takes several, or of its default."""
+    """Return the values of a flag with a list, or of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """Return the flags of features that the mode does not support, in a sentence; "" for none."""
+    """Return a sentence on the flags of features that the mode does not support; "" for none."""
     idle = [f"--{name}" for name in features.without_effect(given, mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
@@ -172,7 +173,7 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
         if BY_NAME[name].path and BY_NAME[name].group != LOGGING and (name, value) != ("bind-address", "")
     }
     config = with_values(KubeProxyConfiguration(hostname_override=host), values)
-    # As NewOptions of cmd/kube-proxy: the servers' addresses have their defaults before --bind-address is read.
+    # As in NewOptions of cmd/kube-proxy, the servers' addresses get their defaults before --bind-address is read.
     config = with_defaults(config, frozenset(values) | {"healthzBindAddress", "metricsBindAddress"})
     config = _with_mode_flags(_with_logging(config, given), given)
     if not given.get("write-config-to"):
@@ -191,7 +192,8 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return it with the deprecated port flags: 0 turns a server off; others complete an address without a port."""
+    """Return the configuration with the deprecated port flags: 0 turns a server off; other values complete an address
+    without a port."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")
@@ -221,7 +223,7 @@ def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
 
 
 def _notices(given: Mapping[str, Any], with_file: bool) -> list[str]:
-    """Return the notice that the file replaces some flags, or that a file is preferred to flags."""
+    """Return the notice that the file replaces some flags, or that a file is recommended instead of flags."""
     others = [name for name in given if name not in ("config", "write-config-to", "cleanup")]
     replaced = [f"--{name}" for name in given if name not in KEPT_WITH_CONFIG]
     if with_file and replaced:

@@ -24,7 +24,7 @@ _SUFFIXES = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
-_MOST_DIGITS = 64  # of a number, more than any value has; Python itself reads no more than 4,300
+_MOST_DIGITS = 64  # maximum digits of a number, more than any value has; Python reads at most 4,300
 _INTEGER = re.compile(
     r"[+-]?(0[xX]_?[0-9a-fA-F]+(_[0-9a-fA-F]+)*|0[bB]_?[01]+(_[01]+)*|0[oO]?_?[0-7]+(_[0-7]+)*|0|[1-9][0-9]*(_[0-9]+)*)"
 )
@@ -89,7 +89,7 @@ def parse_list(text: str) -> tuple[str, ...]:
         return ()
     if '"' not in text:
         return tuple(text.split(","))
-    import csv  # noqa: PLC0415 - quotes are rare, and starting fast is not
+    import csv  # noqa: PLC0415 - quotes are rare, and the start must be fast
 
     try:
         return tuple(next(csv.reader([text], strict=True)))
@@ -141,7 +141,8 @@ def show_patterns(items: Sequence[tuple[str, int]]) -> str:
 
 
 class ValueKind(NamedTuple):
-    """How values of a kind are read and shown; `joined` adds the value of a further occurrence, None replaces it."""
+    """The functions that read and print values of a kind; `joined` adds the value of another occurrence of the flag; if
+    it is None, that value replaces the first."""
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
@@ -252,7 +253,7 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """Return as a question the flag that sets the field of this name (`mode`, `clusterCIDR`), else similar names."""
+    """Return, as a question, the flag that sets the field of this name (`mode`, `clusterCIDR`), else similar names."""
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:
         return f"; did you mean --{fields[name]}?"

@@ -1,5 +1,5 @@
-"""KubeProxyConfiguration: its fields (fields.py), with their meaning in the proxy mode that it selects; written as
-plain values or to a file, which load.py reads back, and compared.
+"""KubeProxyConfiguration: the fields (fields.py) with their meaning in the selected proxy mode; conversion to plain
+values and files, and comparison.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kubeproxy.errors import ConfigError
 
 
 class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
-    """The whole configuration, with every default filled in; built without arguments it is the default one.
+    """The whole configuration, with every default filled in; built without arguments it is the default configuration.
 
     An empty mode means nftables here, iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are
     IP:port, or empty (only by flag) for no such server. Only userspace mode reads portRange and udpIdleTimeout.
@@ -46,17 +46,18 @@ class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
 
     @property
     def of_mode(self) -> ModeConfig:
-        """The mode to run; the default one for an unknown name, so that checks go on after that mistake."""
+        """The mode to run; the default mode for an unknown name, so that checks continue after that mistake."""
         return MODES.get(self.mode, DEFAULT)
 
     @property
     def local_mode(self) -> str:
-        """How pod traffic is recognised: ClusterCIDR (the default), NodeCIDR, BridgeInterface, InterfaceNamePrefix."""
+        """The method of recognising pod traffic: ClusterCIDR (the default), NodeCIDR, BridgeInterface,
+        InterfaceNamePrefix."""
         return self.detect_local_mode or "ClusterCIDR"
 
     @property
     def cluster_cidrs(self) -> tuple[str, ...]:
-        """The parts of clusterCIDR: none, one, or one of each family."""
+        """The CIDRs in clusterCIDR: none, one, or one of each family."""
         return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()
 
     @property
@@ -98,9 +99,8 @@ class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
     """Return the configuration with the defaults that depend on other fields; `given` has the paths of the fields set.
 
-    - healthzBindAddress and metricsBindAddress are [::] and [::1] when bindAddress is IPv6, and get their port
-      when they have none.
-    - With mode empty, the default mode takes settings from other blocks (ModeConfig.completed).
+    - healthzBindAddress and metricsBindAddress are [::] and [::1] when bindAddress is IPv6, and get the default port if
+    they have none. - With mode empty, the default mode takes settings from other blocks (ModeConfig.completed).
     """
     ipv6 = is_ipv6(config.bind_address)
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address
@@ -113,13 +113,13 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
     return config if config.mode else DEFAULT.completed(config, given)
 
 
-_OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # unknown to, or omitted by, the Go kube-proxy
+_OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # the Go kube-proxy lacks or omits these fields
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Return the configuration with empty fields filled in: the mode, how pods are recognised, NodePort addresses.
+    """Return the configuration with values for the empty fields mode, detectLocalMode and nodePortAddresses.
 
-    So it means the same to the Go kube-proxy, whose default mode is another one, and which writes these fields too.
+    So it has the same meaning for the Go kube-proxy, which has another default mode and writes these fields too.
     """
     usual = config.of_mode.nodeport_addresses
     return replace(
@@ -145,7 +145,7 @@ def dump(config: KubeProxyConfiguration) -> str:
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
     """Write the configuration as YAML, completely or not at all, with mode 0600. Raises ConfigError.
 
-    A symbolic link is refused: another user could have root overwrite any file.
+    A symbolic link is refused: otherwise another user could make root overwrite any file.
     """
     target = Path(path)
     if target.is_symlink():

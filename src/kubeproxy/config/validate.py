@@ -1,7 +1,7 @@
-"""Checks the values of a configuration, whatever the node: all mistakes at once, and notices about valid values.
+"""Checks the values of a configuration, independent of the node: reports all mistakes, and notices about valid values.
 
 The rules are those of the Go kube-proxy 1.36. Two are wider here: mode may be userspace, and an empty
-metricsBindAddress (which only a flag can give) means no metrics server, as its documentation has always promised.
+metricsBindAddress (only possible by flag) means no metrics server, as upstream documents it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fd
 
 
 def validate(config: KubeProxyConfiguration) -> list[Mistake]:
-    """Return every mistake in the values of a configuration whose types are right."""
+    """Return every mistake in the values of a configuration with valid types."""
     return [
         *_gates(config),
         *_logging(config),
@@ -48,7 +48,7 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 
 
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
-    """Yield a sentence for each valid value that has no effect here, or will mean something else in a later release.
+    """Yield a sentence for each valid value that has no effect here, or that changes its meaning in a later release.
 
     The Go kube-proxy warns from 1.37 on of a mode that is not set, as its default becomes nftables in 1.40 (KEP-5343).
     """
@@ -91,7 +91,9 @@ def _logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     mode, sync, shortest = config.of_mode, config.sync_period, config.min_sync_period
     sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
-    yield from bit_mistakes("iptables.masqueradeBit", config.iptables.masquerade_bit)  # of any mode, as upstream
+    yield from bit_mistakes(
+        "iptables.masqueradeBit", config.iptables.masquerade_bit
+    )  # checked in every mode, as upstream
     if not -1000 <= config.oom_score_adj <= 1000:
         yield Mistake("oomScoreAdj", f"must be from -1000 to 1000, got {config.oom_score_adj}")
     yield from not_positive([*((path, value_at(config, path)) for path in _POSITIVE), (sync_path, sync)])
@@ -100,7 +102,7 @@ def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
         yield Mistake(shortest_path, f"must not exceed {sync_path} ({sync}), got {shortest}")
 
 
-# Narrower than the kernel's dev_valid_name, which lets quotes and wildcards pass: these go into a ruleset.
+# Narrower than the kernel's dev_valid_name, which allows quotes and wildcards: the names become part of a ruleset.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@:+-]{1,15}")
 
 

@@ -1,8 +1,8 @@
-"""YAML text to plain values, within bounds of nesting and size; reports keys that occur more than once.
+"""Converts YAML text to plain values, with limits of nesting and size; reports keys that occur more than once.
 
 Scalars get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's
-composer recurses, so that deep nesting overruns the stack, and aliases can make a kilobyte arbitrarily large: the
-parser's events, which do neither, are checked for both before anything is built.
+composer recurses, so deep nesting overflows the stack, and aliases can expand a kilobyte without limit: both are
+checked on the parser's events before any value is built.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import yaml
 
 DEPTH: Final = 64
-"""Deepest nesting, as in answers of the API server (api/salvage.py); no field that is used lies deeper than 8."""
+"""Maximum nesting, as in answers of the API server (api/salvage.py); no used field is nested deeper than 8."""
 
 VALUES: Final = 2_000_000
-"""Most values of one document with all its aliases replaced: some 10,000 Services with their endpoints, and 1 GB."""
+"""Maximum number of values of one document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
 
-_LONG: Final = 64  # characters of text that count as one more value
+_LONG: Final = 64  # number of characters of text that count as another value
 _TAG: Final = "tag:yaml.org,2002:"
 _POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # as Helm writes 1000000; PyYAML wants a dot
 
@@ -37,7 +37,7 @@ def load_yaml(text: str | bytes) -> Any:
     """Return the value of a text with one YAML document. Raises ValueError that names the line."""
     found = list(yaml_documents(text))
     if len(found) > 1:
-        raise ValueError("holds more than one document")
+        raise ValueError("contains more than one document")
     return found[0].value if found else None
 
 
@@ -112,23 +112,25 @@ def _loader() -> Any:
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """Return the place and the kind of an error, without the text there, which may be a secret."""
+    """Return the position and the kind of an error, without quoting the text, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
-    """Raise ValueError where a text nests deeper, or holds more values with its aliases replaced."""
+    """Raise ValueError if a text exceeds the limit of nesting, or of values after expansion of aliases."""
     import yaml  # noqa: PLC0415 - as above
 
     start, end, alias, scalar = yaml.CollectionStartEvent, yaml.CollectionEndEvent, yaml.AliasEvent, yaml.ScalarEvent
     seen = 0
     sizes: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []  # the anchor of each collection, and the values seen before it
+    open_nodes: list[
+        tuple[str | None, int]
+    ] = []  # the anchor of each open collection, and the number of values before it
     for event in events:
         if isinstance(event, scalar):
-            size = 1 + len(event.value) // _LONG  # a written out alias repeats all of its text
+            size = 1 + len(event.value) // _LONG  # an expanded alias repeats all of its text
             seen += size
             if event.anchor:
                 sizes[event.anchor] = size

@@ -1,7 +1,7 @@
 """Compares two rulesets for all packets: a proof with the number of classes, or witnesses, grouped by cause.
 
-Destinations are divided into classes by the constants of both rulesets; sources, services and interfaces only where a
-rule on the way distinguishes them. The first packet of each class is followed through both rulesets.
+Destinations are divided into classes by the constants of both rulesets; sources, services and interfaces only if a rule
+on the path distinguishes them. The first packet of each class is followed through both rulesets.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TOLERANCE: Final = 0.02
 """Shares that differ by less, relative to the larger one, are equal."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
-"""Sources of witnesses that can have any source: addresses of documentation."""
+"""Source addresses of witnesses for which any source is possible: addresses for documentation."""
 
 Shares = tuple[tuple[PacketOutcome, float], ...]
 """Outcomes with their shares of connections."""
 
 
 class FirstPacket(NamedTuple):
-    """The first packet of a connection; `interface` is that of arrival, '' for a connection of the node itself."""
+    """The first packet of a connection; `interface` is the incoming one, '' for a connection of the node itself."""
 
     source: str
     destination: str
@@ -62,7 +62,7 @@ class WitnessGroup(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result: the number of classes of packets, the causes of differences, and the rules not understood."""
+    """The result: the number of classes of packets, the causes of differences, and the unsupported rules."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]
@@ -102,8 +102,8 @@ def _is_loopback(address: int, bits: int) -> bool:
 
 
 class _Compared(NamedTuple):
-    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: random numbers do not find
-    all elements, so units of the same shape may have other outcomes.
+    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: no random number reaches
+    some elements, so units of the same shape may have other outcomes.
     """
 
     classes: int
@@ -128,7 +128,7 @@ class _Comparing:
         return Comparison(self._classes, causes, tuple(sorted(self._unknown)))
 
     def add(self, unit: _Compared) -> None:
-        """Count the classes and differences of one more unit."""
+        """Add the classes and differences of another unit."""
         self._classes += unit.classes
         for text, witness in unit.causes:
             number, first = self._causes.get(text, (0, witness))

@@ -1,4 +1,4 @@
-"""Sets of packets on their way through rules, and their outcomes."""
+"""Sets of packets that pass rules, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kubeproxy.meaning.rules import Addresses, CompiledRules, Op
 class PacketOutcome(NamedTuple):
     """The outcome of a packet, of the kind 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
 
-    A translated packet has its new destination; port -1: the port is unchanged. An unknown one has the expression that
-    is not understood as `text`. `masquerade`: the packet gets a new source. `remembered`: session affinity binds its
-    client to the endpoint.
+    A translated packet has its new destination; port -1: the port is unchanged. The `text` of an unknown outcome is the
+    unsupported expression. `masquerade`: the packet gets a new source. `remembered`: session affinity binds its client
+    to the endpoint.
     """
 
     kind: str
@@ -37,7 +37,8 @@ class Leaf(NamedTuple):
 
 
 class PacketSet:
-    """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged."""
+    """A set of packets that pass rules. `current` is the set of services after translation, None while it is
+    unchanged."""
 
     __slots__ = (
         "current",
@@ -95,7 +96,7 @@ class PacketSet:
         return new
 
     def within(self, services: int) -> PacketSet:
-        """Return the part of the flow with these services, a subset of its own."""
+        """Return the part of the flow with these services, a subset of the flow's."""
         new = self.copy()
         if self.current is None:
             new.services = services
@@ -109,7 +110,7 @@ Ended = list[tuple[PacketSet, int]]
 
 
 class Interfaces:
-    """Names of interfaces as bits: each name and pattern of the rules, no interface, lo, and OTHER for the rest."""
+    """Names of interfaces as bits: each name and pattern of the rules, no interface, lo, and OTHER for all others."""
 
     NONE: Final = 1
     LOOPBACK: Final = 2
@@ -150,7 +151,7 @@ Part = TypeVar("Part", int, Addresses)
 
 
 Field = Literal["services", "current", "sources", "inputs", "outputs"]
-"""The fields of a PacketSet that are sets, and so can be split."""
+"""The fields of a PacketSet that are sets and can be split."""
 
 
 def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
@@ -168,7 +169,7 @@ def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> Pa
 
 
 def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgoing: bool) -> PacketSet | None:
-    """Split by the interface of departure if `outgoing`, else by that of arrival."""
+    """Split by the outgoing interface if `outgoing`, else by the incoming one."""
     field: Field = "outputs" if outgoing else "inputs"
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)

@@ -1,6 +1,6 @@
 """Rules of iptables as operations, from the output of iptables-save. Both variants print the same.
 
-Options that are not understood become an UNKNOWN operation with their place. Source: iptables-extensions(8).
+Unsupported options become an UNKNOWN operation with their position. Source: iptables-extensions(8).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 def of_kube_proxy(text: str) -> str:
     """Return the output of iptables-save without the rules of other programs.
 
-    It has the chains of kube-proxy and the rules that jump to them; the policies are those of an empty table.
+    The result has the chains of kube-proxy and the rules that jump to them; the policies are those of an empty table.
     """
     kept = []
     for line in text.splitlines():
@@ -102,7 +102,7 @@ def _hook(table: str, name: str, policy: str) -> HookPlace | None:
 
 
 class _Unknown(Exception):  # noqa: N818 - the rules are valid
-    """An option is not understood."""
+    """An option is not supported."""
 
 
 class _Reader:
@@ -150,7 +150,8 @@ class _Reader:
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
-        """Return the test of an option, with its arguments taken from `words`; None for one that chooses no packets."""
+        """Return the test of an option, with its arguments taken from `words`; None for an option that selects no
+        packets."""
         if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
             raise _Unknown(f"option {word}")
         if word == "--sport" and self._purpose is CompiledFor.ANSWER:
@@ -188,7 +189,7 @@ class _Reader:
 
 
 def _append(op: Operation | None, done: list[Operation]) -> None:
-    """Append an operation; tests of protocol and port that follow each other become one."""
+    """Append an operation; adjacent tests of protocol and port become one test."""
     if op is not None and op[0] is Op.SERVICE and done and done[-1][0] is Op.SERVICE:
         done[-1] = _both(done[-1][1], op[1])
     elif op is not None:
@@ -306,7 +307,7 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     **dict.fromkeys(("-m", "--nfacct-name", "--comment", "--seconds", "--name", "--mask"), _nothing),
 }
 _FLAGS: Final[dict[str, Operation | None]] = {
-    "--rcheck": _NEVER,  # no client is in a list yet
+    "--rcheck": _NEVER,  # the list of clients is empty for a first packet
     "--update": _NEVER,
     "--set": (Op.REMEMBER,),
     "--reap": None,

@@ -25,8 +25,8 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 class Elements(NamedTuple):
     """A named set: its form, and its elements as ranges of keys (first, last) with data.
 
-    `matches_rest`: other keys may match as well, because of a catch-all element, or of elements beyond the limit of
-    reading.
+    `matches_rest`: other keys may match as well, because of a catch-all element, or because the set has more elements
+    than are read.
     """
 
     form: tables.SetForm
@@ -68,7 +68,7 @@ def _filled(
 def _elements(
     family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield first key, last key and data of each element; the key of a catch-all element is empty."""
+    """Yield first key, last key and data of each element; a catch-all element has empty keys."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
@@ -102,7 +102,7 @@ def ranges(
 
 
 _TARGETS: Final = frozenset({"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS"})
-"""iptables targets after which the next rule is evaluated, with an unknown mark."""
+"""iptables targets after which evaluation continues with the next rule, with an unknown mark."""
 _STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
@@ -110,7 +110,7 @@ _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 class Term(NamedTuple):
     """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map.
 
-    It may also be a constant: its possible values, one after the other.
+    It may also be a constant, as the sequence of its possible values.
     """
 
     field: Property | None
@@ -136,7 +136,7 @@ def interface(term: Term, value: bytes) -> str:
 
 
 class UnknownRuleError(Exception):
-    """An expression is not understood."""
+    """An expression is not supported."""
 
 
 def extension(kind: str, raw: bytes, where: str) -> Sequence[Operation]:

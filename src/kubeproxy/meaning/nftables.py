@@ -1,6 +1,6 @@
 """nf_tables rules as operations: each rule is executed once with symbolic registers.
 
-Expressions that are not understood become an UNKNOWN operation with their name and place.
+Unsupported expressions become an UNKNOWN operation with their name and position.
 Sources: net/netfilter/nft_*.c of Linux 6.18.
 """
 
@@ -53,14 +53,14 @@ _VALUES: Final = _HOST_ORDER - {Property.RANDOM} | {Property.ORIGINAL_DESTINATIO
 
 
 _ECN: Final = (0, 0x40, 0x80, 0xC0)
-"""TCP flags (ECE, CWR) of a packet that asks for ECN, which its sender may do (RFC 3168, 6.1.1)."""
+"""TCP flags (ECE, CWR) of a SYN that requests ECN (RFC 3168, 6.1.1)."""
 
 
 def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledFor.EVERYTHING) -> list[ChainRules]:
     """Return the chains of a table. Names of chains are `family/table/chain`."""
     filled: _Filled = {}
     found = []
-    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may fill sets too
+    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may add to sets as well
         each = [one for chain in table.chains.values() for rule in chain.rules for one in rule]
         filling = {one.set for one in each if isinstance(one, x.Update)}
         sets = {
@@ -146,7 +146,7 @@ class _Rule:
                 self._register(one)
 
     def _register(self, one: x.Expression) -> None:
-        """Load a register, or set a property of the packet from one."""
+        """Load a register, or set a property of the packet from a register."""
         match one:
             case x.Immediate(value=bytes(value)):
                 self._load(one.dreg, Term(Property.CONSTANT, len(value), len(value), value=value))
@@ -256,7 +256,7 @@ class _Rule:
     # -- tests -------------------------------------------------------------------------------------------------------
 
     def _compare(self, term: Term, first: bytes, last: bytes, op: int) -> None:
-        """Append a test: `op` is an index of x.OPERATORS, 6 for inside of a range and 7 for outside."""
+        """Append a test: `op` is an index of x.OPERATORS, or 6 for inside and 7 for outside of a range."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
             self._compare_names(term, first, op)
@@ -292,7 +292,7 @@ class _Rule:
             raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
-        """Append a test that never holds, unless a constant, without some last bits, is in a range."""
+        """Append a test that is never true, unless a constant without its last bits is in a range."""
         parts = (int.from_bytes(term.value[at : at + term.size], "big") for at in range(0, len(term.value), term.size))
         values = {((part & term.mask) ^ term.xor) >> shift for part in parts}
         found = {any(low <= value <= high for low, high in ranges) for value in values}
@@ -345,7 +345,8 @@ class _Rule:
             self._load(one.dreg, Term(None, form.data_length or 64))
 
     def _any_verdict(self, of: str | x.Inline) -> None:
-        """Append a lookup that may find each verdict of a map whose keys are not understood."""
+        """Append a lookup with any verdict of a map as its possible result, because the map's keys are not
+        supported."""
         _, elements, matches_rest = self._contents(of)
         verdicts = dict.fromkeys(self._data(data) for _, _, data in elements)
         if matches_rest:

@@ -38,7 +38,7 @@ class Op(IntEnum):
     VERDICT = 14  # code, chain
     UNKNOWN = 15  # text
     REMEMBER = 16  # the client, for session affinity
-    UNTRACK = 17  # text: the packet is not tracked, so that no rule translates it
+    UNTRACK = 17  # text: the packet is not tracked, so no rule translates it
 
 
 class Property(IntEnum):
@@ -67,12 +67,12 @@ class Property(IntEnum):
 class CompiledFor(Enum):
     """The rules and packets for which a ruleset is compiled.
 
-    With all rules, a value that none of them sets is known to be unset.
+    With all rules, a value that no rule sets is known to be unset.
     """
 
-    EVERYTHING = "all rules of the node, the first packets of connections"
-    REQUEST = "some rules of the node, the first packet of a connection"
-    ANSWER = "some rules of the node, a packet that answers"
+    EVERYTHING = "all rules of the node, and the first packets of connections"
+    REQUEST = "some rules of the node, and the first packet of a connection"
+    ANSWER = "some rules of the node, and a reply packet"
 
     @property
     def tcp_flags(self) -> int:
@@ -81,7 +81,7 @@ class CompiledFor(Enum):
 
 
 INVALID, ESTABLISHED, NEW = 1, 2, 8
-"""States of connection tracking (NF_CT_STATE_BIT); a packet that is not tracked yet has INVALID, too."""
+"""States of connection tracking (NF_CT_STATE_BIT); an untracked packet has INVALID as well."""
 TRANSLATED: Final = 32  # IPS_DST_NAT
 TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
@@ -107,7 +107,8 @@ class MapEntry(NamedTuple):
 
 
 class Keyed:
-    """Elements of a set or map, indexed by destination, and by protocol and port where many have the same one."""
+    """Elements of a set or map, indexed by destination, and by protocol and port if many elements share a
+    destination."""
 
     def __init__(self, name: str, parts: tuple[KeyPart, ...], entries: Iterable[MapEntry]) -> None:
         self.name = name
@@ -131,7 +132,7 @@ class Keyed:
                 self.ranged.append((services, entry))
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
-        """Return the same elements under another key with the same fields but another range of random numbers."""
+        """Return the same elements for another key, which differs only in the range of random numbers."""
         new = copy(self)
         new.parts = parts
         return new
@@ -184,7 +185,7 @@ class HookPlace(NamedTuple):
 
 
 class ChainRules:
-    """A chain: its rules, indexed by the one destination that they test; where none does, by the protocol and port."""
+    """A chain: its rules, indexed by the single destination that they test, or else by the single protocol and port."""
 
     def __init__(self, name: str, rules: list[tuple[Operation, ...]], hook: HookPlace | None = None) -> None:
         self.name = name
@@ -197,7 +198,8 @@ class ChainRules:
             self.index, self.free = self._sorted(_service)
 
     def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
-        """Return the numbers of the rules by the key of one of their first tests, and those without one."""
+        """Return the numbers of the rules by the key of one of their first tests, and the numbers of rules without such
+        a test."""
         index: dict[Any, list[int]] = {}
         free = []
         for number, rule in enumerate(self.rules):
@@ -223,7 +225,7 @@ class ChainRules:
 
 
 def single(addresses: Addresses) -> bool:
-    """Return whether a set has one address."""
+    """Return whether a set has exactly one address."""
     return len(addresses) == 1 and addresses[0][0] == addresses[0][1]
 
 
@@ -255,7 +257,7 @@ class CompiledRules:
         return self._at.get(hook, [])
 
     def tables(self) -> list[Keyed]:
-        """Return the sets and maps of all lookups; those with the same elements only once."""
+        """Return the sets and maps of all lookups, without duplicates."""
         used = (op[1] for op in self.operations() if op[0] in {Op.FIND, Op.MISSES})
         return list({id(table.entries): table for table in used}.values())
 
@@ -346,7 +348,7 @@ def protocol_set(protocol: int) -> int:
 
 @lru_cache(maxsize=256)
 def protocol_range(low: int, high: int) -> int:
-    """Return the set of all ports of a range of protocols."""
+    """Return the set of all ports of the protocols in a range."""
     found = 0
     for each in range(low, high + 1):
         found |= protocol_set(each)

@@ -1,9 +1,9 @@
-"""Units of packets whose rules are equal but for names: the comparison follows one unit of each shape.
+"""Units of packets with rules that are equal except for names: the comparison follows one unit of each shape.
 
-A unit is one destination with one protocol and port that a rule names, or with all others. Its shape lists all rules
-and elements that its packets can meet. Numbers, in the order of appearance, stand for the addresses, ports and chains
-of the unit; an address or port comes with the sets of the rules that contain it. So units of one shape have the same
-outcomes, but for these names.
+A unit is one destination with one protocol and port that a rule contains, or with all other ones. Its shape lists all
+rules and elements that its packets can reach. Numbers, in the order of appearance, replace the addresses, ports and
+chains of the unit; an address or port is listed with the sets of the rules that contain it. So units of one shape have
+the same outcomes except for these names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Service = tuple[int, int]
 
 
 class Unit(NamedTuple):
-    """Packets to a destination: with one protocol and port (`only`), or with all but `others`; as a set: `services`."""
+    """Packets to a destination: with one protocol and port (`only`), or with all except `others`; as a set:
+    `services`."""
 
     destination: int
     services: int
@@ -49,7 +50,8 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule of a common chain that names an address or a port: its chain, the number of free rules before it."""
+    """A rule of a common chain that contains an address or a port: its chain, and the number of rules without one
+    before it."""
 
     chain: str
     before: int
@@ -57,7 +59,7 @@ class _IndexedRule(NamedTuple):
 
 
 class _Elements(NamedTuple):
-    """Elements of a set or map that name an address or a port."""
+    """Elements of a set or map that contain an address or a port."""
 
     table: Keyed
     pairs: list[ServiceEntry]
@@ -75,10 +77,10 @@ class _Layout(NamedTuple):
 
 
 class _Side:
-    """Mentions of addresses and ports in a ruleset, in rules of common chains and in elements.
+    """The uses of addresses and ports in a ruleset, in rules of common chains and in elements.
 
-    A chain is common if rules lead to it that name no single address or port, or if it and all that it leads to name
-    none. All other chains become parts of shapes.
+    A chain is common if rules without a single address or port jump to it, or if it and its targets contain no address
+    or port. All other chains become parts of shapes.
     """
 
     def __init__(self, rules: CompiledRules) -> None:
@@ -112,7 +114,7 @@ class _Side:
         return _Layout(number if named else None, fields, [], self._target if has_verdicts else _data)
 
     def _elements(self, table: Keyed) -> None:
-        """Index the elements of a table; those without an index are met by all units."""
+        """Index the elements of a table; all units can match those without an index."""
         for entry in table.entries if {Property.SOURCE, Property.ORIGINAL_DESTINATION} & table.at.keys() else ():
             pairs = [entry.ranges[at] for field, at in table.at.items() if field in _ADDRESSES]
             self.addresses |= {(pair,) for pair in pairs if pair[0] != pair[1]}
@@ -134,7 +136,7 @@ class _Side:
                 self._todo.append(entry.data[1])
 
     def _chain(self, name: str) -> None:
-        """Index the rules of a common chain, and add the chains that its other rules lead to."""
+        """Index the rules of a common chain, and add the target chains of its other rules."""
         chain = self.chains[name]
         for key, numbers in chain.index.items():
             self.named[key] += [_IndexedRule(name, bisect_right(chain.free, at), chain.rules[at]) for at in numbers]
@@ -149,7 +151,7 @@ class _Side:
                 self.services[id(op[1])] = op[1]
 
     def _sets(self, rule: tuple[Operation, ...]) -> None:
-        """Note the sets of addresses and services of a rule, and the parts of map data that it uses."""
+        """Record the sets of addresses and services of a rule, and the parts of map data that it uses."""
         table = None
         for op in rule:
             kind = op[0]
@@ -169,7 +171,7 @@ class _Side:
                 operands += [each for each in found if each not in operands]
 
     def _is_plain(self, name: str) -> bool:
-        """Return whether a chain and all that it leads to name no address, and no protocol and port."""
+        """Return whether a chain and its targets contain no address, protocol and port."""
         if name not in self._plain:
             self._plain[name] = False
             self._plain[name] = all(self._names_nothing(op) for rule in self.chains[name].rules for op in rule)
@@ -192,7 +194,7 @@ class _Side:
         return all(self._is_plain(target) for target in targets if target)
 
     def _target(self, pair: ServiceEntry) -> bytes:
-        """Return the first address that the chain of an entry translates to, else the chain's name."""
+        """Return the first address to which an entry's chain translates, else the chain's name."""
         name: str = pair[1].data[1]  # type: ignore[assignment]
         rules = self.chains[name].rules if name else ()
         ends = [op[1] for rule in rules for op in rule if op[0] is Op.TRANSLATE]
@@ -204,7 +206,7 @@ def _data(pair: ServiceEntry) -> bytes:
 
 
 def _is_named(table: Keyed) -> bool:
-    """Return whether elements of a table name a destination, or a protocol and port."""
+    """Return whether elements of a table contain a destination, or a protocol and port."""
     return Property.DESTINATION in table.at or (Property.PROTOCOL in table.at and Property.PORT in table.at)
 
 
@@ -258,7 +260,7 @@ class Shapes:
             yield Unit(destination, _rest(others), None, others)
 
     def shape(self, unit: Unit) -> object:
-        """Return the shape of a unit: units with equal shapes have equal outcomes, but for names."""
+        """Return the shape of a unit: units with equal shapes have equal outcomes except for names."""
         return _Shaping(self, unit).shape()
 
     def sets_of(self, address: int) -> object:
@@ -269,7 +271,7 @@ class Shapes:
         return inside, *(low <= (address & mask) ^ xor <= high for mask, xor, low, high, _ in self._values)
 
     def sets_of_port(self, port: int, *, own: bool) -> object:
-        """Return the sets that contain a port, and the port itself where rules name it that are not the unit's own."""
+        """Return the sets that contain a port, and the port itself if rules outside the unit contain it."""
         found = self._port_sets.get(port)
         if found is None:
             each = range(port, 3 * rules.PORTS, rules.PORTS)
@@ -290,7 +292,7 @@ class Shapes:
 
 @lru_cache(maxsize=1024)
 def _rest(services: tuple[Service, ...]) -> int:
-    """Return all services but some."""
+    """Return all services except some."""
     found = rules.EVERY
     for each in services:
         found &= ~rules.service(*each)
@@ -379,7 +381,7 @@ class _Shaping:
         return self._address(number)
 
     def _reach(self, address: int) -> None:
-        """Note that packets may be translated to an address, unless no rule and no element names it."""
+        """Record that packets may be translated to an address, unless no rule and no element contains it."""
         if address in self._shapes.named and address not in self._reached:
             self._reached.add(address)
             self._todo.append(address)
@@ -417,7 +419,7 @@ class _Shaping:
         return self._shapes.literal(op) if found is None else (kind, found)
 
     def _entries(self, side: int, table: Keyed, pairs: list[ServiceEntry], services: int) -> None:
-        """Add elements. Those that differ in the random number alone are drawn alike: the number is left out."""
+        """Add elements. Elements that differ only in the random number are equally probable: the number is left out."""
         number, fields, operands, order = self._shapes.sides[side].layouts[id(table.entries)]
         for mask, entry in sorted(pairs, key=order) if len(pairs) > 1 else pairs:
             if mask & services:

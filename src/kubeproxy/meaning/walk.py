@@ -1,4 +1,4 @@
-"""The way of packets through a ruleset: all sources, protocols, ports and interfaces to one destination at once.
+"""The path of packets through a ruleset: all sources, protocols, ports and interfaces for one destination together.
 
 A flow is a set of packets with a weight: sources x services x interfaces. A rule that distinguishes its packets splits
 it. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); the packet is the first of a
@@ -62,10 +62,11 @@ class Walk:
         self._destination = 0
         self._is_local: dict[int, bool] = {}
         self.leaves_out = False
-        """Whether an element was met that no random number finds."""
+        """Whether a lookup has an element that no random number reaches."""
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
-        """Return the outcomes of packets to a destination that come in, or, with `here`, that this node sends."""
+        """Return the outcomes of incoming packets to a destination, or, with `here`, of packets that this node
+        sends."""
         self._destination = destination
         return self._made_here(destination, services) if here else self._arriving(destination, services)
 
@@ -95,8 +96,7 @@ class Walk:
             for one in left:
                 one.inputs = Interfaces.LOOPBACK
             self._finish(self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves), leaves)
-        # The destination decides about the way by loopback, so interfaces of lo are not reported as properties of the
-        # packet.
+        # The destination determines the path by loopback, so lo is not reported as a property of the packet.
         return [
             leaf._replace(
                 inputs=Interfaces.NONE, outputs=every if leaf.outputs == Interfaces.LOOPBACK else leaf.outputs
@@ -118,7 +118,8 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook; `looped`: packets came back by lo, already translated."""
+        """Return the flows that pass all chains of a hook; `looped`: the packets returned by lo and are already
+        translated."""
         for chain in self._ruleset.at(hook):
             assert chain.hook is not None  # noqa: S101 - it is a base chain
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
@@ -259,11 +260,11 @@ class Walk:
         matched.append((flow, CONTINUE, ""))
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
-        """Return whether an operation that is not understood counts as a test; if so, append the flow that fails it."""
+        """Return whether an unsupported operation counts as a test; if so, append the flow that fails it."""
         return False
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        """Return the flows after a rule, without duplicates in the sense of this walk."""
+        """Return the flows after a rule, without flows that this walk treats as duplicates."""
         return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:

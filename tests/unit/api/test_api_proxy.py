@@ -211,9 +211,9 @@ def test_http_is_asked_of_the_proxy_by_its_whole_url():
     [
         (
             b"HTTP/1.1 407 Proxy Authentication Required\r\nX: y\r\n\r\n",
-            "does not connect us: 407 Proxy Authentication",
+            "refuses the connection: 407 Proxy Authentication",
         ),
-        (b"HTTP/1.0 403\r\n\r\n", "does not connect us: 403"),
+        (b"HTTP/1.0 403\r\n\r\n", "refuses the connection: 403"),
         (b"", "closed the connection"),
         (b"HTTP/1.1 2", "closed the connection"),
         (b"SSH-2.0-x\r\n", "is no HTTP proxy"),

@@ -87,7 +87,7 @@ def test_a_certificate_that_is_refused_is_named_with_what_to_look_at(own_certifi
         "is not signed by /k: clusters[c].cluster.certificate-authority-data"
     )
     assert listening(reason, context).endswith(
-        "is not signed by an authority of this system; give cluster.certificate-authority"
+        "is not signed by an authority of this system; set cluster.certificate-authority"
     )
     assert listening(lambda url: reason(url, ca_file=own, server_name="api.example"), context).startswith(
         "the server's certificate is not for api.example: "
@@ -98,7 +98,7 @@ def test_a_certificate_that_is_refused_is_named_with_what_to_look_at(own_certifi
 
 
 def test_a_port_that_speaks_something_else_is_told_apart():
-    assert listening(reason).startswith("what listens there does not speak TLS")
+    assert listening(reason).startswith("the server at this address does not use TLS")
 
     async def alert(request, reply):
         await reply.raw(b"\x15\x03\x01\x00\x02\x02\x46")

@@ -203,7 +203,7 @@ def test_unknown_and_duplicate_fields_are_noticed_and_passed_over(caplog):
     message = record.getMessage()
     assert "mod: unknown field; did you mean mode?" in message
     assert "iptables.sincPeriod: unknown field; did you mean syncPeriod or minSyncPeriod?" in message
-    assert "mode: occurs more than once, the last counts" in message
+    assert "mode: occurs more than once, the last value is used" in message
 
 
 def test_duplicates_are_noticed_in_json(caplog):
