@@ -77,8 +77,8 @@ def _say(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        sys.stdout = None  # else the interpreter flushes it again at exit, and prints an error
-        if isinstance(error, BrokenPipeError):  # a reader that stopped, as `head`
+        sys.stdout = None  # otherwise the interpreter flushes it again at exit, and prints an error
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, such as `head`
             sys.exit(1)
         raise KubeProxyError(f"cannot write to standard output: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""The errors of the program, sorted by what is done about them. See docs/architecture.md, "Errors, by reaction"."""
+"""The errors of the program, ordered by reaction. See docs/architecture.md, "Errors, by reaction"."""
 
 
 class KubeProxyError(Exception):
@@ -9,8 +9,8 @@ class ConfigError(KubeProxyError):
     """Wrong flags or configuration; the message starts with the path of the field. The process exits with 1."""
 
 
-class Unsupported(KubeProxyError):  # noqa: N818 - it states a fact about the node
-    """This node cannot run the mode; the message says what is missing and how to get it. Exit with 1."""
+class Unsupported(KubeProxyError):  # noqa: N818 - it describes a property of the node
+    """This node cannot run the mode; the message has the missing requirement and the remedy. Exit with 1."""
 
 
 class ApplyError(KubeProxyError):
@@ -18,7 +18,8 @@ class ApplyError(KubeProxyError):
 
 
 class ChangedByOthersError(ApplyError):
-    """Another program changed our rules while we did; the message says which. As any ApplyError, and an event."""
+    """Another program changed our rules at the same time; the message names them. Handled as any ApplyError, with an
+    event in addition."""
 
 
 class SourceError(KubeProxyError):
@@ -26,8 +27,8 @@ class SourceError(KubeProxyError):
 
 
 class QuestionError(KubeProxyError):
-    """A question has no answer; the message says why, and what can be asked."""
+    """A question has no answer; the message has the reason, and possible questions."""
 
 
 class NoAnswerError(KubeProxyError):
-    """The proxy could not be asked; the message says what to do."""
+    """The proxy could not be queried; the message has the remedy."""

@@ -1,6 +1,6 @@
 """Counters, gauges and histograms with labels, and their Prometheus text form (exposition format 0.0.4).
 
-Written here because the Prometheus client costs 25-50 ms and 5 MB to import. Not thread safe: metrics change and are
+Not the Prometheus client, because its import takes 25-50 ms and 5 MB. Not thread safe: metrics change and are
 rendered on the event loop's thread.
 """
 
@@ -15,7 +15,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class GaugeMetric:
-    """A number that goes up and down."""
+    """A number that can increase and decrease."""
 
     __slots__ = ("_function", "value")
 
@@ -39,7 +39,7 @@ class GaugeMetric:
 
 
 class CounterMetric(GaugeMetric):
-    """A number that only grows."""
+    """A number that only increases."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class CounterMetric(GaugeMetric):
         self.value += by
 
     def set(self, value: float) -> None:
-        """Take a total that is counted elsewhere, as by the kernel; one that is smaller than the last is ignored."""
+        """Set a total that another program counts, such as the kernel; a total below the last one is ignored."""
         self.value = max(self.value, value)
 
 
@@ -102,7 +102,7 @@ class MetricFamily(Generic[C]):
         self._children: dict[tuple[str, ...], C] = {}
 
     def labels(self, *values: str) -> C:
-        """Return the series of these label values, in the order of the label names; made at the first call."""
+        """Return the series of these label values, in the order of the label names; created at the first call."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self._names):
@@ -128,11 +128,11 @@ class MetricFamily(Generic[C]):
 
 
 Single = tuple[str, str, str, float]
-"""A series without labels that is read when rendering: name, kind, help, value."""
+"""A series without labels that is read at each rendering: name, kind, help, value."""
 
 
 class MetricRegistry:
-    """The families of one program, created explicitly: there is no global one."""
+    """The families of one program; there is no global registry."""
 
     def __init__(self) -> None:
         self._families: dict[str, MetricFamily[Any]] = {}
@@ -144,15 +144,15 @@ class MetricRegistry:
         return [family.help for family in self._families.values()]
 
     def counter(self, name: str, text: str, *labels: str) -> MetricFamily[CounterMetric]:
-        """Make a family of counters; the name ends with _total by convention."""
+        """Create a family of counters; the name ends with _total by convention."""
         return self._add(MetricFamily(name, "counter", text, labels, CounterMetric))
 
     def gauge(self, name: str, text: str, *labels: str) -> MetricFamily[GaugeMetric]:
-        """Make a family of gauges."""
+        """Create a family of gauges."""
         return self._add(MetricFamily(name, "gauge", text, labels, GaugeMetric))
 
     def histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> MetricFamily[Histogram]:
-        """Make a family of histograms with these ascending upper bounds; the last one, infinity, is added."""
+        """Create a family of histograms with these ascending upper bounds; infinity is added."""
         texts = [f'le="{number_text(bound)}"' for bound in (*bounds, math.inf)]
         return self._add(MetricFamily(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
 
@@ -180,7 +180,7 @@ def _head(name: str, kind: str, text: str) -> str:
 
 
 def _escaped(text: str, *, quoted: bool = False) -> str:
-    """Return a help text, or the value of a label, which is quoted, with the escapes of the format."""
+    """Return a help text, or a quoted label value, with the escapes of the format."""
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quoted else text
 

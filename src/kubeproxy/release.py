@@ -11,7 +11,7 @@ NUMBER: Final = "0.1.0"
 """The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other is a development version of it."""
 
 SAME_BUILD: Final = "restart the proxy, or run the command in the proxy's container"
-"""Advice for a command and a proxy of two builds."""
+"""Advice if a command and the proxy are of different builds."""
 
 _WRITTEN = Path(__file__).with_name("BUILD")
 _CHECKOUT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ class Build(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The version with its commit, as 0.1.0+g1a2b3c4d5e6f, because a tag can be moved to another commit."""
+        """The version with the commit, as 0.1.0+g1a2b3c4d5e6f, because a tag can be moved to another commit."""
         return self.version if "+" in self.version else f"{self.version}+g{self.commit[:12]}"
 
 
@@ -35,7 +35,7 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
     """Return the build's identity: from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git.
 
     Both texts are the fields separated by spaces. The result is cached: an upgrade may replace the files of a running
-    proxy, and a checkout goes on to other commits.
+    proxy, and a checkout may change to other commits.
     """
     try:
         text = written.read_text(encoding="ascii")
@@ -45,7 +45,7 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
 
 
 def of_checkout(root: Path) -> Build:
-    """Return the identity of a git checkout; its version ends with +unknown where git does not answer."""
+    """Return the identity of a git checkout; the version ends with +unknown if git does not answer."""
     import subprocess  # noqa: PLC0415 - an installed proxy does not load it
 
     git = ("git", "-c", f"safe.directory={root}", "--no-optional-locks", "-C", str(root))

@@ -1,8 +1,8 @@
-"""kube-proxy companion: checks and counts for the page of a running proxy, in a process beside it.
+"""kube-proxy companion: checks and counts for the page of a running proxy, in a separate process.
 
-Writes a JSON line on standard output for each result, until standard input ends; for the proxy, not for people.
+Writes a JSON line on standard output for each result, until standard input ends; only the proxy runs it.
 `problems` runs the checks of doctor at each input line, `flows` counts connections each second; `question` answers one
-line, as why does. It runs with the lowest priority, and ends when the proxy does.
+line, as why does. It runs with the lowest priority, and ends with the proxy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EACH: Final = 1.0
 _AGAIN: Final = 5.0
 """Seconds between two checks whether the kernel announces connections."""
 _EXPENDABLE: Final = "500"
-"""oom_score_adj of this process; the inherited value of the proxy would make it the last one to be killed."""
+"""oom_score_adj of this process; with the proxy's inherited value it would be killed last."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,12 @@
-"""kube-proxy completion: what makes a shell complete this command line, to be read by it.
+"""kube-proxy completion: prints the script by which a shell completes this command line.
 
-SHELL is bash, zsh or fish. An installed kube-proxy has its files where the shells look for them; for this shell alone:
+SHELL is bash, zsh or fish. An installation has these files in the shells' folders; for the present shell only:
 
   . <(kube-proxy completion bash)
   kube-proxy completion fish | source
 
-These scripts ask with LINE, the command line as far as it is typed, at each press of Tab: then what may follow is
-printed instead, Services by asking the running proxy, and none of them when none answers.
+At each press of Tab the scripts pass LINE, the typed part of the command line: then the possible continuations are
+printed; names of Services come from the running proxy, if it answers.
 """
 
 # shtab is not used: its scripts (1.13.0: 214 to 283 lines a shell) are static, so completing Services of the running
@@ -32,7 +32,7 @@ TIMEOUT = 1.0
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
 """The allowed characters of an answer: none of them is special to a shell."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}
-"""Answers that make the script propose files of the shell's folder, by the name of the value."""
+"""Answers for which the script proposes files of the current folder, by the name of the value."""
 
 _BASH = """\
 # Completion of kube-proxy for bash, made by: kube-proxy completion bash
@@ -104,7 +104,7 @@ SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish")
-    parser.add_argument("line", metavar="LINE", nargs="?", help="print what may follow this, for the scripts")
+    parser.add_argument("line", metavar="LINE", nargs="?", help="print the possible continuations, for the scripts")
 
 
 def run(given: argparse.Namespace) -> int:

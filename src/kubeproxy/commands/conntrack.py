@@ -1,7 +1,7 @@
-"""kube-proxy conntrack: how full connection tracking is, its growth, its refusals, and its largest users.
+"""kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Two looks at what the kernel counts, --seconds apart, then all entries are read, which costs 5 us each. Ends with 1 when
-it is nearly full, will be within a minute, or refused anything between the looks.
+Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us each. Exit code 1: the table is
+nearly full, will be full within a minute, or dropped packets between the two readings.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json
@@ -29,7 +29,9 @@ _SHOWN = 10
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("--seconds", type=seconds, metavar="N", default=1.0, help="between the two looks (default 1)")
+    parser.add_argument(
+        "--seconds", type=seconds, metavar="N", default=1.0, help="between the two readings (default 1)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
-"""kube-proxy doctor: all that is wrong with this node for Services, worst first, each with its fix.
+"""kube-proxy doctor: all problems of this node with Services, worst first, each with its fix.
 
-Looks at the running proxy, its certificates and configuration file, at the kernel's parameters and tables, and at other
-programs that may be in the way. Changes nothing. Ends with 0 when nothing is wrong, with 1 when something is, with 2
-when that could not be told, as when no proxy answers: then it looks at what can be looked at without one, for the
-mode of --config or --proxy-mode, and with --kubeconfig or --manifests for the objects that are read.
+Checks the running proxy, its certificates and configuration file, the kernel's parameters and tables, and other
+programs that may interfere. Changes nothing. Exit code 0: no problem; 1: a problem; 2: unknown, for example if no proxy
+answers. Then it checks everything that needs no proxy, for the mode of --config or --proxy-mode, and with --kubeconfig
+or --manifests for these objects.
 """
 
 from __future__ import annotations

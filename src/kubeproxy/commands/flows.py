@@ -1,12 +1,11 @@
-"""kube-proxy flows: connections of Services now, from connection tracking.
+"""kube-proxy flows: the present connections of Services, from connection tracking.
 
 Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
-clients. Unanswered are connections to which nothing has come back for a second. Ends with 1 when the Service has such
-connections, with 2 when it is unknown. With -f beginnings and ends are shown as they happen, until Ctrl-C or for
---seconds.
+clients. Unanswered connections have had no reply for a second. Exit code 1: the Service has such connections; 2: the
+Service is unknown. With -f beginnings and ends are shown as they happen, until Ctrl-C or for --seconds.
 
-The kernel passes over the connections of others. When there are more new ones than this command can follow with 0.4 of
-a processor, it follows one in two, four, ... of them, says so, and how many it left out.
+The kernel skips other connections. If there are more new ones than this command can follow with 0.4 of a processor, it
+follows one in two, four, ..., and prints the number of the others.
 
   kube-proxy flows
   kube-proxy flows default/web
@@ -42,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
     parser.add_argument("-f", "--follow", action="store_true", help="show beginnings and ends as they happen")
     parser.add_argument(
-        "--seconds", type=seconds, metavar="N", help="how long to listen (default 1, with -f until Ctrl-C)"
+        "--seconds", type=seconds, metavar="N", help="seconds to listen (default 1, with -f until Ctrl-C)"
     )
 
 

@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         status: int = import_module(f"kubeproxy.commands.{name}").run(parser_of(name).parse_args(argv[1:]))
         sys.stdout.flush()
-    except BrokenPipeError:  # a reader that stops early, as `head`
+    except BrokenPipeError:  # the reader closed the pipe early, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:

@@ -1,4 +1,4 @@
-"""Prints answers: JSON for programs, tables and marks for people; without colours and without control characters."""
+"""Prints answers: Output of commands: JSON, or text with tables and marks; without colours and control characters."""
 
 from __future__ import annotations
 

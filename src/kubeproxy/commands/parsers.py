@@ -1,6 +1,6 @@
 """The argparse parsers: of each subcommand, and of the proxy itself.
 
-A subcommand reads its arguments by its parser. Completion and the manual pages are generated from all parsers.
+A subcommand parses its arguments with its parser. Completion and the manual pages are generated from all parsers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.config.pflag import SHORTHANDS, shown_default
 
 PROXY: Final = ""
-"""The name of the proxy itself, among those of subcommands."""
+"""The name of the proxy itself among the names of subcommands."""
 _VALUES = {
     "proxy-mode": tuple(MODES),
     "detect-local-mode": ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),
@@ -62,12 +62,12 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--control-socket", metavar="PATH", default=socket, help=f"the running proxy's (default {socket})"
     )
-    group.add_argument("--manifests", metavar="FOLDER", help="ask no proxy: read the objects from these files")
-    group.add_argument("--kubeconfig", metavar="FILE", help="ask no proxy: read the objects from this API server")
+    group.add_argument("--manifests", metavar="FOLDER", help="without a proxy: read the objects from these files")
+    group.add_argument("--kubeconfig", metavar="FILE", help="without a proxy: read the objects from this API server")
     group.add_argument("--config", metavar="FILE", help="with one of these: the proxy's configuration file")
     group.add_argument("--proxy-mode", metavar="MODE", help="with one of these: the mode, unless the file says it")
     group.add_argument("--hostname-override", metavar="NAME", help="with one of these: the Node, instead of this host")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people, or for programs")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or JSON for programs")
 
 
 def _proxy() -> argparse.ArgumentParser:

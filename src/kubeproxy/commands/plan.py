@@ -1,14 +1,14 @@
-"""kube-proxy plan: what another configuration or mode would change, before it does.
+"""kube-proxy plan: the changes that another configuration or mode would cause.
 
-The new configuration is a file (--config), or the running one with some of the proxy's flags over it, as in
-`kube-proxy plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is laid over the objects that the running
-proxy has; without one, over those of --manifests or --kubeconfig, and --now names the configuration to compare with.
+The new configuration is a file (--config), or the running one with some of the proxy's flags, as in `kube-proxy plan
+--proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is applied to the objects of the running proxy; without one,
+to those of --manifests or --kubeconfig, and --now is the configuration to compare with.
 
-With --from-kernel the rules that run now, of any kube-proxy, are compared with those that this program would write, for
-all packets: a proof, or packets with another outcome.
+With --from-kernel the present rules of any kube-proxy are compared with the rules of this program for all packets: the
+result is a proof of equality, or packets with different outcomes.
 
-Ends with 0 when clients notice nothing, with 1 when they do, and with 2 when that could not be told, as when the new
-configuration is invalid: then all its mistakes are shown. Changes nothing.
+Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid: then all
+its mistakes are printed. Changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kubeproxy.errors import ConfigError
 from kubeproxy.setup import modes
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
-"""Proxy flags that every command has."""
+"""Flags of the proxy that every command has."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +43,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the rules in the kernel with those that would be written, for all packets (as root)",
     )
-    group = parser.add_argument_group("the new configuration, beside --config, --proxy-mode and --hostname-override")
+    group = parser.add_argument_group(
+        "the new configuration, in addition to --config, --proxy-mode and --hostname-override"
+    )
     for flag in FLAGS:
         if _sets_a_field(flag.name, flag.path) and not flag.hidden:
             group.add_argument(f"--{flag.name}", metavar=flag.kind, help=argparse.SUPPRESS)
-    group.description = "Any other flag of kube-proxy that sets a field, with its value, as --cluster-cidr."
+    group.description = "Any other flag of kube-proxy that sets a field, with its value, such as --cluster-cidr."
 
 
 def run(given: argparse.Namespace) -> int:
@@ -57,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
     now = facts.configuration()
     new = _new(given, now)
     if given.from_kernel:
-        gc.disable()  # millions of values without cycles, in a process that ends with the answer
+        gc.disable()  # this short-lived process creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
     if given.output == "json":
@@ -85,7 +87,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
         config = load_file(given.config)
         if words:
             raise ConfigError(f"--{min(words)}: --config replaces it, as for the proxy; write it into the file")
-        # The running proxy's own flag overrides the file, so that its value stays.
+        # The running proxy's own flag overrides the file, so its value remains.
         name = given.hostname_override or now.hostname_override
         return replace(config, hostname_override=config.hostname_override or name)
     values = parse([f"--{name}={value}" for name, value in words.items()]).given

@@ -1,8 +1,8 @@
-"""kube-proxy services: the Services as this node has them.
+"""kube-proxy services: the Services on this node.
 
-Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all of it: frontends,
-endpoints, who gets what, the versions of the objects that this is, and whether the kernel has it. Ends with 1 when
-something of what is shown is not in the kernel yet, with 2 when the Service is unknown.
+Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all its properties:
+frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
+rules. Exit code 1: a printed Service is not in the kernel yet; 2: the Service is unknown.
 """
 
 from __future__ import annotations

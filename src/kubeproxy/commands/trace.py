@@ -1,10 +1,10 @@
-"""kube-proxy trace: follows packets of one flow through every hook of this node, by the kernel's own tracing.
+"""kube-proxy trace: follows packets of one flow through every hook of this node, by the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP. From the node a packet is sent (a TCP SYN or an empty UDP datagram, which
---no-send leaves out); of other clients the packets that come by are followed, for --seconds. At most 22 packets a
-second each way are traced. Ends with 0 when nothing here drops them and somebody answers, with 1 when not, with 2 when
-no packet came or nobody can tell.
+with /udp or /sctp after it unless it is TCP. For the node, the command sends a packet (a TCP SYN or an empty UDP
+datagram; not with --no-send); for other clients it follows their packets for --seconds. At most 22 packets a second are
+traced in each direction. Exit code 0: no rule here drops them and a reply arrives; 1: otherwise; 2: no packet arrived,
+or the outcome is unknown.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 10.96.0.10:53/udp --seconds 30
@@ -27,16 +27,16 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
 _SHOWN = 6
-"""Maximum number of packets' ways in the text; `-o json` has all packets."""
+"""Maximum number of packets' paths in the text; `-o json` has all packets."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
-    parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="how long to wait (default 10)")
-    parser.add_argument("--packets", type=int, metavar="N", default=4, help="how many to follow (default 4)")
-    parser.add_argument("--no-send", action="store_true", help="from the node: wait for packets, send none")
+    parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
+    parser.add_argument("--packets", type=int, metavar="N", default=4, help="number of packets to follow (default 4)")
+    parser.add_argument("--no-send", action="store_true", help="from the node: wait for packets without sending one")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def _question(given: argparse.Namespace, asked: Source) -> Packet:
 
 
 def show(packet: Packet, traced: Traced) -> None:
-    """Print the outcome of a flow as text: each different way of packets once, and the verdict."""
+    """Print the outcome of a flow as text: each different path of packets once, and the verdict."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
     ways = {(one.direction, one.refusal, tuple(_lines(one))): one for one in reversed(traced.journeys)}

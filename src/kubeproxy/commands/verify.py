@@ -1,8 +1,8 @@
-"""kube-proxy verify: API beside plan beside kernel, element by element.
+"""kube-proxy verify: compares the API, the plans and the kernel, element by element.
 
-Without a name all Services, what they share, and what is in the kernel and nobody's; with NAMESPACE/NAME, or NAME in
-the namespace default, that Service alone, and whether the proxy has its newest version from the API server. Ends with
-0 when nothing differs, with 1 when something does, with 2 when it could not be told. It never writes.
+Without a name: all Services, their shared objects, and objects in the kernel without a Service; with NAMESPACE/NAME, or
+NAME in the namespace default: that Service only, and whether the proxy has its newest version from the API server. Exit
+code 0: no difference; 1: a difference; 2: unknown. It never writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubeproxy.commands.services import service_name
 _NICE = 5
 """Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""
 
-_START = "start kube-proxy on this node, which writes what is missing; none was asked, as the objects are read here"
+_START = "start kube-proxy on this node, which writes the missing rules; the command queried no proxy"
 
 _SHOWN = 50
 """Maximum number of findings in the text; `-o json` has them all."""
@@ -28,7 +28,9 @@ _SHOWN = 50
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
-    parser.add_argument("--api", action="store_true", help="ask the API server for all Services; for NAME it always is")
+    parser.add_argument(
+        "--api", action="store_true", help="query the API server for all Services (always done for NAME)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:

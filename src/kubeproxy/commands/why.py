@@ -1,9 +1,9 @@
-"""kube-proxy why: what becomes of a connection on this node, and why.
+"""kube-proxy why: the outcome of a connection on this node, and the reasons.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP. Says what the proxy decides, and what else on this node stops it.
-Ends with 0 when an endpoint gets the connection as far as can be seen, with 1 when not, and with 2 when the client
-is on another node, where it has to be asked, or when only a probe from this node failed.
+with /udp or /sctp after it unless it is TCP. Prints the proxy's decision, and other causes on this node that stop the
+connection. Exit code 0: an endpoint gets the connection, as far as is visible; 1: none does; 2: the client is on
+another node, where the command must run, or only a probe from this node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80
@@ -29,9 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("source", metavar="SOURCE", help="the client's address (and port, as 192.0.2.7:40000), or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
-    parser.add_argument("--interface", default="", help="the interface by which it comes in, if pods are told by that")
-    parser.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
-    parser.add_argument("--trace", action="store_true", help="then follow its packets through this node, as trace does")
+    parser.add_argument("--interface", default="", help="the incoming interface, if pods are recognised by it")
+    parser.add_argument("--no-probe", action="store_true", help="do not probe the endpoints")
+    parser.add_argument("--trace", action="store_true", help="then follow the packets through this node, as trace does")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ class Client:
                 yield decoder.decode(response.read(int.from_bytes(head, "big")))
 
     def pid(self) -> int:
-        """Return the proxy's pid in our namespace; 0 when no proxy answers."""
+        """Return the proxy's pid in the caller's namespace; 0 if no proxy answers."""
         try:
             return server(self.path) or 0
         except OSError:
@@ -83,7 +83,7 @@ class Client:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Turn the errors of an answer that is incomplete or has another form into NoAnswerError."""
+    """Convert the errors of an incomplete or malformed answer to NoAnswerError."""
     try:
         yield
     except msgspec.MsgspecError as error:

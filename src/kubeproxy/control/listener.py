@@ -1,6 +1,6 @@
-"""The unix socket's file and the frames of a stream over it.
+"""The unix socket's file, and the frames of a stream over the socket.
 
-Only its owner can access the file from the moment it exists. It replaces the file of a dead process, and may have a
+Only its owner can access the file, from its creation on. It replaces the file of a dead process, and may have a
 longer path than the kernel allows.
 """
 
@@ -56,7 +56,7 @@ def connect(path: str, timeout: float) -> socket.socket:
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # When the backlog is full, only a blocking connect waits for a place in it: unix(7), EAGAIN.
+        # If the backlog is full, only a blocking connect waits for a place: unix(7), EAGAIN.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(timeout * 1e6), 10**6)))
         sock.setblocking(timeout > 0)
         with _short(path) as short:
@@ -72,7 +72,7 @@ def connect(path: str, timeout: float) -> socket.socket:
 
 
 def discard(path: str) -> None:
-    """Remove the socket's file, unless another process serves it by now."""
+    """Remove the socket's file, unless another process serves it now."""
     with suppress(OSError):
         _clear(path)
 
@@ -86,7 +86,7 @@ def _guard(path: str) -> None:
 
 
 def _clear(path: str) -> None:
-    """Remove the socket of a process that has ended, and nothing else. Raises OSError."""
+    """Remove the socket of an ended process, but no other file. Raises OSError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

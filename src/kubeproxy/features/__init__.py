@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """The features of a node: the values of those that are set, by flag, and the mode. Mode "" supports all."""
+    """The features of a node: the values that are set, by flag, and the mode. Mode "" supports all."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
 
 
 class HasFeatures(Protocol):
-    """Anything that carries the features of a node: model.world.Settings, model.plan.Globals."""
+    """An object with the features of a node: model.world.Settings, model.plan.Globals."""
 
     @property
     def features(self) -> Features:
@@ -38,7 +38,7 @@ P = TypeVar("P", bound="Struct")
 
 
 class Feature(NamedTuple, Generic[T]):
-    """A feature that the Go kube-proxy lacks. It has no other setting than its flag, which also counts beside --config.
+    """A feature that the Go kube-proxy lacks. Its only setting is its flag, which also applies with --config.
 
     `kind` and `default` are those of config.flags.Flag, `usage` is its help. `modes` support the feature, None: all of
     them. In other modes its value is `off`, and the proxy reports that the flag has no effect. `unset` is the value
@@ -69,7 +69,7 @@ class Feature(NamedTuple, Generic[T]):
         return self.among(features.values) if self.supported(features.mode) else self.off
 
     def among(self, values: Mapping[str, Any]) -> T:
-        """Return the value of the feature among those that are set."""
+        """Return the value of the feature from the values that are set."""
         value: T = values.get(self.flag, self.unset)
         return value
 
@@ -115,7 +115,7 @@ STARTUP_TAINT: Final = Feature[str](
     flag="startup-taint",
     kind="string",
     default="",
-    usage="The key of a taint to remove from this Node once everything is programmed the first time. It needs the right"
+    usage="The key of a taint that is removed from this Node after the first full sync. It needs the right"
     " to patch Nodes. (Not in the Go kube-proxy.)",
     off="",
     unset="",
@@ -128,7 +128,7 @@ CONNECTION_COUNTERS: Final = Feature[bool](
     flag="connection-counters",
     kind="bool",
     default="false",
-    usage="Count the connections that each endpoint gets, in the kernel; nftables mode only. It costs memory on nodes"
+    usage="Count the connections of each endpoint in the kernel; nftables mode only. It costs memory on nodes"
     " with many processors. (Not in the Go kube-proxy.)",
     off=False,
     unset=False,
@@ -141,8 +141,8 @@ RESETS: Final = Feature[bool](
     flag="reset-gone-endpoints",
     kind="bool",
     default="false",
-    usage="Reset connections of a Service's clients to endpoints that were terminating and are gone; nftables mode"
-    " only. (Not in the Go kube-proxy.)",
+    usage="Reset connections of a Service's clients to deleted endpoints that were terminating; nftables mode "
+    "only. (Not in the Go kube-proxy.)",
     off=False,
     unset=False,
     modes=_NFTABLES,
@@ -152,7 +152,8 @@ RESETS: Final = Feature[bool](
 
 
 class Forwarding(NamedTuple):
-    """Connections that bypass all rules: their protocols (none: off), and the number of client packets before that.
+    """The protocols of connections that bypass all rules (none: off), and the number of client packets before the
+    bypass.
 
     See docs/beyond.md "Fast forwarding".
     """
@@ -189,8 +190,9 @@ BALANCING: Final = Feature[int](
     flag="balancing-entries",
     kind="int32",
     default=str(ENTRIES),
-    usage="The limit of entries in the kernel for weights and consistent hashing, of all Services; a quarter of it"
-    " holds for one namespace. Older Services come first; connections of the others are shared evenly. 0 ignores these"
+    usage="The limit of entries in the kernel for weights and consistent hashing, of all Services; one "
+    "namespace gets at most a quarter of it. Older Services come first; connections of the others are "
+    "shared evenly. 0 ignores these"
     " annotations; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
     unset=ENTRIES,

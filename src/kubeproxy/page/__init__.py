@@ -1,4 +1,4 @@
-"""The page of the metrics server, /ui/: its content, its access rules, and the events that it gets while it is open."""
+"""The page of the metrics server, /ui/: its content, its access rules, and the events for open pages."""
 
 from typing import Final
 

@@ -28,12 +28,12 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 
 Tell = Callable[[str, Any], None]
-"""Sends all pages an event of a kind: a value to encode as JSON, or bytes of JSON."""
+"""Sends an event of a kind to all pages: a value to encode as JSON, or bytes of JSON."""
 
 EACH: Final = 30.0
 """Minimum seconds between two periodic checks for problems."""
 LEAST: Final = 5.0
-"""Minimum seconds from the end of a check to one that a page requests."""
+"""Minimum seconds between the end of a check and the next one that a page requests."""
 SOON: Final = 2.0
 """Seconds from a change of a family's state to the next check."""
 SHARE: Final = 0.002
@@ -51,7 +51,7 @@ class Beside:
         self._problems = Problems(snapshot.planner, snapshot.options.control_socket, tell)
 
     async def run(self) -> None:
-        """Run both until cancelled; both processes have ended on return."""
+        """Run the checks and the counts until cancelled; both processes have ended on return."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flows.run())
             tasks.create_task(self._problems.run())
@@ -61,7 +61,7 @@ class Beside:
         self._flows.settled(changes)
 
     def troubled(self) -> None:
-        """Check again soon: the state of a family changed."""
+        """Check again soon, because the state of a family changed."""
         self._problems.look_soon()
 
     def look_again(self) -> float:
@@ -70,7 +70,8 @@ class Beside:
 
 
 class Flows:
-    """Counts of new connections, from a process that follows connection tracking and gets the frontends of Services."""
+    """Counts of new connections, from a process that reads events of connection tracking and receives the frontends of
+    Services."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode
@@ -290,7 +291,7 @@ class Companion:
         self._greeted = False
 
     def tell(self, line: bytes) -> None:
-        """Send a line to the process; one that is not ready yet gets the same information from `greet`."""
+        """Send a line to the process; a process that is not ready yet gets the same information from `greet`."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return
@@ -301,7 +302,7 @@ class Companion:
         process.stdin.write(line)
 
     async def run(self) -> None:
-        """Keep the process running until cancelled; it has ended on return."""
+        """Keep the process running until cancelled; the process has ended on return."""
         backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
         while True:
             try:
@@ -373,7 +374,7 @@ class FormQuestions:
         self._turn = asyncio.Lock()
 
     async def why(self, question: Mapping[str, str]) -> bytes:
-        """Return an answer, as JSON. Raises UnansweredError."""
+        """Send a question; return the answer as JSON. Raises UnansweredError."""
         if not self._socket:
             raise UnansweredError("this proxy has no control socket: remove --control-socket, or give it a path")
         try:

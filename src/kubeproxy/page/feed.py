@@ -1,8 +1,8 @@
 """Events for open pages: one message for all of them, at most four times a second.
 
 Nothing runs while no page is open: the first page starts the tasks, and they end LINGER seconds after the last page. A
-page that does not read skips messages and gets a new greeting, so that it loads everything again; nothing is stored for
-it.
+page that does not read skips messages and gets a new greeting, so that it loads everything again; its messages are not
+stored.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PAUSE: Final = 0.25
 IDLE: Final = 1.0
 """Maximum seconds between two messages."""
 ALIVE: Final = 15.0
-"""Seconds without an event after which a page gets a comment, so that HTTP proxies keep the connection."""
+"""Seconds without an event before a page gets a comment, so that HTTP proxies keep the connection."""
 LINGER: Final = 3.0
-"""Seconds for which the tasks go on after the last page: a page that reloads or reconnects finds the same state."""
+"""Seconds for which the tasks continue after the last page, so that a page that reloads finds the same state."""
 WAITING: Final = 8
 """Maximum number of messages that wait for a page."""
 
@@ -65,7 +65,7 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Wait for messages and return them; b'' for a page that is behind, a comment after ALIVE seconds."""
+        """Wait for messages and return them; b'' if the page skipped messages, a comment after ALIVE seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ALIVE):
                 await self._woken.wait()
@@ -80,8 +80,8 @@ class Feed:
 
     Opened by the first page and closed on the event loop.
 
-    `facts` returns the facts in a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
-    checks and counts that run beside; its argument sends an event of a kind to all pages.
+    `facts` returns the facts for a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
+    checks and counts in other processes; its argument sends an event of a kind to all pages.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Feed:
         return bool(self._tasks)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the stream of a page, while it is open."""
+        """Yield the stream of a page while it is open."""
         if self.is_full:
             return
         page = OpenPage()
@@ -133,7 +133,7 @@ class Feed:
             self._close_later()
 
     def tell(self, kind: str, message: Any) -> None:
-        """Add an event to the next message. Pages that open later get the last event of the kind "problems" too."""
+        """Add an event to the next message. Pages that open later also get the last event of the kind "problems"."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
         if kind == "problems":
@@ -151,7 +151,7 @@ class Feed:
         self._looks.settled(changes)
         self._stirred.set()
 
-    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message has the state
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message contains the state
         """See observer.Audience."""
         self._stirred.set()
 
@@ -160,7 +160,7 @@ class Feed:
         return self._looks.look_again() if self._tasks else None
 
     async def close(self) -> None:
-        """End the tasks for pages, and wait for their end. Pages themselves end with their connections."""
+        """End the tasks for pages, and wait for their end. The pages' streams end with their connections."""
         if self._linger is not None:
             self._linger.cancel()
         self._end()
@@ -214,7 +214,7 @@ class Feed:
             self._stirred.clear()
             try:
                 data = self._message()
-            except Exception:  # an ended task would look like a cluster without changes
+            except Exception:  # if the task ended, the pages would show a cluster without changes
                 log.exception("The message to the open pages could not be built")
             else:
                 for page in self._pages:

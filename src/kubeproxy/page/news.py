@@ -1,7 +1,6 @@
-"""Collects the changes since the last message to the pages, and makes the next message of them, with the rows of the
-page's list of Services.
+"""Collects the changes since the last message to the pages into the next message, with rows for the list of Services.
 
-Independent of the event loop and of pages. The size is limited, regardless of the number of changes between two
+It does not use the event loop or the pages. The size is limited, regardless of the number of changes between two
 messages.
 """
 
@@ -44,7 +43,7 @@ class Happened(NamedTuple):
 class News:
     """Collects changes.
 
-    `revision` counts settled changes; it starts at a number that was not used before. A page with another revision
+    `revision` counts settled changes; it starts at an unused number. A page with another revision
     loads all Services.
     """
 
@@ -123,7 +122,7 @@ class News:
             self._recent.append(Happened(at, change, ms, self.revision))
 
     def _touch(self, name: ServiceName) -> None:
-        # One more than MOST_ROWS means that there are too many.
+        # MOST_ROWS + 1 means that there are too many.
         if len(self._touched) <= MOST_ROWS:
             self._touched[name] = None
 
@@ -173,7 +172,7 @@ class News:
             return {"rows": [], "gone": [], "reload": True}
         rows, gone = [], []
         for name in touched:
-            if self._planner.is_dirty(name):  # its row comes with a later message, when it is compiled
+            if self._planner.is_dirty(name):  # a later message, after compilation, has its row
                 self._touched[name] = None
             elif (row := self._rows.one(name, self._seen.get(name, 0.0))) is not None:
                 rows.append(row)
@@ -187,7 +186,8 @@ class News:
         return self._seen.get(name, 0.0)
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether it refuses, differs, or is whole: Services' states depend on that."""
+        """Return for each family whether it is refused, differs, or is complete: the states of Services depend on
+        this."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -222,14 +222,15 @@ def _conntrack() -> Message | None:
 
 
 Row = tuple[str, str, int, int, str, str, list[str], float]
-"""Name, state, ready and all endpoints, type, letters of its policies, addresses, and the time of the last change."""
+"""Name, state, numbers of ready and of all endpoints, type, letters of the policies, addresses, time of the last
+change."""
 
 _LEAVING: Final = {"deleting": "pending"}
-"""States of /debug/state that the page does not distinguish."""
+"""States of /debug/state that the page shows as one state."""
 
 
 class Rows:
-    """Makes rows of a snapshot: short, as there may be 10,000 of them."""
+    """Creates the rows of a snapshot, which are short, as there may be 10,000."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -1,6 +1,6 @@
-"""The page: its routes below /ui/, the answers to its requests, and who may send them. Loaded at the first request.
+"""The page: its routes below /ui/, the answers to its requests, and the access rules. Loaded at the first request.
 
-Short answers are written at once, the list of Services a hundred at a time, with the event loop running in between.
+Short answers are written at once, the list of Services in steps of a hundred, with the event loop running in between.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
 _RUN: Final = 100
-"""Services that are written before the event loop runs again."""
+"""Number of Services that are written before the event loop runs again."""
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
 Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
-"""Answers as `kube-proxy why -o json` does. Raises UnansweredError."""
+"""Returns the answer of `kube-proxy why -o json`. Raises UnansweredError."""
 
 
 def page_pages(
@@ -60,7 +60,7 @@ def page_pages(
     }
 
     def moved(_: Request) -> Response:
-        # A relative path, for HTTP proxies that serve the page below a path of their own.
+        # A relative path, for HTTP proxies that serve the page below another path.
         return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
 
     pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: document.handle}
@@ -91,7 +91,7 @@ def facts(desk: Desk) -> dict[str, Any]:
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
-    """Return the addresses on which NodePorts answer; if that is every address, the node's own ones."""
+    """Return the addresses on which NodePorts answer; if that is every address, the node's addresses."""
     ours = world.of(family)
     if ours is None:
         return []
@@ -119,7 +119,7 @@ def _service(request: Request, desk: Desk) -> Response:
     except QuestionError as error:
         return refused(404, str(error))
     found, places = list(desk.objects([service])), desk.places
-    assert places is not None  # noqa: S101 - a running proxy has them
+    assert places is not None  # noqa: S101 - a running proxy has globals
 
     def answer(zones: Zones) -> bytes:
         return msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
@@ -127,7 +127,8 @@ def _service(request: Request, desk: Desk) -> Response:
     async def later() -> AsyncGenerator[bytes, None]:
         yield answer(await places.zones(service))
 
-    # An answer in pieces ends its connection, and a page sends several requests a second while endpoints change.
+    # Answer in one piece: an answer in pieces ends its connection, and a page sends several requests a second while
+    # endpoints change.
     zones = places.held(service) if _has_endpoints(found) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
 
@@ -137,7 +138,7 @@ def _has_endpoints(found: Iterable[Objects]) -> bool:
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint of a Service's slices, by address and port, with the conditions that decide about its use.
+    """Yield every endpoint of a Service's slices, by address and port, with the conditions that determine its use.
 
     An endpoint of a slice without ports (no container has the named targetPort) has an address only.
     """
@@ -200,7 +201,7 @@ def _look(request: Request, feed: Feed) -> Response:
 
 
 def _find(request: Request, desk: Desk) -> Response:
-    """Answer with the Services that have an address, of a frontend or an endpoint: rows do not contain endpoints."""
+    """Return the Services with an address, of a frontend or an endpoint: rows do not contain endpoints."""
     given = dict(request.parameters).get("address", "")
     address = pack(given)
     if address is None:
@@ -287,7 +288,7 @@ def joined() -> bytes:
 
 
 def page(html: bytes) -> Response:
-    """Return a page's response; by their hashes only its own scripts and styles run."""
+    """Return a page's response; the hashes in its CSP allow only its own scripts and styles."""
     policy = (
         "default-src 'none'",
         " ".join(["script-src", *(_hashes(html, b"script") or ["'none'"])]),
@@ -302,7 +303,7 @@ def page(html: bytes) -> Response:
 
 
 def _hashes(html: bytes, element: bytes) -> list[str]:
-    """Return the hashes of the contents of all elements of a kind, in CSP's form."""
+    """Return the hashes of the contents of all elements of a kind, in the form of CSP."""
     return list(dict.fromkeys(_each(html, element)))
 
 
@@ -317,7 +318,7 @@ def _each(html: bytes, element: bytes) -> Iterator[str]:
 
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
-"""Accepted values of Sec-Fetch-Site: none (not a browser), of the page itself, and of an address that a user typed."""
+"""Accepted values of Sec-Fetch-Site: missing (no browser), the page itself, and an address that a user typed."""
 
 
 class Content(Enum):
@@ -330,9 +331,10 @@ class Content(Enum):
 def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
     """Return the reason why a request is refused, None if it is allowed.
 
-    By the client's address, the Host header, and the site that a browser names. A browser sends requests on behalf of
-    any web page that is open in it. Requests of other sites are recognised by two headers: Host has the other site's
-    name, even if it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the requesting site.
+    It depends on the client's address, the Host header, and the site in a browser's headers. A browser sends requests
+    on behalf of any web page that is open in it. Requests of other sites are recognised by two headers: Host has the
+    other site's name, even if it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the
+    requesting site.
     """
     peer = _address(request.peer)
     if peer is None or not any(peer in network for network in access.networks):

@@ -1,1 +1,1 @@
-"""One process: its parts built and connected, its ports, its capabilities, its end."""
+"""One process: construction of its parts, its ports, its capabilities, and its end."""

@@ -1,4 +1,4 @@
-"""The parts of the program, built and connected. lifetime.py ends them.
+"""Builds and connects the parts of the program; lifetime.py ends them.
 
 sources (API or manifests) --events--> engine --transactions--> backends
                                          |--> reporter --> metrics, health, events, service health, conntrack
@@ -53,8 +53,8 @@ from kubeproxy.setup.sources import Sources, open_sources
 
 log = logging.getLogger("kubeproxy.app")
 
-FIRST_REMOVAL_RETRY = 0.5  # seconds: until then the other rules still translate connections
-SLOWEST_REMOVAL_RETRY = 600.0  # seconds: without the needed rights it never succeeds
+FIRST_REMOVAL_RETRY = 0.5  # seconds; until then the other mode's rules still translate connections
+SLOWEST_REMOVAL_RETRY = 600.0  # seconds; without the required rights no attempt succeeds
 CONFIG_CHANGED = 1  # exit code: the supervisor restarts the proxy with the new file, as it does the Go kube-proxy
 
 
@@ -129,10 +129,10 @@ async def _main(options: Options, settings: Settings, mode: Mode, output: logs.O
 async def opened(
     options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
-    """Make the program, ready to run. Everything that may fail without changing the host comes first.
+    """Return the program, ready to run. Steps that may fail without changing the host are first.
 
     `give_up` is called when the host is prepared and no thread runs yet, with the files that are read again later and
-    the program that makes credentials; it drops capabilities (lifetime.py).
+    the program that creates credentials; it drops capabilities (lifetime.py).
 
     Raises ConfigError, Unsupported or ApplyError.
     """
@@ -177,7 +177,8 @@ def _set_up_logs(config: Logging) -> logs.Output:
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove the rules of other modes; repeat failed removals, as when another program held the iptables lock."""
+    """Remove the rules of other modes; repeat failed removals, for example while another program holds the iptables
+    lock."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:
@@ -238,7 +239,7 @@ class App:
         return FlowCleaner(self._metrics, families, self._local_addresses, relays=relays, disturbed=disturbed)
 
     def _served(self) -> Served:
-        """Return the parts of the proxy that its ports and its control socket show."""
+        """Return the parts of the proxy that its ports and its control socket use."""
         return Served(
             self._options,
             self._settings,
@@ -254,7 +255,7 @@ class App:
         )
 
     async def run(self) -> int:
-        """Run until the program is to end; return the exit code."""
+        """Run until the program ends; return the exit code."""
         loop = asyncio.get_running_loop()
         self._lifetime.heed_signals()
         monitor = AddressMonitor.open(ignored=modes.interfaces())
@@ -311,7 +312,7 @@ class App:
         return work
 
     def take(self, events: Sequence[Event]) -> None:
-        """Pass events on; apply changes of this proxy's own Node."""
+        """Pass events to the engine; apply changes of this proxy's Node."""
         if self._reporter.audience is not None:
             self._reporter.audience.arrived(events)
         self._engine.arrive(events)
@@ -339,7 +340,7 @@ class App:
             log.error("Cannot watch the local addresses error=%r", str(error))
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
-        # Note and uid are those of the Go kube-proxy, as people may search for them.
+        # Note and uid are those of the Go kube-proxy, as operators may search for them.
         service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
         node = self._settings.node_name
         note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'
@@ -358,7 +359,7 @@ class App:
         """Do the work that follows the first full sync."""
         await lifetime.resume_garbage_collection(self._engine.ready)
         self._systemd.ready()
-        node = self._engine.planner.nodes.get(self._settings.node_name)  # known by now, if it exists
+        node = self._engine.planner.nodes.get(self._settings.node_name)  # if the Node exists, it is known by now
         host.warn_of_addresses(self._config, self._settings, node)
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
         self._flows.recheck(self._engine.planner.compiled)

@@ -1,9 +1,9 @@
 """The life of the program: its tasks, the signals that end it, the exit code, pauses of the garbage collector, and the
 capabilities that it keeps.
 
-It ends when a task fails, when it is stopped, or by a signal; a second signal ends it at once. Capabilities that are
-not needed after the start are dropped: modules are loaded, sysctls, limits and the OOM score are set before.
-docs/operating.md has a table of those that are kept, with the reasons.
+The program ends when a task fails, when it is stopped, or by a signal; a second signal ends it at once. Capabilities
+that are not needed after the start are dropped: modules are loaded, sysctls, limits and the OOM score are set before.
+docs/operating.md has a table of the capabilities that are kept, with the reasons.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger("kubeproxy.app")
 
 
 FIRST_SYNC_SECONDS = 300.0
-"""Seconds after which garbage is collected without a first sync as well: failures make cycles of tracebacks."""
+"""Seconds after which garbage collection starts even without a first sync: failures create cycles of tracebacks."""
 
 
 def postpone_garbage_collection() -> None:
     """Collect no garbage until `resume_garbage_collection`; then at each 50,000th new container instead of the 700th.
 
-    The objects of the first sync stay and have no cycles: to search them takes a tenth of that sync's time at 10,000
+    The objects of the first sync remain and have no cycles: searching them takes a tenth of that sync's time at 10,000
     Services, and more at 44,000.
     """
     gc.set_threshold(50_000, 20, 50)
@@ -72,7 +72,7 @@ class Lifetime:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(
-            signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is noticed anyway"
+            signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is detected without it"
         )
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -80,7 +80,7 @@ class Lifetime:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # not by `cancel_parts`, as the end is set before that
+            if task.cancelled():  # not cancelled by `cancel_parts`, as the end is set before that
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)
@@ -121,7 +121,7 @@ privileges_log = logging.getLogger("kubeproxy.privileges")
 
 
 class Needs(NamedTuple):
-    """The needs of the running process that decide its capabilities.
+    """The properties of the running process that determine its capabilities.
 
     `legacy` are the commands of legacy iptables on this node, `others_files` the files to be read again that need a
     capability, `plugin` is the program that makes credentials, '' for none.
@@ -149,8 +149,8 @@ def needed(needs: Needs) -> frozenset[Capability]:
 def give_up(files: Iterable[str], plugin: str) -> None:
     """Drop the capabilities that are not needed, also for child processes. A failure is logged.
 
-    `files` are read again later; `plugin` is the program that makes credentials, '' for none. A plugin with rights of
-    its own (set-user-ID, capabilities) would lose them: then nothing is dropped.
+    `files` are read again later; `plugin` is the program that makes credentials, '' for none. A plugin with its own
+    rights (set-user-ID, capabilities) would lose them: then nothing is dropped.
     """
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):

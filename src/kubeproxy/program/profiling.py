@@ -20,7 +20,7 @@ from typing import Final
 from kubeproxy.server.http import TEXT, Handler, Request, Response
 from kubeproxy.server.text import printable, redact
 
-SECONDS: Final = 30.0  # as Go's profile without ?seconds=
+SECONDS: Final = 30.0  # the duration of Go's profile without ?seconds=
 LONGEST: Final = 300.0
 _DIGITS: Final = 20  # int() raises for thousands of digits
 _PAUSE: Final = 0.01  # 100 samples a second, as Go
@@ -37,7 +37,7 @@ cmdline     the command line, separated by NUL bytes
 
 
 def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
-    """Return the pages by path. `set_level` gets the number of a PUT to LEVEL_PAGE."""
+    """Return the pages by path. `set_level` is called with the number of a PUT to LEVEL_PAGE."""
 
     def put_level(request: Request) -> Response:
         # Texts and codes as in k8s.io/apiserver's StringFlagPutHandler and component-base's GlogSetter.
@@ -54,7 +54,7 @@ def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
         return Response(200, TEXT, f"successfully set klog.logging.verbosity to {text}\n".encode())
 
     flags = b"/debug/flags/\n\nv   PUT a number to change how much is logged, until the next restart\n"
-    index: Handler = lambda _: Response(200, TEXT, _INDEX)  # noqa: E731 - like its neighbours below
+    index: Handler = lambda _: Response(200, TEXT, _INDEX)  # noqa: E731 - in the form of the functions below
     return {
         "/debug/pprof": index,
         "/debug/pprof/": index,
@@ -73,7 +73,7 @@ def stacks() -> str:
     """Return the stacks of all threads, and of all tasks of the running loop."""
     out = StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    # A variable for the frames would refer to its own one.
+    # A variable for the frames would refer to its own frame.
     out.writelines(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
         for ident, frame in sys._current_frames().items()
@@ -117,7 +117,7 @@ async def _profile(seconds: float, running: threading.Lock) -> AsyncGenerator[by
 
 
 def sample(seconds: float, stop: threading.Event) -> Counter[str]:
-    """Sample all threads but this one 100 times a second; return the number of samples of each folded stack."""
+    """Sample all threads except this one 100 times a second; return the number of samples of each folded stack."""
     found: Counter[str] = Counter()
     labels: dict[CodeType, str] = {}
     me, end = threading.get_ident(), time.monotonic() + seconds

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.serving")
 
-METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy serves its mode, when this one serves no metrics
+METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy serves its mode, if this proxy serves no metrics
 
 COMMANDS_AT_ONCE = 16
-"""Limit of connections at the socket: its own, so that flooded health ports do not keep an operator out."""
+"""Limit of connections at the socket: a separate one, so that flooded health ports do not block an operator."""
 
 
 class Served(NamedTuple):
@@ -92,10 +92,10 @@ class Servers:
         self._page: Whole | None = None
 
     def open(self) -> None:
-        """Open all of them; one that is taken is tried again, or ends the program with bindAddressHardFail."""
+        """Open all ports; a port in use is tried again, or ends the program with bindAddressHardFail."""
         options, config = self._served.options, self._served.options.config
         health = self._served.health.routes()
-        # Load balancers use other methods too, as HAProxy OPTIONS.
+        # Load balancers also use other methods, for example HAProxy OPTIONS.
         healthz = routes(health, any_method=health.keys())
         metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
@@ -127,7 +127,7 @@ class Servers:
         server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
-        """Serve the commands at a unix socket; the proxy runs without it when that fails."""
+        """Serve the commands at a unix socket; if that fails, the proxy runs without it."""
 
         warned: set[str] = set()
 
@@ -213,11 +213,11 @@ def user_agent(pid: int, mode: str) -> str:
 
 
 class Neighbours:
-    """The other kube-proxies of this node; `say` gets a sentence about one.
+    """The other kube-proxies of this node; `say` is called with a sentence about one.
 
-    A proxy that finds a port taken requests /proxyMode, which every kube-proxy answers, and names itself in the
-    User-Agent: so both report the other. Only digits and lower-case letters of the other's text are used.
-    `mode` is the mode of this proxy, `page` (host, port) the metrics port, at which another one is asked for its mode.
+    A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
+    User-Agent: so both report the other. Only digits and lower-case letters of the other's text are used. `mode` is the
+    mode of this proxy, `page` (host, port) the metrics port, to which requests for another proxy's mode are sent.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Neighbours:
         holder_text = (
             f"process {process.command} (pid {process.pid}) has it"
             if process is not None
-            else "the process that has it is not visible from here (it has other rights, or is in a container)"
+            else "the process that uses it is not visible from here (it has other rights, or is in a container)"
         )
         if not mode:
             return holder_text

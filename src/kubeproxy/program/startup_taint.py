@@ -1,4 +1,4 @@
-"""The taint that keeps pods off a new node until its Services work: removed once, after the first full sync.
+"""The taint that prevents pods on a new node until its Services work: removed once, after the first full sync.
 
 Kubernetes issue 75890: the first connections of pods fail when these start before the rules are in place. The kubelet
 sets the taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness".
@@ -25,7 +25,7 @@ SLOWEST_RETRY: Final = 30.0
 
 FORBIDDEN: Final = 403
 BEHIND: Final = frozenset((404, 409, 422))
-"""Statuses of a patch that was made for another state of the Node: a test in it failed, or the Node was deleted."""
+"""HTTP statuses of a patch for an outdated state of the Node: a test in the patch failed, or the Node was deleted."""
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Records an event of the Node: kind, reason and note."""
@@ -57,7 +57,7 @@ class StartupTaint:
         self._backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
     async def remove(self) -> None:
-        """Return when the Node does not have the taint."""
+        """Return once the Node does not have the taint."""
         while True:
             node = self._node()
             if node is not None:

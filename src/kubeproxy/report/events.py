@@ -23,9 +23,9 @@ from kubeproxy.errors import SourceError
 _log = logging.getLogger("kubeproxy.report")
 
 CONTROLLER: Final = "kube-proxy"
-SERIES_SECONDS: Final = 6 * 60.0  # the same event within this time is one series
-PATCH_SECONDS: Final = 60.0  # a growing series is written at most this often
-BURST: Final = 25  # events about one object at once; then one per REFILL_SECONDS
+SERIES_SECONDS: Final = 6 * 60.0  # equal events within this time form one series
+PATCH_SECONDS: Final = 60.0  # minimum seconds between two writes of a growing series
+BURST: Final = 25  # burst of events about one object; then one per REFILL_SECONDS
 REFILL_SECONDS: Final = 5 * 60.0
 REMEMBERED: Final = 4096  # series and objects
 QUEUED: Final = 1000
@@ -53,7 +53,8 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The fields that all events of a series share; unlike in client-go the note, as it names the field."""
+    """The fields that all events of a series share; they include the note, unlike in client-go, as it names the
+    field."""
 
     regarding: ObjectReference
     kind: EventType
@@ -115,7 +116,7 @@ class EventRecorder:
 
     @property
     def queued(self) -> int:
-        """The number of requests that wait to be sent."""
+        """The number of requests in the queue."""
         return len(self._queue)
 
     async def run(self, retry: float = RETRY_SECONDS) -> None:
@@ -130,7 +131,7 @@ class EventRecorder:
                     await self._wake.wait()
 
     def flush(self) -> None:
-        """Queue a write of each series that grew and was not written for a while; remove those that ended."""
+        """Queue a write of each series that grew since its last write; remove the series that ended."""
         now = self._clock()
         for key, series in list(self._series.items()):
             if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
@@ -141,7 +142,7 @@ class EventRecorder:
     def _create(self, key: _Key, now: float) -> None:
         bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self._clock))
         if not bucket.take():
-            _log.debug("Event about %s %s left out: too many", key.regarding.kind, key.regarding.name)
+            _log.debug("Too many events about %s %s: left one out", key.regarding.kind, key.regarding.name)
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
@@ -188,14 +189,14 @@ class EventRecorder:
         self._wake.set()
 
     async def _send(self, method: str, path: str, body: bytes, key: _Key, retry: float) -> None:
-        assert self._post is not None  # noqa: S101 - record() queues nothing without
+        assert self._post is not None  # noqa: S101 - record() queues no request without an API server
         for _ in range(ATTEMPTS):
             try:
                 status = await self._post(method, path, body)
             except (SourceError, OSError) as error:
                 self._complain("%s", error)
             except Exception as error:
-                # An event must not end the proxy.
+                # An error about an event must not end the proxy.
                 self._complain("%r", error)
                 return
             else:
@@ -221,7 +222,7 @@ _V = TypeVar("_V")
 
 
 def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
-    """Return a cached value, made if it is missing; the least recently used entries are removed."""
+    """Return a cached value, created if missing; the least recently used entries are removed."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()
@@ -233,7 +234,7 @@ def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> 
 
 
 def _shortened(note: str) -> str:
-    """Return the text cut to the API server's limit of 1,024 bytes, between characters."""
+    """Return the text cut to the API server's limit of 1,024 bytes, at a character boundary."""
     encoded = note.encode(errors="replace")
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()

@@ -1,4 +1,4 @@
-"""Removal of stale UDP flows: entries of connection tracking that a change made wrong.
+"""Removal of stale UDP flows: entries of connection tracking that a change made invalid.
 
 kernel/conntrack/udp_flows.py removes them. A deleted Service counts as one without endpoints. Source: docs/reference.md
 "Conntrack clean-up".
@@ -37,20 +37,20 @@ change may add a flow to the old endpoint after the first search.
 """
 
 ANSWER_TIME = 0.2
-"""Seconds in which a removed endpoint may answer a request before flows to it are removed; a busy node needs them.
+"""Seconds before flows to a removed endpoint are deleted, so that it can answer outstanding requests on a busy node.
 
 The Go kube-proxy removes such flows after a sync, which is up to a second later.
 """
 
-RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change comes first
+RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change is earlier
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
-"""Limit of frontends whose removal is repeated: without nf_conntrack_netlink every removal fails."""
+"""Limit of frontends with a repeated removal: without nf_conntrack_netlink every removal fails."""
 
 MOST_LOST = 100
 """Limit of lost endpoints of a frontend with a repeated removal; beyond it, all non-serving endpoints count as lost."""
 
-UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, of a flow that was not translated
+UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, for a flow without translation
 NOTHING_LOST: Endpoints = frozenset()
 
 PortsOf = Callable[[ServicePortKey], Collection[int]]
@@ -82,7 +82,7 @@ Looks = dict[Key, Suspects]
 
 
 def joined(looks: Iterable[Looks]) -> Looks:
-    """Return several searches as one; all of them have the present `serving`."""
+    """Return several searches as one; all use the present `serving`."""
     found: Looks = {}
     for look in looks:
         for key, (serving, lost) in look.items():
@@ -105,12 +105,12 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return the UDP frontends of changes, and their flows that became stale.
 
-    A flow goes to an endpoint that served when it began: a removed endpoint makes it stale, an added one does not.
-    Flows are untranslated when they began before the frontend existed, or at the moment in which it began or ceased to
-    serve a kind of client: a refused packet is not tracked, but a packet passes the translating rules before the
-    refusing ones, and between the two the ruleset may change (in iptables mode by another transaction, in nftables mode
-    at each hook), so that neither applies. Unless it is `certain` that the kernel had the state before the changes,
-    every flow to an endpoint that does not serve counts as stale.
+    A flow goes to an endpoint that served when it began: a removed endpoint makes it stale, an added one does not. A
+    flow has no translation if it began before the frontend existed, or at the moment in which the frontend began or
+    stopped serving a kind of client: a packet passes the translating rules before the refusing ones, and the ruleset
+    may change in between (in iptables mode by another transaction, in nftables mode at each hook), so that neither
+    applies. Unless it is `certain` that the kernel had the state before the changes, every flow to an endpoint that
+    does not serve counts as stale.
     """
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
@@ -125,10 +125,10 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 
 
 def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
-    """Return the same search where flows go to listeners of the proxy: stale are those not to an open listener.
+    """Return the search for a mode with listeners, in which flows are stale unless they go to an open listener.
 
-    A removed endpoint makes none stale, as the listener itself drops it; only another route does. The port of a closed
-    listener may become that of another service port, so each service port has its own ports.
+    A removed endpoint makes no flow stale, as the listener handles it; only a change of listeners does. The port of a
+    closed listener may become that of another service port, so each service port has its own ports.
     """
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
     for key, service_port in _keys((change.after for change in changes), family):
@@ -144,12 +144,12 @@ def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: P
 
 
 def _routes(compiled: Compiled) -> list[object]:
-    """Return the parts of the plans that decide the listener of a flow."""
+    """Return the parts of the plans that determine the listener of a flow."""
     return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
 
 
 class _Frontend(NamedTuple):
-    """A frontend's endpoints, and the clients whose flows are translated: by origin, and by source range."""
+    """A frontend's endpoints, and the origins and source ranges of the clients with translated flows."""
 
     serving: Endpoints
     clients: tuple[object, ...]
@@ -185,7 +185,7 @@ def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[Service
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the stale flows exactly, None when all flows to these frontends must be searched."""
+    """Return the exact stale flows, None if all flows to these frontends must be searched."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -198,7 +198,7 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """The serving endpoints by the kernel's name of a frontend; they may change while the kernel's table is read."""
+    """The serving endpoints by the kernel's key of a frontend; they may change while the kernel's table is read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -207,7 +207,7 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends' names; fast, as each flow of the kernel is looked up."""
+        """Return the frontends' keys; fast, as each flow of the kernel is looked up."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -221,8 +221,8 @@ class FlowCleaner:
     """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
 
     It waits while the kernel's state may differ from the committed plans: during a full sync, after a refusal until the
-    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans,
-    under which flows are valid that are stale here.
+    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans, so
+    flows that are stale here may be valid.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class FlowCleaner:
         """Record changes of UDP frontends, of some families or of all, for `run`.
 
         After a full sync the state of the kernel before it is unknown: at a start, after a sync that failed half-way,
-        or after another program removed our rules. Flows that began without translation in the meantime stay without
-        it; `changes` has all Services.
+        or after another program removed our rules. Flows that began without translation in the meantime stay
+        untranslated; `changes` has all Services.
         """
         for family in families or tuple(self._first):
             self._held.discard(family)
@@ -278,7 +278,8 @@ class FlowCleaner:
         self._held.add(family)
 
     def committing(self, family: Family, changes: Sequence[Change]) -> None:
-        """Keep flows to endpoints that these changes add: the kernel may have them before `changed` is called."""
+        """Keep flows to endpoints that these changes add: the kernel may use the endpoints before `changed` is
+        called."""
         looks = (self._first[family], self._underway[family], *(look for _, look in self._second[family]))
         if family in self._relays or not any(looks):
             return
@@ -306,7 +307,7 @@ class FlowCleaner:
                 for family in self._first:
                     if wanted := self.due(family, began):
                         cleaned.add(family)
-                        loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may be a bit early
+                        loop.call_later(SECOND_LOOK * 1.01, self._wake.set)  # timers may fire early
                         self._underway[family] = wanted
                         again = await self._clean(family, wanted)
                         self._underway[family] = {}
@@ -314,17 +315,17 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # a family committed just now, as the second one at a start, does not wait
-                # To read the kernel's whole table takes 9 ms at its usual size: a tenth of the time at most.
+                    continue  # a family that committed just now, as the second one at the start, does not wait
+                # Reading the kernel's whole table takes 9 ms at its usual size: use at most a tenth of the time.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
     def _may_answer(self) -> bool:
-        """Return whether all new stale flows are those to endpoints that served until just now."""
+        """Return whether all new stale flows go to endpoints that served until just now."""
         lost = [look.lost for first in self._first.values() for look in first.values()]
         return bool(lost) and all(found is not None and UNTRANSLATED not in found for found in lost)
 
     def due(self, family: Family, now: float) -> Looks:
-        """Return the searches due at `now`, in seconds; new ones are due a second time after SECOND_LOOK."""
+        """Return the searches due at `now`, in seconds; new searches are repeated after SECOND_LOOK."""
         first, self._first[family] = self._first[family], {}
         second = self._second[family]
         looks = [first]
@@ -335,7 +336,7 @@ class FlowCleaner:
         return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> float:
-        """Remove stale flows; return the seconds until that is to be tried again, 0 when it succeeded."""
+        """Remove stale flows; return the seconds until the next attempt, 0 after success."""
         began = time.monotonic()
         try:
             deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])
@@ -351,7 +352,7 @@ class FlowCleaner:
         return 0.0
 
     def _is_certain(self, family: Family) -> bool:
-        """Return whether the kernel has the committed plans of a family, as far as that is known."""
+        """Return whether, as far as is known, the kernel has the committed plans of a family."""
         disturbed = self._disturbed.get(family)
         return family not in self._held and not (disturbed and disturbed())
 

@@ -32,7 +32,7 @@ ReadyCheck = Callable[[], str | None]
 
 
 def eligible(node: Node | None) -> bool:
-    """Return whether load balancers may send traffic to a Node: it exists and is not about to be deleted."""
+    """Return whether load balancers may send traffic to a Node: it exists and no deletion is announced."""
     if node is None or node.metadata.deletion_timestamp:
         return False
     taints = (node.spec.taints if node.spec else None) or ()
@@ -43,8 +43,8 @@ class ProxyHealth:
     """Health of the programming of each address family ('IPv4', 'IPv6').
 
     A family is unhealthy when its oldest queued change is older than twice the sync period (in seconds). Unlike in the
-    Go kube-proxy, this applies to a family that was never synced as well. Before everything was listed nothing is
-    queued, as a restart would not help. /healthz also fails until all families were synced once, and while
+    Go kube-proxy, this applies to a family that was never synced as well. Nothing is queued before the first complete
+    list, as a restart would not help. /healthz also fails until all families were synced once, and while
     `node_eligible` is false, which the caller sets. The Go kube-proxy does not listen before the Node is known.
     """
 
@@ -65,7 +65,7 @@ class ProxyHealth:
         self._checks: dict[str, ReadyCheck] = {"sync": self._synced}
 
     def queued(self, family: str) -> None:
-        """Record that a change is queued; the oldest one counts."""
+        """Record that a change is queued; the oldest change determines the health."""
         self._queued.setdefault(family, self._clock())
 
     def updated(self, family: str) -> None:
@@ -87,7 +87,7 @@ class ProxyHealth:
         self._checks[name] = check
 
     def unready(self) -> dict[str, str]:
-        """Return the reasons why the proxy is not ready, by the name of the check; none when it is."""
+        """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
         reasons = {name: check() for name, check in self._checks.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -128,7 +128,7 @@ class ProxyHealth:
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # The current time for a healthy proxy: in older releases this was the last run of the sync loop.
+            # For a healthy proxy this is the current time: in older releases it was the time of the last sync.
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,
@@ -147,7 +147,7 @@ class ProxyHealth:
 _log = logging.getLogger("kubeproxy.report")
 
 
-# With the indentation of the Go kube-proxy: load balancers may search the text.
+# The indentation is the Go kube-proxy's: load balancers may search the text.
 _BODY: Final = b"""{
 \t"service": {
 \t\t"namespace": %b,
@@ -182,7 +182,7 @@ _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S10
 class ServiceHealth:
     """All health check ports of this node, by family. On the event loop's thread; call `stop` at the end.
 
-    A port that is taken is tried again every `retry` seconds; the other ports are served.
+    A port in use is tried again every `retry` seconds; the other ports are served.
     """
 
     def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:
@@ -196,9 +196,9 @@ class ServiceHealth:
         self._reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Serve on these addresses of the node, None for all of a family; open ports move to them.
+        """Set the addresses of the node that serve, None for all of a family; open ports move to them.
 
-        A family without an address, and every family before the first call, is not served.
+        No family is served before the first call, nor a family without addresses.
         """
         before = self._addresses
         self._addresses = {
@@ -231,7 +231,7 @@ class ServiceHealth:
         _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
         group = self._servers[place] = []
         for address in self._addresses[family]:
-            # Every path and method, as in the Go kube-proxy: HAProxy sends OPTIONS *.
+            # Every path and method is answered, as in the Go kube-proxy: HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
             server.start_retrying([(address, port)], lambda error: self._report(place, error), self._retry)
@@ -239,7 +239,7 @@ class ServiceHealth:
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
         for server in self._servers.pop(place):
-            server.close()  # frees the address at once, for another Service or another program
+            server.close()  # the address is free at once for another Service or program
             task = asyncio.get_running_loop().create_task(server.stop())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -283,7 +283,7 @@ class Notifier:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """Take the variables of systemd out of the environment, so that no child process uses them."""
+        """Remove systemd's variables from the environment, so that no child process uses them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = pid in {"", str(os.getpid())}
@@ -301,7 +301,7 @@ class Notifier:
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
         """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled.
 
-        This coroutine shows that the event loop runs. systemd expects WATCHDOG=1 at half of its timeout.
+        The datagrams prove that the event loop runs. systemd expects WATCHDOG=1 at half of its timeout.
         """
         if not self._address:
             return

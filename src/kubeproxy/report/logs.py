@@ -1,6 +1,6 @@
-"""Log output as of the Go kube-proxy: klog's text or component-base's JSON, on standard error, without secrets.
+"""Log output like the Go kube-proxy's: klog's text or component-base's JSON, on standard error, without secrets.
 
-A message has the form "Message key=%s key=%r". A record is one line, whatever its text (server/text.py). A slow reader
+A message has the form "Message key=%s key=%r". A record is one line for any text (server/text.py). A slow reader
 never stops the proxy: lines are dropped and counted.
 """
 
@@ -24,7 +24,7 @@ from kubeproxy.server.text import clean, json_bytes, printable
 
 _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
 
-# POSIX: bytes that a pipe takes in one piece, without blocking when it polls as writable.
+# POSIX: bytes that a pipe accepts at once without blocking if it is writable.
 _PIPE_BUF: Final = 4096
 _WAIT_MS: Final = 50
 _TRACE_LINES: Final = 200
@@ -68,7 +68,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _trace(text: str) -> list[str]:
-    """Return the lines of a traceback; of a long one the first and the last."""
+    """Return the lines of a traceback, only the first and the last ones of a long one."""
     lines = text.split("\n")
     left_out = len(lines) - _TRACE_LINES
     if left_out <= 0:
@@ -94,7 +94,7 @@ def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _value(key: str, value: object) -> object:
-    # With the key, by which `clean` may recognise a secret.
+    # The key is included because `clean` may recognise a secret by it.
     return value if isinstance(value, int | float) else clean(f"{key}={value}")[len(key) + 1 :]
 
 
@@ -128,19 +128,19 @@ Patterns = Sequence[tuple[str, int]]
 
 
 class Verbosity(logging.Filter):
-    """The filter of -v and --vmodule: a pattern shows more than -v in its files, as in klog.
+    """The filter of -v and --vmodule: as in klog, a pattern increases the verbosity of its files.
 
-    The files of a room share a logger, so loggers pass on all records that any file may show.
+    The files of a room share a logger, so loggers pass on each record that one of their files may show.
     """
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
         super().__init__()
-        # Go's [^a] is Python's [!a]; the first matching pattern counts.
+        # Go's [^a] is Python's [!a]; the first matching pattern is used.
         self._patterns = [(pattern.replace("[^", "[!"), level(number)) for pattern, number in patterns]
         self.set(verbosity)
 
     def set(self, verbosity: int) -> None:
-        """Change -v, not the patterns."""
+        """Set the verbosity of -v; the patterns are unchanged."""
         self._common = level(verbosity)
         self._by_file: dict[str, int] = {}
         lowest = min([self._common, *(number for _, number in self._patterns)])
@@ -161,8 +161,8 @@ class Verbosity(logging.Filter):
 class StreamHandler(logging.Handler):
     """Writes to file descriptors without waiting long for their readers.
 
-    A line waits 50 ms at most. After a dropped line the next ones do not wait until the reader reads again; then a line
-    gives the number of dropped ones. With a buffer (bytes), lines for `infos` are kept until it is full or flushed.
+    A line waits 50 ms at most. After a dropped line, later lines do not wait until the reader reads again; then a line
+    reports the number of dropped lines. With a buffer (bytes), lines for `infos` are kept until it is full or flushed.
     """
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
@@ -177,7 +177,7 @@ class StreamHandler(logging.Handler):
 
     @property
     def buffered(self) -> bool:
-        """Whether lines may be kept in the buffer, so that `flush_every` is needed."""
+        """Whether the buffer may contain lines, so that `flush_every` is needed."""
         return self._room > 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -231,7 +231,7 @@ class StreamHandler(logging.Handler):
                     return False
                 view = view[os.write(fd, view[:_PIPE_BUF]) :]
         except OSError:
-            return False  # closed, or a full disk
+            return False  # the descriptor is closed, or the disk is full
         return True
 
 
@@ -253,8 +253,8 @@ def setup(
 ) -> Output:
     """Send all logging to standard error in this format (text or json), at klog's verbosity.
 
-    With `split_stream`, only errors go there and the rest to standard output, through a buffer of `buffer` bytes. Of
-    other libraries, warnings and errors are logged. Raises ConfigError for another format.
+    With `split_stream`, only errors go there and the rest to standard output, through a buffer of `buffer` bytes. Other
+    libraries log warnings and errors only. Raises ConfigError for another format.
     """
     formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
     if log_format not in formatters:
@@ -269,7 +269,7 @@ def setup(
     shown = Verbosity(verbosity, patterns)
     if patterns:
         handler.addFilter(shown)
-    # No format shows these, and they would be computed for each record.
+    # No format uses these fields, and they would be computed for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
     return Output(handler, shown)

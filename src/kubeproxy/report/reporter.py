@@ -1,6 +1,6 @@
 """Consequences of a sync: metrics, health, events, health check ports, stale UDP flows. The engine's observer.
 
-Nothing here decides what is programmed.
+This module has no effect on the programmed rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements observer.Observer; passes changes on to `audience` while there is one."""
+    """Implements observer.Observer; passes changes to `audience`, if any."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Reporter:
         self._without_endpoints: Counter[Family] = Counter()
 
     def watched_by(self, audience: Audience | None) -> None:
-        """Pass changes on to an audience, or to none."""
+        """Set the audience of changes, None for none."""
         self.audience = audience
 
     def queued(self, families: Sequence[Family]) -> None:
@@ -83,14 +83,14 @@ class Reporter:
     async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
         """Count all objects as changed every `period` seconds (configSyncPeriod), until cancelled.
 
-        The counters of the Go kube-proxy do so, as its informers deliver all objects again.
+        The Go kube-proxy's counters do the same, as its informers deliver all objects again.
         """
         while True:
             await asyncio.sleep(period)
             self._count(objects())
 
     def _count(self, changed: Counts) -> None:
-        """Count as the Go kube-proxy: a Service in each family, a slice in its own."""
+        """As in the Go kube-proxy, a Service counts in each family, a slice in its own family."""
         self._metrics.service_changes.inc(changed.services * self._families)
         self._metrics.endpoint_changes.inc(changed.endpoints)
 
@@ -121,7 +121,7 @@ class Reporter:
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
         self._flows.hold(family)
-        # A repair that does not get through waits as a change does: it makes the node unhealthy and raises the alarm.
+        # A failed repair counts as a waiting change: it makes the node unhealthy and fires the alert.
         self._health.queued(family.label)
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
@@ -225,7 +225,7 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
 
 
 def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
-    """Return the content of each health check port; of two Services with the same port the first by name has it."""
+    """Return the content of each health check port; if two Services have the same port, the first by name gets it."""
     ports: dict[HealthCheckAddress, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
         for family, count in check.counts:

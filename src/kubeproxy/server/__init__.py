@@ -1,1 +1,1 @@
-"""The HTTP server of the health ports, the metrics port and the control socket, and text that is safe to show."""
+"""The HTTP server of the health ports, the metrics port and the control socket, and sanitised text."""

@@ -1,9 +1,9 @@
 """Limits for the clients of the HTTP servers: open connections, and time of the event loop for answers.
 
 File descriptors belong to the process, so all servers share one count of connections. When there are too many, the
-oldest connection of the client with the most is dropped: a client that opens many connections, or half-open requests,
-takes places from itself first. Answers are made on the loop that programs the kernel, and every pod can reach the
-health ports, so each client, and all remote clients together, get a share of its time.
+oldest connection of the client with the most is dropped: so a client that opens many connections or incomplete requests
+loses its own connections first. Answers are computed on the event loop that programs the kernel, and every pod can
+reach the health ports, so each client, and all remote clients together, have a limited share of its time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from kubeproxy.kernel.proc.processes import shares
 from kubeproxy.model.addresses import MAPPED
 
 _MAX_DELAY: Final = 2.0  # seconds
-_LEAVING: Final = 16  # connections that may be closing at a time to make room
-_SUBNET: Final = 8  # bytes of an IPv6 address that belong to one client
+_LEAVING: Final = 16  # maximum number of connections being closed at a time to free descriptors
+_SUBNET: Final = 8  # bytes of an IPv6 address that identify a client
 
 SHARE: Final = 0.1  # share of the event loop's time for one client; a scrape of /metrics takes some 10 ms
 REMOTE_SHARE: Final = 0.2
 """Share of the event loop's time for all clients of pods and other nodes together; the kubelet's probes are local."""
 
-BURST: Final = 1.0  # seconds of which the share may be used at once
-LEAST: Final = 1e-4  # seconds that are reserved for an answer before its time is measured
+BURST: Final = 1.0  # seconds of the share that may be used in a burst
+LEAST: Final = 1e-4  # seconds reserved for an answer before its time is measured
 _ALL: Final = b"remote"
 _MOST: Final = 4096  # clients in debt
 
 
 class Budget:
-    """Time of the event loop that each client (see `peer_of`) has used ahead of its share."""
+    """Time of the event loop that each client (see `peer_of`) has used beyond its share."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Begin to close the connection; after its end it calls `Admission.leave`."""
+        """Start to close the connection; at its end it calls `Admission.leave`."""
 
 
 class Admission:
@@ -92,7 +92,7 @@ class Admission:
         return self.connected < self._most()[0]
 
     def make_room(self) -> None:
-        """Drop the oldest connection of the client with the most; it takes a moment until `has_room` shows it."""
+        """Drop the oldest connection of the client with the most; `has_room` changes a moment later."""
         if self._peers and len(self._leaving) < _LEAVING:
             crowd = max(self._peers.values(), key=len)
             oldest = next(iter(crowd))
@@ -101,7 +101,7 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Return whether a client is so far in debt that a request on one more connection would only wait."""
+        """Return whether a client has exceeded its share so much that a new connection's request would only wait."""
         return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:
@@ -133,4 +133,4 @@ def peer_of(address: str) -> bytes:
 
 
 PROCESS: Final = Admission(lambda: shares()[:2])
-"""The admission of this process: one, as there is one limit of file descriptors."""
+"""The admission of this process; a single one, as the limit of file descriptors is the process's."""

@@ -1,7 +1,7 @@
 """One client's HTTP/1.1 connection, parsed with httptools. Its requests, their time and unread answers are limited.
 
-A connection gets one answer in a turn of the event loop, a client a share of the loop's time (admission.py). A body
-that takes long to make is sent in pieces.
+A connection gets at most one answer per turn of the event loop, and a client a share of the loop's time (admission.py).
+A body that takes long to make is sent in pieces.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ IDLE_SECONDS: Final = 90.0
 LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
-PIPELINED: Final = 8  # limit of the requests of one connection that wait
-REFUSAL_SECONDS: Final = 0.01  # time of the event loop that a refused request takes from its client's share
+PIPELINED: Final = 8  # limit of waiting requests per connection
+REFUSAL_SECONDS: Final = 0.01  # time of the event loop that a refused request costs its client's share
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
@@ -57,8 +57,9 @@ class _Asked(NamedTuple):
 class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
-    `lost` is called when it is closed, `lasting` when an answer begins that ends with the connection. `names` are the
-    Host names, in addition to localhost, that are answered on loopback; `budget` limits the time of answers.
+    `lost` is called when the connection is closed, `lasting` when an answer begins that ends only with the connection.
+    `names` are the Host names that are answered on loopback in addition to localhost; `budget` limits the time of
+    answers.
     """
 
     # ruff: noqa: D102 - asyncio.Protocol and httptools document their callbacks
@@ -96,7 +97,7 @@ class ServerConnection(asyncio.Protocol):
         self._stream: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
-        """Drop the connection with its unsent data; before `connection_made`, as soon as that is called."""
+        """Drop the connection with its unsent data; if called before `connection_made`, then at that call."""
         self._given_up = True
         if self._transport is not None:
             self._transport.abort()
@@ -123,7 +124,7 @@ class ServerConnection(asyncio.Protocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # They refer to this object: cycles would wait for the garbage collector, which seldom runs.
+        # They refer to this object: the garbage collector, which runs rarely, would have to free the cycles.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 
@@ -157,7 +158,7 @@ class ServerConnection(asyncio.Protocol):
                     self._refuse(431)
                     return
         except httptools.HttpParserUpgrade:
-            self._close()  # the request was answered without changing the protocol
+            self._close()  # the request was answered, and the protocol is unchanged
         except httptools.HttpParserError:
             self._refuse(400)
 
@@ -268,7 +269,7 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece and close; HTTP/1.0 has no chunks, and the connection's end is the body's."""
+        """Send a body piece by piece and close; HTTP/1.0 has no chunks, so the end of the connection ends the body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
         async with aclosing(response.body) as pieces:
@@ -281,7 +282,7 @@ class ServerConnection(asyncio.Protocol):
                     await self._writable.wait()
             except Exception:
                 _log.exception("Serving %r failed", self._url)
-                self.abort()  # the client notices that the body has no end
+                self.abort()  # the missing end of the body shows the error to the client
                 return
         self._write(b"0\r\n\r\n" * chunked)
         if self._transport is not None:
@@ -306,7 +307,7 @@ class ServerConnection(asyncio.Protocol):
             self._wait(REQUEST_SECONDS)
 
     def _linger(self) -> None:
-        """Close for writing, and completely when the client does: to close with unread data resets the connection."""
+        """Close for writing, and completely when the client closes: closing with unread data resets the connection."""
         if not self._closing and self._transport is not None:
             self._closing = True
             self._transport.write_eof()
@@ -316,7 +317,7 @@ class ServerConnection(asyncio.Protocol):
         return self._closing
 
     def _wait(self, seconds: float) -> None:
-        """Drop the connection after that time, unless this is called again."""
+        """Drop the connection after this time, unless the method is called again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)

@@ -21,8 +21,8 @@ class Request(NamedTuple):
     """A request: the method, and path and query as sent, still percent-encoded.
 
     `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers, '' for a missing one;
-    `neighbour` is the header User-Agent of a client on this node, '' of any other. `peer` is the client's address and
-    `local` the one that it connected to, '' on a unix socket.
+    `neighbour` is the header User-Agent of a client on this node, '' for other clients. `peer` is the client's address
+    and `local` the server's, '' on a unix socket.
     """
 
     method: str
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
-        """The names and values of the query, in its order."""
+        """The names and values of the query, in order."""
         from urllib.parse import parse_qsl  # noqa: PLC0415 - loaded for the first request with a query
 
         return parse_qsl(self.query, keep_blank_values=True)
@@ -52,9 +52,9 @@ Pieces = AsyncGenerator[bytes, None]
 class Response(NamedTuple):
     """A response; the body is left out for HEAD.
 
-    A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. It
-    is closed when the client disconnects. A response that `lasts` until then takes no place among the connections that
-    admission.py counts: the page must limit their number.
+    A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. The
+    generator is closed when the client disconnects. A response that `lasts` until then is not counted by admission.py:
+    the page must limit the number of such responses.
     """
 
     status: int
@@ -64,12 +64,12 @@ class Response(NamedTuple):
 
 
 def refused(status: int, text: str) -> Response:
-    """Return the response of a refusal; the reason may quote text of the client or of an object."""
+    """Return the response to a refused request; the reason may quote text of the client or of an object."""
     return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 
 Handler = Callable[[Request], Response]
-"""Answers a request of any method, on the event loop: it must be quick. When it raises, the client gets a 500."""
+"""Answers a request of any method, on the event loop: it must be quick. An exception gives the client status 500."""
 
 READ: Final = frozenset(("GET", "HEAD"))
 
@@ -90,7 +90,7 @@ def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozense
 
 
 def read_only(handler: Handler) -> Handler:
-    """Return a handler that answers 405 to all methods but GET and HEAD."""
+    """Return a handler that answers 405 to all methods except GET and HEAD."""
 
     def checked(request: Request) -> Response:
         if request.method in READ:
@@ -103,13 +103,13 @@ def read_only(handler: Handler) -> Handler:
 def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
     """Return the reason to refuse a request by its Host header, None to answer it: protection against DNS rebinding.
 
-    `host` is '' without the header, as from load balancers; `local_address` is the one that the client connected to;
+    `host` is '' without the header, as from load balancers; `local_address` is the server's address of the connection;
     `known` are names in lower case that the operator configured.
 
     A page of evil.example in a browser on this node may have its name resolved to 127.0.0.1 and read the answers, but
     its requests name evil.example as the host. So on loopback a Host must be an address, localhost or a known name. On
-    other addresses every name is answered: Prometheus and load balancers may use one, and other clients of that network
-    need no browser.
+    other addresses every name is answered: Prometheus and load balancers may use a name, and other clients of that
+    network need no browser.
     """
     local = pack(local_address)
     if not host or local is None or not is_loopback(local):

@@ -1,4 +1,4 @@
-"""The HTTP servers' sockets: bound, bound again every 5 s while an address is taken, and their connections accepted.
+"""The HTTP servers' sockets: binds them, retries every 5 s while an address is in use, and accepts connections.
 
 admission.py limits the connections, connection.py serves one.
 """
@@ -28,9 +28,9 @@ _ACCEPTED: Final = 16  # connections accepted in a turn of the event loop: some 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket. Raises OSError.
 
-    Both unspecified addresses take both families, as in Go; other IPv6 addresses take only theirs.
+    Either unspecified address accepts both families, as in Go; other IPv6 addresses accept only IPv6.
     """
-    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, and given in the configuration
+    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared with the configured address
     if wildcard:
         try:
             return _bind(socket.AF_INET6, "::", port, only_v6=False)
@@ -102,7 +102,7 @@ class HttpServer:
 
     def _open(self, host: str, port: int) -> socket.socket:
         if not self._admission.may_listen():
-            raise OSError(errno.EMFILE, "too few open files are allowed for so many servers; raise LimitNOFILE")
+            raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
         sock = self._bind(host, port)
         self._admission.listening += 1
         return sock
@@ -117,7 +117,7 @@ class HttpServer:
         failed: Callable[[ApplyError], None],
         interval: float = RETRY_SECONDS,
     ) -> bool:
-        """Listen as `start`; while that fails, call `failed` and try again every `interval` seconds.
+        """Listen as `start` does; after a failure, call `failed` and try again every `interval` seconds.
 
         Return whether the first attempt succeeded.
         """
@@ -171,7 +171,7 @@ class HttpServer:
             self._admission.make_room()
         for _ in range(_ACCEPTED):
             if not self._admission.has_room():
-                return  # the socket stays readable until a connection was dropped
+                return  # the socket remains readable until a connection is dropped
             try:
                 accepted, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

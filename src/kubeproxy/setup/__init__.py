@@ -1,1 +1,1 @@
-"""From options to settings, modes and sources of objects of a proxy on this node."""
+"""Derives settings, modes and sources of objects of a proxy on this node from the options."""

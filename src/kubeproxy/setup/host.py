@@ -1,4 +1,4 @@
-"""Settings of this node at the start, and the host's own: name, address families, sysctls, OOM score.
+"""Settings of this node at the start, and properties of the host: name, address families, sysctls, OOM score.
 
 Source: docs/reference.md "Start" 3, 6 to 9 and 12.
 """
@@ -40,7 +40,7 @@ def node_name(override: str) -> str:
 
 
 def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple[Family, ...]:
-    """Return the families that the kernel has. Raises Unsupported when a known primary family is missing."""
+    """Return the families that the kernel supports. Raises Unsupported when a known primary family is missing."""
     disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
     found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
@@ -74,9 +74,9 @@ def supported(
     """Return the families that pass `check`, which raises Unsupported when a requirement of a family is missing.
 
     A family may be missing unless it is the primary one, as without ip6tables or the kernel's nat table of a family;
-    while the primary family is unknown (None), either may be missing. A failed check is repeated, as the result holds
-    until the next start and memory may be short for a moment. Raises Unsupported when no family is left.
-    Source: platformCheckSupported of cmd/kube-proxy.
+    while the primary family is unknown (None), either may be missing. A failed check is repeated, as the result is
+    final until the next start, and memory may be short for a moment. Raises Unsupported when no family is left. Source:
+    platformCheckSupported of cmd/kube-proxy.
     """
     lacks: list[Unsupported] = []
     for pause in (0.0, *_CHECKED_AGAIN):
@@ -124,7 +124,7 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
 
 
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses without those of some interfaces, which carry addresses of Services."""
+    """Return this node's addresses without those of some interfaces, which have addresses of Services."""
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
@@ -157,7 +157,7 @@ def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
 
 
 def check_families(wanted: Settings) -> None:
-    """Raise ConfigError when clusterCIDR has no network of this node's only family.
+    """Raise ConfigError if clusterCIDR has no network of this node's only family.
 
     Source: docs/reference.md "Start" 9; checkBadIPConfig of cmd/kube-proxy.
     """
@@ -188,7 +188,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
     """Yield the reasons why NodePorts answer on unexpected addresses."""
     known = {family for family in wanted.families if not all(map(is_loopback, node_addresses(wanted, node, family)))}
     if not config.node_port_addresses and wanted.nodeport_addresses == EVERY_ADDRESS:
-        yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] would be the node's own"
+        yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] selects the node's"
         return
     if wanted.nodeport_addresses == (PRIMARY,) and not known:
         yield "no address of this node is known: NodePorts answer on all local addresses"
@@ -208,7 +208,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the fields with addresses of one family only, and not that of the Node's first address."""
+    """Yield the fields that have addresses only of the family other than that of the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -238,7 +238,8 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the Node's families without a network in clusterCIDR; without a Node, all served ones without."""
+    """Yield the families without a network in clusterCIDR, among the Node's, or without a Node among all served
+    ones."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (

@@ -1,4 +1,4 @@
-"""The proxy modes by name, and the removal of rules of those that do not run. The list is in config/modes.py."""
+"""The proxy modes by name, and the removal of the rules of other modes. The list is in config/modes.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubeproxy.errors import Unsupported
 
 
 def named(name: str) -> Mode:
-    """Return a mode. Raises Unsupported for one that this version does not have."""
+    """Return a mode. Raises Unsupported for a mode that this version lacks."""
     if name not in MODES:
         raise Unsupported(f"mode: {name} is not in this version; use one of {', '.join(MODES)}")
     mode: Mode = import_module(f"kubeproxy.backends.{name}").MODE
@@ -23,7 +23,7 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces that carry addresses of Services; one may remain while another mode runs."""
+    """Return the interfaces with addresses of Services; such an interface may remain while another mode runs."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 

@@ -36,7 +36,7 @@ class Sources(ABC):
     """A source of objects; the defaults are those of a source without an API server."""
 
     knows_nodes: bool = False
-    """Whether a missing Node was deleted, and not just left out of the source."""
+    """Whether a missing Node was deleted (else the source may omit it)."""
 
     post: Post | None = None
     """Sends events, None without an API server."""
@@ -59,7 +59,7 @@ class Sources(ABC):
         """Return the coroutines to run until cancelled, by name."""
 
     def stale(self) -> str | None:
-        """Return why the state may be old, None when it is not."""
+        """Return the reason why the state may be old, None if it is current."""
         return None
 
     def reach(self) -> Reach | None:
@@ -72,7 +72,7 @@ class Sources(ABC):
 
     @abstractmethod
     def follow_servers(self, changed: Callable[[], None]) -> None:
-        """Call `changed` from now on before a connection to a new address of the API server is tried."""
+        """Set a function that is called before each connection to a new address of the API server."""
 
     @abstractmethod
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
@@ -88,7 +88,7 @@ class Sources(ABC):
 
 
 def open_sources(options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> Sources:
-    """Return the source that the options name. Raises ConfigError."""
+    """Return the source that the options select. Raises ConfigError."""
     if options.manifests:
         return _ManifestSources(options.manifests, node_name, sink)
     return _ApiSources(options, node_name, sink, metrics)
@@ -152,7 +152,7 @@ class _ApiSources(Sources):
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         from kubeproxy.api.lists import zones_of  # noqa: PLC0415 - loaded for the first question
 
-        # No waiting for a server that is out of reach.
+        # Do not wait for an unreachable server.
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def nodes(self) -> Mapping[bytes, str]:
@@ -209,7 +209,7 @@ class _ManifestSources(Sources):
 
 
 class RateLimit:
-    """clientConnection.qps and burst: limits of requests per second and at once; a negative qps means no limit.
+    """clientConnection.qps and burst: limits of the rate and the burst of requests; a negative qps means no limit.
 
     It applies to events, whose number is unbounded; the few lists and watches are not delayed. As in client-go, 0 means
     the default (5 and 10).

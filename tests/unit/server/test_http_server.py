@@ -202,7 +202,9 @@ def test_more_servers_than_descriptors_allow_are_refused_with_the_remedy() -> No
         admission = Admission(lambda: (10, 1))
         first, second = HttpServer("one", HANDLER, admission=admission), HttpServer("two", HANDLER, admission=admission)
         first.start([("127.0.0.1", 0)])
-        with pytest.raises(ApplyError, match=r"cannot serve two on 127.0.0.1:0: too few open files .* LimitNOFILE"):
+        with pytest.raises(
+            ApplyError, match=r"cannot serve two on 127.0.0.1:0: the limit of open files .* LimitNOFILE"
+        ):
             second.start([("127.0.0.1", 0)])
         await first.stop()
         second.start([("127.0.0.1", 0)])
