@@ -53,7 +53,7 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: f
 
 
 def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
-    """Return names of pods by packed address, of a Service or of all, and the reason if they are not known, else ''."""
+    """Return names of pods by packed address, of a Service or of all, and the reason if they are unknown, else ''."""
     if facts.manifests:
         return {}, "the objects come from files"
     try:
@@ -63,9 +63,10 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return objects of these Services, or of all, whose version at the proxy is outdated. Raises NoAnswerError.
+    """Return the objects of these Services, or of all, of which the proxy has an outdated version. Raises
+    NoAnswerError.
 
-    An object counts if the proxy still lacks the same version after a second.
+    An object is outdated if the proxy still lacks the same version after a second.
     """
     before: list[Finding] = []
     for attempt in range(TRIES):

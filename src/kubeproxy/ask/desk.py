@@ -25,10 +25,10 @@ _PROPOSED = 1000
 
 
 class Desk:
-    """Answers questions. `places` looks up the zones of endpoints, None without a source to look them up."""
+    """Answers questions. `places` looks up the zones of endpoints; it is None if no source has them."""
 
     running: Final = False
-    """Whether the answers are those of a proxy that runs here, so that the kernel should have its plans."""
+    """Whether the answers are those of a running proxy, so that the kernel should have its plans."""
 
     def __init__(self, snapshot: Snapshot, places: Places | None = None) -> None:
         self.snapshot = snapshot
@@ -67,7 +67,8 @@ class Desk:
         )
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """Return the decision about a connection; ask.question has the texts' form. Raises QuestionError."""
+        """Return the decision about a connection; ask.question describes the form of the arguments. Raises
+        QuestionError."""
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
@@ -78,7 +79,7 @@ class Desk:
         return replace(made, why=await with_zones(made.why, self.places))
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """Yield the known ones of these Services, all if none is named."""
+        """Yield those of these Services that exist, all if none is given."""
         return (held for name in names or self.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class Desk:
 
     @property
     def watched(self) -> list[ServiceName]:
-        """All Services that exist, or that EndpointSlices name."""
+        """All Services that exist, or that EndpointSlices refer to."""
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
@@ -104,7 +105,7 @@ class Desk:
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
     def has_address(self, name: ServiceName, address: bytes) -> bool:
-        """Return whether a Service has a packed address, of a frontend or of an endpoint, ready or not."""
+        """Return whether a Service has a frontend or an endpoint, ready or not, with a packed address."""
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:

@@ -19,10 +19,10 @@ from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 class Facts(Struct, frozen=True, kw_only=True):
     """The facts of the whole proxy.
 
-    `started` is in seconds since the epoch. `unready` has the reasons why it is not ready, by check. `listed`: all
-    Services and EndpointSlices were listed once. `awaits`: the Node without which nothing is written yet, and
-    what it lacks, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for
-    none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
+    `started` is in seconds since the epoch. `unready` contains the reasons why it is not ready, by check. `listed`: all
+    Services and EndpointSlices were listed once. `awaits`: the reason for which the Node delays all writes, '' for
+    none. `config` is the configuration in the form of a file, `config_file` its path, '' for none. `reach` is None if
+    objects come from files. `node` is this proxy's Node, None if it does not exist.
     """
 
     version: str
@@ -45,7 +45,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     @property
     def writes(self) -> bool:
-        """Whether the proxy has what it needs before it writes rules: all lists, and its Node."""
+        """Whether the proxy has all lists and its Node, which it needs before it writes rules."""
         return self.listed and not self.awaits
 
     def configuration(self) -> KubeProxyConfiguration:

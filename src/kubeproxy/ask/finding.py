@@ -1,4 +1,5 @@
-"""One finding of a node or a connection, with its severity and its fix; doctor, why and the page show the same ones."""
+"""One finding of a node or a connection, with its severity and its fix; doctor, why and the page show the same
+findings."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Severity(IntEnum):
 
 
 class Diagnosis(Struct, frozen=True):
-    """A finding: the fact, its consequence, and the fix. `about` is the name of the check, one word."""
+    """A finding: the fact, its consequence, and the fix. `about` is the name of the check, a single word."""
 
     severity: Severity
     about: str

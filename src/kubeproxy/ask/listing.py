@@ -29,10 +29,10 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 def endpoints(slices: Iterable[Slice]) -> EndpointCount:
     """Count the endpoints of a Service's slices.
 
-    An endpoint in two slices, as while it moves, counts once. Of two families the one with more endpoints is counted,
-    as a dual-stack pod has an address in each.
+    An endpoint in two slices, for example while it moves, counts once. For two families, the larger number is used, as
+    a dual-stack pod has an address in each.
 
-    Endpoints of a slice without ports, as when no container has the named targetPort, are never ready.
+    Endpoints of a slice without ports (no container has the named targetPort) are never ready.
     """
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
@@ -84,7 +84,7 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
-    """Return the time of a Service's last change according to its objects, in seconds since the epoch; 0 if unknown.
+    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown.
 
     It is the creation of the Service, or the last trigger time of its slices.
     """

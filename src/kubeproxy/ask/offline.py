@@ -1,4 +1,4 @@
-"""Answers without a running proxy: reads Services, slices and Nodes once, and plans them as a proxy would."""
+"""Answers without a running proxy: reads Services, slices and Nodes once, and compiles them as a proxy does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ReadDesk(Desk):
 
 
 def desk(arguments: argparse.Namespace) -> Desk:
-    """Return a Desk that answers as a proxy of these arguments would. Raises KubeProxyError without the objects."""
+    """Return a Desk with the answers of a proxy with these arguments. Raises KubeProxyError without the objects."""
     options = _options(arguments)
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
@@ -101,7 +101,7 @@ class Planned:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of a proxy with these arguments; a kubeconfig outranks the one in the file."""
+    """Return the options of a proxy with these arguments; a kubeconfig argument takes precedence over the file's."""
     given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
     if "config" in given and "kubeconfig" in given:
         kubeconfig = given.pop("kubeconfig")
@@ -143,7 +143,7 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
                 if part.done():
                     part.result()
             await ended
-            # Of resources that no plan waits for, such as ServiceCIDRs; a status has no event.
+            # Wait also for resources that no plan needs, such as ServiceCIDRs; a status causes no event.
             while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:
@@ -174,6 +174,6 @@ async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -
 
 
 def _awaits_lists(reach: Reach | None) -> bool:
-    """Return whether a resource's first list is still under way, neither received nor refused."""
+    """Return whether a resource's first list is neither received nor refused yet."""
     watched = reach.watched if reach is not None else ()
     return any(not (one.synced or one.connected or one.trouble) for one in watched)

@@ -53,9 +53,9 @@ STAYS: Final = (
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     """The effects of another configuration.
 
-    `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that clients notice. `node`: sysctls and rules
-    that are set, written and removed. `lacks`: a missing requirement of this node. `unknown`: effects that could not be
-    determined.
+    `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that clients notice. `node`: sysctls that are
+    set, and rules that are written and removed. `lacks`: a missing requirement of this node. `unknown`: effects that
+    could not be determined.
     """
 
     mode: str
@@ -115,7 +115,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
 
 
 def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
-    """Return the node's globals under the new settings, and sentences on parts that cannot be known here."""
+    """Return the node's globals under the new settings, and sentences on unknown parts."""
     unknown = []
     node = facts.node
     if settings.node_name != facts.world.node_name:
@@ -134,7 +134,7 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Yield a sentence if pods would be recognised by an interface that does not exist."""
+    """Yield a sentence if the new configuration recognises pods by a missing interface."""
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []
@@ -173,9 +173,10 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
-    """Return the rules of other modes and proxies that are there beside those of a mode, each with its safe removal.
+    """Return the existing rules of modes and proxies other than the given mode, each with its safe removal.
 
-    The mode is taken to use the node's variant of iptables. It is not asked, since ipvs mode tries a write for that.
+    The mode is assumed to use the node's variant of iptables. The mode is not queried, since ipvs mode would write to
+    detect the variant.
     """
     owns = mode.operations().owns
 
@@ -229,9 +230,9 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """The same change for some Services: the outcome of connections to `where` from `who`, before and after.
+    """An equal change for some Services: the outcomes of connections to `where` from `who`, before and after.
 
-    `services` are NAMESPACE/NAME, all of them.
+    `services` contains all of them as NAMESPACE/NAME.
     """
 
     where: tuple[str, ...]
@@ -297,7 +298,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
 
 
 def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
-    """Return shifts in which equal changes are joined, for several clients and then for several places."""
+    """Return the shifts with equal changes joined, first over clients and then over places."""
     by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for (where, who, old, new), services in found.items():
         by_place.setdefault((where, old, new, tuple(services)), []).append(who)
@@ -313,7 +314,7 @@ def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
         return _Met("refused, as this mode carries no SCTP")
-    # A pod that reaches itself sees this node's address in any configuration.
+    # A pod that connects to itself sees this node's address in every configuration.
     hidden = any(choice.masqueraded and choice.destination[:-2] != packet.source for choice in made.choices)
     endpoints = frozenset(choice.destination for choice in made.choices)
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
@@ -353,9 +354,9 @@ def _packets(
 def _clients(
     family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
 ) -> list[ClientKind]:
-    """Return the clients to compare: this node, a client outside, and a pod as either configuration recognises it.
+    """Return the clients to compare: this node, an outside client, and a pod that either configuration recognises.
 
-    Known pods are grouped by the configurations that recognise them; without known pods, one is invented for each
+    Known pods are grouped by the configurations that recognise them; without known pods, a made-up pod represents each
     configuration.
     """
     found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
@@ -375,7 +376,7 @@ def _clients(
 
 
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
-    """Return invented pods of two configurations; of a network and an interface, pods that fit both as well."""
+    """Return made-up pods of two configurations; for a network and an interface, also pods that match both."""
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
         return list(pods)
@@ -389,7 +390,7 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client for pods that no configuration distinguishes; the first pod stands for all."""
+    """Return one client for pods that neither configuration distinguishes; the first pod represents all."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
 
@@ -404,12 +405,13 @@ def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
 
 
 def _late(network: Range) -> bytes:
-    """Return the last address but one of a network: most likely no endpoint has it."""
+    """Return the second to last address of a network: most probably no endpoint has it."""
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
 
 
-# -- differences that answers do not show ------------------------------------------------------------------------------
+# -- differences that are not in the outcomes
+# ------------------------------------------------------------------------------
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
@@ -431,7 +433,7 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
 
 
 def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
-    """Yield the addresses that count as pods in one pod network only: clients there may exist, known or not."""
+    """Yield the addresses that only one of the pod networks contains: unknown clients may have them."""
     for family in Family:
         old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
         if old == new or {old.kind, new.kind} != {"network"}:
@@ -445,7 +447,7 @@ def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownP
 
 
 def _without(one: Network, other: Network) -> list[Network]:
-    """Return the networks that make up the part of a network outside of another one."""
+    """Return the networks that cover the part of a network outside of another network."""
     if not one.overlaps(other):
         return [one]
     # Both are of one family.

@@ -13,7 +13,7 @@ from kubeproxy.model.compile import skipped
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
 NODE = "node"
-"""The source that stands for this node itself, with the address that the kernel picks."""
+"""The source that means this node itself, with the address that the kernel picks."""
 _SHOWN = 3
 """Maximum number of Services in other namespaces that an error message proposes."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -23,9 +23,9 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
-    A source is an address, with a port where that matters as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
+    A source is an address, with an optional port as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
     NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A Service's
-    name stands for its first cluster IP of the source's family, and its port may be given by name.
+    name means its first cluster IP of the source's family, and its port may be given by name.
     """
     where, number, protocol = _parted(target)
     client, client_port = source_of(source)
@@ -89,7 +89,7 @@ def _port(text: str) -> int:
 
 
 def _service_name(text: str) -> ServiceName:
-    """Return the Service that a text names."""
+    """Return the Service with the name in a text."""
     if not _names_service(text):
         raise QuestionError(f"{text!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
     namespace, slash, name = text.partition("/")
@@ -97,7 +97,7 @@ def _service_name(text: str) -> ServiceName:
 
 
 def _names_service(text: str) -> bool:
-    """Return whether a text can be a name. A mistyped address has dots or colons; names have neither."""
+    """Return whether a text is a valid name. A mistyped address has dots or colons, which names cannot contain."""
     parts = text.split("/")
     return len(parts) <= 2 and all(_LABEL.fullmatch(part) for part in parts)
 

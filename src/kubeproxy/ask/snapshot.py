@@ -9,7 +9,7 @@ from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
-if TYPE_CHECKING:  # not loaded by a command that asks a running proxy
+if TYPE_CHECKING:  # not loaded by a command that queries a running proxy
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
@@ -24,11 +24,11 @@ class Programmed(Protocol):
     planner: Planner
     local_addresses: Mapping[Family, Sequence[bytes]]
     awaits: str
-    """The reason why nothing is written although all is listed, '' for none."""
+    """The reason why nothing is written although all resources are listed, '' for none."""
 
     @property
     def queued(self) -> Mapping[ServiceName, Change]:
-        """Changes that the kernel of some address family does not have yet."""
+        """The changes that are not committed in every address family."""
 
     @property
     def standings(self) -> tuple[FamilyStanding, ...]:
@@ -39,7 +39,7 @@ class Programmed(Protocol):
 
 
 class Health(Protocol):
-    """The part of the proxy's health that answers show."""
+    """The part of the proxy's health that answers contain."""
 
     def unready(self) -> dict[str, str]:
         """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
@@ -80,7 +80,7 @@ class Snapshot(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """The number of Services with a change that the kernel does not have yet."""
+        """The number of Services with an uncommitted change."""
         return len(self.engine.queued) + self.planner.dirty
 
     def verdict(self, name: ServiceName) -> tuple[str, str] | None:
@@ -103,7 +103,7 @@ class Snapshot(NamedTuple):
         return self.complete, ""
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        """Return state, label and reason of each of these families whose kernel may lack committed plans."""
+        """Return state, label and reason of each of these families in which the kernel may lack committed plans."""
         standings = self.engine.standings if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])
@@ -112,7 +112,7 @@ class Snapshot(NamedTuple):
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:
-        """Return the reason why a Service, known by itself or from EndpointSlices, has no plan."""
+        """Return the reason why a Service, known from its object or from EndpointSlices, has no plan."""
         service = self.planner.services.get(name)
         if service is None:
             return of_another_proxy(_proxy_names(self.planner.slices[name])[0])

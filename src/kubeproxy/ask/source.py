@@ -1,4 +1,4 @@
-"""The source of a command's answers: the running proxy, or a Desk with objects read for this one question."""
+"""The source of a command's answers: the running proxy, or a Desk with objects read for one question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AT_ONCE = 100
 """Maximum number of Services in one request."""
 MANY = 1000
-"""Number of Services from which a command requests all, instead of each by its name."""
+"""Number of Services above which a command requests all instead of each by its name."""
 
 
 class Running:
@@ -68,7 +68,8 @@ Source: TypeAlias = "Running | Desk"
 
 
 def knowing(asked: Source) -> Facts:
-    """Return the proxy's facts. Raises NoAnswerError until it has all Services and EndpointSlices, and its Node."""
+    """Return the proxy's facts. Raises NoAnswerError until the proxy has all Services and EndpointSlices, and its
+    Node."""
     facts = asked.facts()
     if facts.awaits:
         raise NoAnswerError(
@@ -86,9 +87,9 @@ def knowing(asked: Source) -> Facts:
 
 
 def source(arguments: argparse.Namespace) -> Source:
-    """Return the source that the arguments name. Raises KubeProxyError."""
+    """Return the source that the arguments select. Raises KubeProxyError."""
     if arguments.manifests or arguments.kubeconfig:
-        from kubeproxy.ask.offline import desk  # noqa: PLC0415 - it loads modules that a question to a proxy does without
+        from kubeproxy.ask.offline import desk  # noqa: PLC0415 - a query of a running proxy does not need these modules
 
         return desk(arguments)
     return Running(Client(arguments.control_socket))

@@ -1,4 +1,4 @@
-"""The outcome of a connection with reasons and fixes, for people and programs, from the answer of model/answer.py."""
+"""The outcome of a connection with reasons and fixes, as text and as fields, from the answer of model/answer.py."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kubeproxy.model.world import pod_cidrs
 
 
 class Target(Struct, frozen=True, rename="camel"):
-    """An endpoint that may get the connection: its address and port, its probability, what it sees as the client, the
-    Node that it is on, '' if unknown, and whether its answers return through this node, which must translate them back.
+    """An eligible endpoint: address and port, probability, the client address that it sees, its Node ('' if unknown),
+    and whether its answers return through this node, which must reverse the translation.
     """
 
     address: str
@@ -43,7 +43,7 @@ class Target(Struct, frozen=True, rename="camel"):
 class Missing(Struct, frozen=True, rename="camel"):
     """An endpoint that gets no new connections from this node, with the reason.
 
-    `field` and `slice` are behind it; for a deleted endpoint the flag and ''.
+    `field` and `slice` are the cause; for a deleted endpoint the flag and ''.
     """
 
     address: str
@@ -55,8 +55,8 @@ class Missing(Struct, frozen=True, rename="camel"):
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     """The proxy's decision about one connection.
 
-    Texts are for people; `outcome` is one of model.answer.Outcome's values. `elsewhere` names the client's node, if
-    that one decides.
+    Texts are for people; `outcome` is one of model.answer.Outcome's values. `elsewhere` is the client's node, if that
+    node decides.
 
     `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
     seconds. `fixes` would let the connection pass.
@@ -77,12 +77,12 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether the connection reaches an endpoint, or the proxy, by this proxy's decision."""
+        """Return whether this proxy's decision is that the connection reaches an endpoint or the proxy."""
         return self.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
 
     @property
     def forwarded(self) -> bool:
-        """Return whether an endpoint gets the connection, unless other programs stop it on the way."""
+        """Return whether an endpoint gets the connection, unless other programs stop it."""
         return self.outcome == Outcome.FORWARDED.value
 
     @property
@@ -91,7 +91,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.heading_with("kube-proxy forwards it")
 
     def heading_with(self, forwards: str) -> str:
-        """Return the answer in one line, with these words for a forwarded connection."""
+        """Return the answer in one line, with this text for a forwarded connection."""
         asked = f"{self.source} -> {self.destination}"
         seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
         if self.elsewhere is not None:
@@ -101,7 +101,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def next(self) -> str:
-        """Return the command that shows other decisions about a forwarded connection, '' if it is not forwarded."""
+        """Return the command that shows further decisions about a forwarded connection, '' if it is not forwarded."""
         if not self.forwarded or self.elsewhere is not None:
             return ""
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
@@ -113,7 +113,7 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 class Explained(Struct, frozen=True):
     """An answer, with the plan (None without one) and the globals, which a command needs to read the kernel.
 
-    `stranger` is the client's address if it may belong to another Node, which would then decide; else None.
+    `stranger` is the client's address if it may belong to another Node, which decides in that case; else None.
     """
 
     why: Why
@@ -126,7 +126,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """Return the outcome of a packet on this node, with its reasons.
 
     This node also decides about packets of other nodes' clients to its own addresses, and about packets with a given
-    interface of arrival.
+    incoming interface.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     client = home(snapshot, packet.source)
@@ -140,14 +140,14 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the proxy's name for this node if no Node has it, so that another Node may be this one; else ''."""
+    """Return the configured node name if no Node has it, so that this node may be a Node with another name; else ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""
 
 
 def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
-    """Return an answer that says which other node decides; `nameless`: see `_nameless`."""
+    """Return an answer that another node decides; `nameless`: see `_nameless`."""
     if nameless:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
@@ -178,8 +178,8 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
 
 
 def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
-    """Yield the endpoints of an answer. If the client is on another node (`is_away`), those of other nodes answer it
-    directly, unless they see this node as the client.
+    """Yield the endpoints of an answer. If the client is on another node (`is_away`), endpoints on other nodes answer
+    it directly, unless they see this node as the client.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     for one in made.choices:
@@ -238,7 +238,7 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
 
 
 def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
-    """Yield fixes for an address and port that no Service has on this node."""
+    """Yield fixes for an address and port without a Service on this node."""
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
@@ -264,7 +264,7 @@ def _network(address: bytes) -> str:
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:
     """Yield fixes for a Service without endpoints."""
-    assert made.plan is not None  # noqa: S101 - the caller looked
+    assert made.plan is not None  # noqa: S101 - the caller checked
     key = made.plan.key
     service, kubectl = f"{key.namespace}/{key.name}", f"kubectl -n {key.namespace}"
     if not made.absent:
@@ -296,7 +296,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node that a client is on; None if it is on this one, or if its node is unknown."""
+    """Return the other node that a client is on; None if it is on this node, or if its node is unknown."""
     planner, local = snapshot.planner, snapshot.addresses
     if source is None or source in local:
         return None
@@ -310,7 +310,7 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Not all networks take pods' addresses from podCIDRs: if they do, this node itself has an address in its podCIDRs.
+    # Not all pod networks assign addresses from podCIDRs: in those that do, this node has an address in its podCIDRs.
     if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
         reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
         return Elsewhere("", reason, "spec.podCIDRs of this Node")
@@ -318,9 +318,10 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
 
 
 def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if it may be another Node's own: the proxy watches only its own Node. Else None.
+    """Return the client's address if it may be another Node's: the proxy watches only its own Node. Else None.
 
-    It may be if neither this node, nor an endpoint, nor a pod has it, and the destination is not this node's.
+    This is possible if neither this node, an endpoint nor a pod has the address, and the destination is not this
+    node's.
     """
     source, local = packet.source, snapshot.addresses
     if source is None or packet.interface or source in local or packet.destination in local:
@@ -331,7 +332,7 @@ def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
 
 
 def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the nodes of an address according to the slices, each with the name of a slice."""
+    """Yield the nodes that the slices state for an address, each with the name of a slice."""
     for (namespace, _), pieces in snapshot.planner.slices.items():
         for name, piece in pieces.items():
             if piece.family is family_of(address) and piece.holds(address):

@@ -1,4 +1,4 @@
-"""Zones of endpoints and Nodes of clients, requested only for an answer: the proxy itself does not need them.
+"""Zones of endpoints and Nodes of clients, requested only for answers: the proxy itself does not need them.
 
 A caller waits briefly and gets no error: without an answer the zones are unknown.
 """
@@ -27,13 +27,13 @@ Zones = Mapping[bytes, str]
 TIMEOUT: Final = 1.0
 """Seconds that a caller waits for the lock, and then for the answer."""
 LASTING: Final = 3.0
-"""Seconds for which an answer, or a missing one, is reused: an open page asks at each change of a Service."""
+"""Seconds for which an answer, or a missing one, is reused: an open page requests them at each change of a Service."""
 MOST: Final = 8
 """Maximum number of Services with cached zones."""
 _NODES: Final = ("", "")
 """The cache key for the names of Nodes by packed address; other keys are Services."""
 BURST: Final = 20
-"""Requests in a burst; then one a second, for all pages and commands together."""
+"""Maximum burst of requests; then one a second, for all pages and commands together."""
 
 
 class Places:
@@ -95,7 +95,7 @@ class Places:
         return found
 
     def _keep(self, service: ServiceName, found: Zones) -> None:
-        """Cache an answer, or that there was none, in place of the oldest."""
+        """Cache an answer, or its absence, and remove the oldest entry."""
         self._known.pop(service, None)
         while len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
@@ -103,7 +103,7 @@ class Places:
 
 
 async def with_node(made: Explained, places: Places) -> Explained:
-    """Return the answer, changed to name the deciding node if the client is another Node."""
+    """Return the answer; if the client is another Node, with that Node as the one that decides."""
     node = await places.node(made.stranger) if made.stranger is not None else ""
     if node in {"", made.world.node_name}:
         return made

@@ -13,7 +13,7 @@ from kubeproxy.kernel.proc.processes import Process
 from kubeproxy.program.serving import PAUSE, Neighbours, TakenPort, user_agent
 
 OURS = os.getpid()
-HIDDEN = "the process that has it is not visible from here (it has other rights, or is in a container)"
+HIDDEN = "the process that uses it is not visible from here (it has other rights, or is in a container)"
 BOTH = "both write rules for the same Services, stop one of them"
 
 

@@ -1,6 +1,6 @@
 """Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing.
 
-The checks are independent: one that cannot run is reported as unknown, and the others run all the same.
+The checks are independent: a check that cannot run is reported as unknown, and the others still run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GREETING_PATIENCE = 1.0
 """Timeout in seconds for the API server: all checks of a healthy node take less than two."""
 
 _OUTRANKED = ("hostnameOverride:", "logging.")
-"""Fields for which a flag overrides the file."""
+"""Fields that a flag may set although a file is given."""
 
 
 class Checkup(Struct):
@@ -189,7 +189,7 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         if validity is not None:
             yield from contact.expiring({"token": validity}, time.time())
     if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
-        return  # already reported, or a proxy or plugin is in between
+        return  # already reported, or the connection needs a proxy or a plugin
     try:
         greeting = greet(cluster, GREETING_PATIENCE)
     except SourceError as error:
@@ -304,9 +304,9 @@ def _our_tables() -> frozenset[str]:
 def surely_dropped(
     known: Sequence[chains.Chain], passing: Collection[PassingPacket], *, silently: bool = False
 ) -> list[Drop]:
-    """Return the chains of other programs, of those known, that surely drop some of these packets.
+    """Return the known chains of other programs that surely drop some of these packets.
 
-    `silently`: without those that reject them, as rules of ours in the filter table of iptables do. Raises
+    `silently`: without chains that reject them, like our rules in the filter table of iptables. Raises
     KubeProxyError.
     """
     found = firewalls(known, _our_tables())

@@ -12,16 +12,17 @@ from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import Diagnosis, Severity, duration
 
 QUIET: Final = 60.0
-"""Seconds without a watch that are not reported: a new list after an error takes less."""
+"""Seconds without a watch that are still normal: a new list after an error takes less."""
 SKEW: Final = 30.0
 """Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""The same as a fraction of the lifetime, for short-lived certificates: a kubelet's is renewed with a tenth left."""
+"""The same limit as a fraction of the lifetime, for short-lived certificates: a kubelet renews its own with a tenth
+left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
-"""The resources that are listed before anything is programmed."""
+"""The resources that must be listed before any rule is written."""
 _NAMES: Final = {
     "client": "the kubeconfig's client certificate",
     "authority": "the kubeconfig's certificate authority",
@@ -37,7 +38,7 @@ _RENEWALS: Final = {
 
 
 def reached(reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and whether changes of every resource arrive."""
+    """Check whether the server answers, and whether the watches deliver changes of every resource."""
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
@@ -57,7 +58,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= QUIET)):
-            # Each cause has one finding, for all resources together.
+            # Each cause has one finding for all resources.
             cause = one.trouble if _fix(one.trouble) else f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
@@ -107,10 +108,10 @@ _CREDENTIALS: Final = (
     "replaced token file is read again by itself"
 )
 _SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
-_UNRESOLVED: Final = "the name cannot be resolved"  # texts of api.status and api.connection
+_UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and api.connection
 _CLOSED: Final = "must the server's URL begin with https?"
 _PASSING: Final = (_UNRESOLVED, _CLOSED)
-"""Troubles that may pass by themselves: a name server may be late, or a server that speaks HTTP restarting."""
+"""Errors that may be temporary: a slow name server, or a restarting server that answers in plain HTTP."""
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,

@@ -1,4 +1,4 @@
-"""The question of `kube-proxy doctor`: all findings of this node, also where no proxy answers."""
+"""The question of `kube-proxy doctor`: all findings of this node, even if no proxy answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kubeproxy.setup import modes
 
 
 def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
-    """Return the node that the arguments name, and all findings of it."""
+    """Return the node that the arguments select, and all its findings."""
     before: list[Diagnosis] = []
     silence = ""
     try:
@@ -58,6 +58,6 @@ def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
 
 
 def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
-    """Return the configuration that a proxy of these arguments would have. Raises ConfigError."""
+    """Return the configuration of a proxy with these arguments. Raises ConfigError."""
     flags = {"config": given.config, "proxy-mode": given.proxy_mode, "hostname-override": given.hostname_override}
     return build_options(parse([f"--{name}={value}" for name, value in flags.items() if value])).config

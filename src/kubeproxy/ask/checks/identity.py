@@ -17,7 +17,8 @@ _WHY_NAME: Final = (
 
 
 class ListeningPort(NamedTuple):
-    """A port that the proxy should listen on: its field of the configuration, its address, and the process that has it.
+    """A port on which the proxy should listen: its field of the configuration, its address, and the process that uses
+    it.
 
     `holder` is the pid and name of the process, None if unknown; `bound`: some process listens.
     """
@@ -29,7 +30,8 @@ class ListeningPort(NamedTuple):
 
 
 def registered(node: Node | None, name: str, host: str, *, waits: bool = False) -> Iterator[Diagnosis]:
-    """Check whether a Node of this name exists; `host` is this machine's hostname, `waits`: nothing is written yet."""
+    """Check whether a Node of this name exists; `host` is this machine's hostname, `waits`: the proxy has not written
+    rules yet."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
         yield Diagnosis(

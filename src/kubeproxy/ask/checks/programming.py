@@ -1,4 +1,4 @@
-"""Checks of the kernel's state: as the proxy reports it, and a quick look for the mode's rules."""
+"""Checks of the kernel's state: as the proxy reports it, and whether the mode's rules exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
 
 
 def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Report the reasons why the proxy is not ready; `reasons` are those that no other check reports."""
+    """Report the reasons why the proxy is not ready; `reasons` are the reasons that no other check reports."""
     for reason in reasons.values():
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -69,7 +69,7 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
 
 
 def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of any kube-proxy, on a node where none runs."""
+    """Check whether the kernel has rules of any kube-proxy, on a node without a running one."""
     if not any(True for _ in traces):
         yield Diagnosis(
             severity=Severity.BROKEN,

@@ -39,7 +39,7 @@ class InterfacePath(NamedTuple):
 
 
 def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
-    """Check whether this node forwards packets; a mode that ends connections at the proxy does not need that."""
+    """Check whether this node forwards packets; a mode that ends connections at the proxy does not need forwarding."""
     for one in settings:
         if one.actual == 0 and flows_end is FlowsEnd.ENDPOINTS:
             yield Diagnosis(
@@ -175,7 +175,7 @@ def down(
 
 
 def tracked(count: int, limit: int) -> Room:
-    """Return how full the connection tracking table is."""
+    """Return the used fraction of the connection tracking table."""
     return Room(
         "connection tracking",
         count,

@@ -21,7 +21,7 @@ _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
 def unasked(proxies: Sequence[ProxyProcess]) -> str:
-    """Return in words which kube-proxies run here, though objects are read from elsewhere."""
+    """Return a text on the kube-proxies that run on this node, although another source of objects was given."""
     pids = ", ".join(str(process.pid) for process in proxies)
     if not pids:
         return "no kube-proxy runs here"

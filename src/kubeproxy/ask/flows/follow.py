@@ -1,5 +1,5 @@
-"""The questions of `kube-proxy flows`: connections of Services that are open now; with -f, connections as they begin
-and end, with names of Service and pods.
+"""The questions of `kube-proxy flows`: connections of Services that are open now; with -f, the beginnings and ends of
+connections, with names of Service and pods.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from kubeproxy.setup import host, modes
 MOST_REMEMBERED = 1 << 16
 """Maximum number of connections with a stored beginning, for their duration; beyond it the oldest are removed."""
 _RENEWAL = 5.0
-"""Minimum seconds between two reloads of Services and pods, which an unknown address causes."""
+"""Minimum seconds between two reloads of Services and pods; an unknown address causes a reload."""
 _RENEWAL_SHARE = 0.05
 """Maximum fraction of the time for reloads."""
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A beginning or an end. `time` is RFC 3339, `seconds` its duration, None if its beginning was not seen."""
+    """The beginning or the end of a connection. `time` is RFC 3339, `seconds` its duration, None if its beginning was
+    not seen."""
 
     time: str
     event: str
@@ -103,7 +104,7 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address; if it is unknown after a reload, too, it causes no further reload."""
+        """Record an unknown address; if a reload does not find it either, it causes no further reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -240,7 +241,7 @@ class Ground(NamedTuple):
         return Wanted(self.mode.tracked_as, self.mode.tracked_as)
 
     def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
-        """Return the ports of these Services, or of all, as the kernel has them. Raises KubeProxyError."""
+        """Return the service ports of these Services, or of all, from the committed plans. Raises KubeProxyError."""
         held = self.source.services(names)
         families = ((family, self.facts.world.of(family)) for family in self.facts.world.families)
         asked = {family: ours.nodeport_ips if ours is not None else () for family, ours in families}

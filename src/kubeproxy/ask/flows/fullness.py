@@ -1,4 +1,4 @@
-"""The state of connection tracking: how full it is, its growth, its refusals, and the largest users. Pure."""
+"""The state of connection tracking: its use, its growth, its failures, and the largest users. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NEARLY_FULL: Final = 0.9
 _SOON: Final = 60.0
 """Seconds: a table that would be full earlier, at its present growth, is a problem."""
 _MANY: Final = 0.25
-"""The fraction of all entries above which a single Service or client is named as a cause."""
+"""The fraction of all entries above which a single Service or client is reported as a cause."""
 _TCP = 6
 
 
 class Filler(Struct, frozen=True, rename="camel"):
-    """A user of entries: a Service, or the address of a client that uses none."""
+    """A user of entries: a Service, or the address of a client without a Service."""
 
     name: str
     entries: int

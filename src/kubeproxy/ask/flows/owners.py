@@ -1,6 +1,6 @@
 """Maps a destination of clients to its Service and port, as Services change. Pure.
 
-The process of the page that follows connections gets them as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
+The page's process that follows connections receives the changes as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FollowedNode(Struct, frozen=True):
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """Each further line: the present frontends of a Service (see keys_by_port), none for a deleted one."""
+    """A later line: the present frontends of a Service (see keys_by_port), none for a deleted one."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]

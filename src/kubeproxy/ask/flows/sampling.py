@@ -1,8 +1,8 @@
 """Limits the cost of listening to connection tracking: under load it reads only a sample of the connections. Counts the
 new ones by Service, port and endpoint.
 
-It measures the process's CPU time, with the handling of events. The kernel filters the other connections, so they cost
-nothing here.
+The limit is on the process's CPU time, including the handling of events. The kernel filters the other connections, so
+they cost nothing here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.model.addresses import destination_text
 
 
 class ProcessorShare(NamedTuple):
-    """Shares of one processor: above `busy` the sample is halved, below `idle` it is doubled."""
+    """Shares of one processor: above `busy` the sample rate is halved, below `idle` it is doubled."""
 
     busy: float
     idle: float
@@ -82,7 +82,7 @@ MOST_ENDPOINTS: Final = 100
 
 
 class Beginnings:
-    """Counts new connections; without `endpoints`, where connections end at the proxy, only by Service."""
+    """Counts new connections; without `endpoints`, in a mode that ends connections at the proxy, only by Service."""
 
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners

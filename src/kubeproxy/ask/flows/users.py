@@ -25,8 +25,8 @@ _NOBODY: Final = b""
 class ConnectionCount(Struct):
     """Numbers of connections by state.
 
-    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open. `began` counts those that
-    began during the time of listening.
+    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open. `began` counts connections
+    that began while this program listened.
     """
 
     open: int = 0
@@ -82,7 +82,7 @@ class ServedPorts(Targets[ServedPort]):
 
 
 class Census:
-    """Counts connections. `own` are the node's addresses if connections end at the proxy, else None."""
+    """Counts connections. `own` are the node's addresses in a mode that ends connections at the proxy, else None."""
 
     def __init__(self, ports: ServedPorts, own: frozenset[bytes] | None) -> None:
         self._ports = ports

@@ -1,4 +1,5 @@
-"""Compares the kernel with the plans until each difference is confirmed, as the proxy and others change it meanwhile.
+"""Compares the kernel with the plans until each difference is confirmed, because the proxy and other programs change it
+in the meantime.
 
 A Service's difference counts if two readings show it and the proxy's plan of the Service was the same before, between
 and after them. An element without a Service counts if it has none in two passes over everything.
@@ -20,7 +21,7 @@ from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.setup import modes
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
-"""Returns these Services from the proxy, all if none is named."""
+"""Returns these Services from the proxy, all if none is given."""
 
 LOOKS = 6
 """Maximum number of readings for a Service that changes in the meantime."""
@@ -31,7 +32,7 @@ PAUSE = 0.05
 class Seen(Struct, frozen=True):
     """The result: the number of compared Services, the differences, and the parts that could not be compared.
 
-    `on_their_way`: Services with queued changes. `unstable`: Services that changed at every reading.
+    `on_their_way`: Services with queued changes. `unstable`: The Services that changed at every reading.
     """
 
     services: int
@@ -42,11 +43,12 @@ class Seen(Struct, frozen=True):
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
-    """Compare these Services, or everything if none is named. Raises KubeProxyError."""
+    """Compare these Services, or everything if none is given. Raises KubeProxyError."""
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
-    # A Service with a pending change is compared with its old plans: its new elements seem unowned until the next look.
+    # A Service with a pending change is compared with its old plans: its new elements have no Service until the next
+    # reading.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
     findings, unstable = _settled(ask, examiners, suspects, first)

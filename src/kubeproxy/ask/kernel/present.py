@@ -40,7 +40,7 @@ _SHOWN = 10
 
 def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
     """Compare the kernel with the plan of an answer, which must have one. Raises KubeProxyError."""
-    assert explained.plan is not None  # noqa: S101 - the caller looked
+    assert explained.plan is not None  # noqa: S101 - the caller checked
     key, facts = explained.plan.key, asked.facts()
     try:
         with examiners(facts, [key.family]) as kernel:

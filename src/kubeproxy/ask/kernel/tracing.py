@@ -1,5 +1,5 @@
-"""Makes the kernel trace packets of a flow, and gathers their rules and entries of connection tracking. The steps
-become journeys, and these a verdict, as text.
+"""Makes the kernel trace packets of a flow, and gathers their rules and entries of connection tracking. It combines the
+steps into journeys, and the journeys into a verdict in text form.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOOK = 0.1
 
 
 class Limits(NamedTuple):
-    """Limits: seconds to wait, and number of packets; `sends`: this node sends a packet itself."""
+    """Limits: seconds to wait, and number of packets; `sends`: whether this node sends a packet."""
 
     seconds: float = 10.0
     packets: int = 4
@@ -193,14 +193,14 @@ LEFT = "left by another kube-proxy: "
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _NEAR = 16
-"""Maximum number of earlier packets among which the one that this step continues is searched."""
+"""Maximum number of earlier packets that are searched for the one that a step continues."""
 
 RuleKey = tuple[int, str, str, int]
 """A rule: family of its table, table, chain, handle."""
 
 
 class KnownRules(NamedTuple):
-    """Texts and meanings of the rules that packets met.
+    """Texts and meanings of the rules that packets matched.
 
     `decision` returns the meaning of one of our chains (table, name); the text begins with LEFT if the running proxy
     has no such chain; None for a chain of another program.
@@ -214,7 +214,7 @@ class KnownRules(NamedTuple):
 class Met(Struct, frozen=True, rename="camel"):
     """A packet in one base chain. `words` are the rules and decisions that matched, `verdict` is the result.
 
-    `destination` is the packet's destination at that point: translation changes it on the way.
+    `destination` is the packet's destination at that point: translation changes it.
     """
 
     hook: str
@@ -226,10 +226,10 @@ class Met(Struct, frozen=True, rename="camel"):
 
 
 class Journey(Struct, frozen=True, rename="camel"):
-    """The way of one packet through this node.
+    """The path of one packet through this node.
 
     `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP error', or '' for another packet; `lost` is the
-    reason why it ended here, '' if it did not; `last` is the last hook that it passed.
+    reason why it ended on this node, '' if it continued; `last` is the last hook that it passed.
     """
 
     direction: str
@@ -268,14 +268,14 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
-    """Return our chains that marked a packet, none if it is traced for another program."""
+    """Return our chains that marked a packet, none if another program requested its trace."""
     return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
     """Return the index of the journey that a step continues, or the index for a new journey.
 
-    The kernel's trace id of a packet changes when its addresses are translated, or when it passes loopback or a bridge.
+    The kernel's trace id of a packet changes on translation, and when it passes loopback or a bridge.
     """
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
@@ -323,7 +323,8 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of our chains and the rules of others that matched. LEFT is shown once in a row."""
+    """Yield the decisions of our chains and the rules of others that matched. Consecutive decisions have the prefix
+    LEFT only once."""
     shown = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
@@ -374,7 +375,7 @@ def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
 
 
 class TracedReply(Struct, frozen=True):
-    """The entry of a traced connection in connection tracking: its endpoint, and whether an answer came."""
+    """The entry of a traced connection in connection tracking: its endpoint, and whether a reply arrived."""
 
     endpoint: str
     answered: bool
