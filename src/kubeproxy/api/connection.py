@@ -295,7 +295,7 @@ def _tls_hint(data: bytes) -> str:
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal questions share a lookup; then a new one begins, as the name servers may have changed."""
+"""Seconds for which equal queries share a lookup; then a new one begins, as the name servers may have changed."""
 
 
 class _Lookup(NamedTuple):
@@ -307,7 +307,7 @@ class Loop(asyncio.SelectorEventLoop):
     """An event loop that resolves host names in daemon threads of their own.
 
     getaddrinfo(3) cannot be cancelled, and without an answering name server it takes half a minute and more. In the
-    loop's own threads, which are few and also do the kernel's work, it would delay repairs and the end of the program.
+    loop's few worker threads, which also write to the kernel, it would delay repairs and the end of the program.
     """
 
     def __init__(self) -> None:

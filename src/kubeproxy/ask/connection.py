@@ -1,10 +1,10 @@
 """The full answer for one connection on this node: the proxy's plan, the kernel, other programs, and the endpoints.
 
-For other programs' rules it has the packets of the connection at the hooks of this node: requests before and after
-translation, and answers. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the
-same priority may run before or after it. At the hook output, the interface is that of the route to the destination
-before translation, also after it. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of
-Linux 6.18.
+To check other programs' rules, it computes the packets of the connection at the hooks of this node: requests before and
+after translation, and answers. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains
+with the same priority may run before or after it. At the hook output, the interface is that of the route to the
+destination before translation, also after it. Source: include/uapi/linux/netfilter_ipv4.h, and
+net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown where another node decides, no kube-proxy runs
+        """Whether an endpoint gets the connection: yes, no, or unknown if another node decides, no kube-proxy runs
         here, or only this node's probe failed."""
         if self.why.elsewhere is not None:
             return "unknown"
@@ -66,7 +66,8 @@ class Explanation(Struct, frozen=True):
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
     def _leaves_open(self, about: str) -> bool:
-        """Return whether a check could not decide: a probe that may not concern the client, or a missing proxy."""
+        """Return whether a finding leaves the answer open: a probe that may not concern the client, or a missing
+        proxy."""
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
@@ -129,7 +130,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
 
 
 def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
-    """Return the clients that failed probes concern, and the chains that stop this node's own packets."""
+    """Return the clients that failed probes concern, and the chains that stop this node's packets packets."""
     failed = {}
     for one in probes:
         if one.failed:
@@ -148,19 +149,19 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
         passing = [each for one in sent for each in own_packets(one, local[family_of(one.destination)])]
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
-        blocked = {}  # the checks of a running proxy report rules that cannot be read
+        blocked = {}  # for a running proxy, other checks report unreadable rules
     return present.ProbedFor(is_node, own, blocked)
 
 
 def _unasked() -> Iterator[Diagnosis]:
-    """Yield the finding that objects alone decide the answer; without a proxy here, it is only what one would do."""
+    """Yield the finding that the answer follows from objects only: without a proxy on this node, it is hypothetical."""
     proxies = processes.proxies()
     severity = Severity.NOTE if proxies else Severity.UNKNOWN
     yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:
-    """Report endpoints whose answers do not return through this node, which alone translates them back."""
+    """Report endpoints with answers that do not return through this node, where the translation would be reversed."""
     lost = [one for one in why.endpoints if not one.returns]
     if lost:
         yield Diagnosis(
@@ -187,7 +188,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity for this connection: it is stopped, or it may be."""
+    """Yield the node's findings, with the severity for this connection: certain or possible cause."""
     for finding in report.findings:
         stops = Severity.BROKEN if finding.stops_connections else Severity.NOTE
         yield finding if finding.severity is Severity.UNKNOWN else replace(finding, severity=stops)
@@ -196,7 +197,7 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
 
 
 def _way(node: CheckedNode, why: Why) -> CheckedNode:
-    """Return the hooks to check for a connection: the node does not forward connections that begin or end on it.
+    """Return the hooks to check for a connection: connections that begin or end on this node are not forwarded.
 
     In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here.
     """
@@ -238,8 +239,9 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
 
 
 def _meeting(whole: CheckedConnection, ends: Collection[bytes]) -> str:
-    """Return the interface that leads to the client and to one of these endpoints, which answers it directly if that is
-    a bridge; '' for none. Endpoints that see this node as the client answer this node. Raises NetlinkError.
+    """Return the interface that leads both to the client and to one of these endpoints, '' for none; by a bridge the
+    endpoint answers the client directly. Endpoints with this node as the client answer this node. Raises
+    NetlinkError.
     """
     entrance = whole.interface
     others = (end for end in ends if end not in whole.local)
@@ -253,7 +255,7 @@ def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
-        # Of two chains with the same priority, either may be the first.
+        # Two chains with the same priority may run in either order.
         yield from to_node(whole, before=_FILTER + 1)
 
 
@@ -263,13 +265,13 @@ _FILTER: Final = 0  # NF_IP_PRI_FILTER, the priority of the proxy's chains that 
 _FIRST, _LAST = -math.inf, math.inf
 _DESTINATION: Final = -100  # NF_IP_PRI_NAT_DST
 _SOURCE: Final = 100  # NF_IP_PRI_NAT_SRC
-_SERVERS: Final = 98  # of IPVS at the hooks input and forward
+_SERVERS: Final = 98  # the priorities of IPVS at the hooks input and forward
 _NONE: Final = ""
 _LOOPBACK: Final = "lo"
 
 
 class CheckedConnection(NamedTuple):
-    """A connection: its first packet on arrival, with the source None if the node picks it, and this node's addresses.
+    """A connection: its first incoming packet, with the source None if the node picks it, and this node's addresses.
 
     `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
     """
@@ -285,7 +287,7 @@ class CheckedConnection(NamedTuple):
 
     @property
     def interface(self) -> str | None:
-        """The interface of arrival, derived from the routes; None if unknown."""
+        """The incoming interface, derived from the routes; None if unknown."""
         if self.is_local or self.packet.source is None:
             return _NONE
         return interface_to(self.packet.source)
@@ -297,7 +299,7 @@ class CheckedConnection(NamedTuple):
 
 
 def interface_to(address: bytes) -> str | None:
-    """Return the interface by which packets to an address leave, None without a route. Raises NetlinkError."""
+    """Return the outgoing interface of packets to an address, None without a route. Raises NetlinkError."""
     return way_out(bytes(len(address)), address) or None
 
 
@@ -389,7 +391,7 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
 def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
     """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError.
 
-    Without the answers, and only to chains of the hook input with a lower priority, if `before` is given.
+    If `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
     """
     packet, here = connection.packet, connection.is_local
     entrance = _LOOPBACK if here else connection.interface

@@ -35,7 +35,7 @@ from kubeproxy.server.text import json_bytes, printable
 Json = dict[str, Any]
 
 SCHEMA_VERSION: Final = 1
-"""The version of docs/answers.schema.json: it grows when a field is removed, or gets another type or meaning."""
+"""The version of docs/answers.schema.json: it increases when a field is removed, or changes its type or meaning."""
 
 _ACTIONS: Final[Mapping[Action, str]] = {
     Action.CLUSTER: "endpoints",
@@ -231,7 +231,7 @@ def _page(lines: list[str]) -> bytes:
 
 
 def _version(version: str | None) -> str:
-    return f", version {version}" if version else ""  # objects of a manifest folder have no version
+    return f", version {version}" if version else ""  # objects from a manifest folder have no version
 
 
 def _port_lines(port: Json, title: str) -> Iterator[str]:
@@ -258,9 +258,9 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
 
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
-_AT_ONCE: Final = 16  # Services written before the loop has its turn: 1 ms
-_RUN: Final = 200  # names looked at before the loop has its turn: below 1 ms
-_LONGEST_NUMBER: Final = 9  # digits: what is longer is no number of anything here
+_AT_ONCE: Final = 16  # number of Services written before the event loop runs again: 1 ms
+_RUN: Final = 200  # number of names compared before the event loop runs again: below 1 ms
+_LONGEST_NUMBER: Final = 9  # digits of a number: longer ones are invalid
 
 
 class Query(NamedTuple):
@@ -356,8 +356,8 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
 
 
 class StatePage:
-    """Answers /debug/state. Services are written a few at a time, with the event loop running in between: a change in
-    the meantime is seen when its Service's turn comes.
+    """Answers /debug/state. Services are written a few at a time, with the event loop running in between: the answer
+    has each Service's state at the time when it is written.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -386,7 +386,7 @@ class StatePage:
         for count, name in enumerate(merge(*runs), 1):
             yield name
             if count % _RUN == 0:
-                await asyncio.sleep(0)  # skipped Services take time as well
+                await asyncio.sleep(0)  # skipping Services takes time as well
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""
@@ -397,7 +397,7 @@ class StatePage:
         async for name in self._names(query):
             found = service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
             if found is None:
-                continue  # deleted meanwhile, or only slices of it are known
+                continue  # deleted in the meantime, or only its slices are known
             if query.limit and count == query.limit:
                 more = True
                 break

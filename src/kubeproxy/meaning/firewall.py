@@ -1,9 +1,9 @@
 """Filter rules of other programs: the general effect of each chain, and whether it surely drops a given packet.
 
-Each base chain is evaluated on its own, for a packet in the form it has at the hook. A test of a value that other rules
-may set (marks), or a test that is not understood, may have either outcome. Rules of nf_tables, those of iptables-nft
-among them, are read over netlink; those of legacy iptables are the text of iptables-save. The rules of a kube-proxy,
-this one or the Go one, are read for the comparison of whole rulesets.
+Each base chain is evaluated on its own, for a packet as it is at the hook. A test of a value that other rules may set
+(marks), or an unsupported test, may have either outcome. Rules of nf_tables, those of iptables-nft among them, are read
+over netlink; those of legacy iptables are the text of iptables-save. The rules of a kube-proxy, this one or the Go one,
+are read for the comparison of whole rulesets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
-"""Chains of kube-proxy and kubelet, but not those of kube-router, which filter connections of pods."""
+"""Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
 _MOST: Final = 2000
 """Maximum number of rules of a table, and of elements of a set, that are evaluated; a firewall has tens.
 
@@ -87,8 +87,8 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; a `source` of None is any address of this node. `port` is the source port of an answer, and
     the destination port of a request. `original` is the destination of the connection's first packet before
-    translation. `interfaces` are those of arrival and departure: None if unknown, '' if there is none. `tracked`: rules
-    translate it here or later, so it must not be taken out of connection tracking.
+    translation. `interfaces` are the incoming and the outgoing one: None if unknown, '' if there is none. `tracked`:
+    rules translate it here or later, so it must not be taken out of connection tracking.
     """
 
     hook: str
@@ -119,7 +119,8 @@ class Drop(NamedTuple):
 
 
 class Firewall:
-    """The rules of one table of another program; `where` is its name in that program. `whole`: all rules were read."""
+    """The rules of one table of another program; `where` is its name in that program. `whole`: whether all rules were
+    read."""
 
     def __init__(
         self,
@@ -156,7 +157,8 @@ class Firewall:
                 yield Drop(self.where, _short(chain.name), packet, unordered, untracks)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
-        """Return the chains that some of these packets pass, and that surely accept and track all that do."""
+        """Return the chains that some of these packets pass, and that surely accept and track all packets that pass
+        them."""
         met: set[str] = set()
         unsure: set[str] = set()
         for packet, walk in self._walks(packets):
@@ -193,7 +195,7 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
 
 
 def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return a table with at most _MOST rules, and whether these are all."""
+    """Return a table with at most _MOST rules, and whether it has no others."""
     left, chains = _MOST, {}
     for name, chain in table.chains.items():
         chains[name] = chain._replace(rules=chain.rules[:left])
@@ -246,7 +248,7 @@ class _ChainWalk(Walk):
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield the chains that a packet passes, and whether they may drop it, or take it out of connection tracking.
 
-        Later packets of the connection count, too.
+        Later packets of the connection are included.
         """
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
@@ -382,7 +384,7 @@ _TABLE: Final = "kube-proxy"
 
 
 def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
-    """Return the rules of kube-proxy in the kernel: of its own table, and of those of iptables."""
+    """Return the rules of kube-proxy in the kernel: in its own table, and in the tables of iptables."""
     found = []
     with Netlink.open() as link:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):

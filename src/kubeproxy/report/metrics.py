@@ -1,8 +1,8 @@
 """The metrics that every mode has; a mode registers its own.
 
 Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. The metrics that the Go
-kube-proxy lacks are in OwnMetrics. kubeproxy.registry counts and renders. The pages of the metrics port (10249) have
-paths and content types as in cmd/kube-proxy's metrics server of v1.36.
+kube-proxy lacks are in OwnMetrics. kubeproxy.registry has the counters and their rendering. The pages of the metrics
+port (10249) have paths and content types as in cmd/kube-proxy's metrics server of v1.36.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KUBERNETES: Final = ("1", "36")
 
 # The buckets of component-base's ExponentialBuckets(0.001, 2, 15), with its floating-point rounding.
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
-# LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets puts a zero in front.
+# LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets adds a zero at the start.
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
@@ -66,7 +66,7 @@ class ProxyMetrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
-        # component-base's metrics about metrics; none of ours is hidden or can be disabled.
+        # component-base's metrics about metrics; no metric here is hidden or can be disabled.
         for state in ("disabled", "hidden"):
             registry.counter(f"{state}_metrics_total", f"[BETA] The count of {state} metrics.").labels()
         self._registered = registry.counter(
@@ -83,7 +83,7 @@ class ProxyMetrics:
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
         levels = Counts(found[1] for text in self.registry.helps if (found := _STABILITY.match(text)))
-        for level, number in levels.items():  # at each rendering, as modes register metrics later
+        for level, number in levels.items():  # computed at each rendering, as modes register metrics later
             self._registered.labels("", level).set(number)
         return self.registry.render()
 
@@ -97,7 +97,7 @@ class ProxyMetrics:
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
-        """Make the refusals and times of these families start with 0: an alert on a rate misses a counter's first 1."""
+        """Create the counters of these families with 0: an alert on a rate misses a counter that starts with 1."""
         for family in families:
             self.last_queued.labels(family)
             self.last_sync.labels(family)
@@ -184,15 +184,15 @@ class OwnMetrics:
             "Cumulative repairs of our rules after changes by other programs (not in the Go kube-proxy)",
         ).labels()
         self.config_invalid = gauge(
-            "kubeproxy_config_invalid", "Whether the configuration file as it is now cannot be used: 1 or 0"
+            "kubeproxy_config_invalid", "Whether the present configuration file is invalid: 1 or 0"
         ).labels()
-        self.services = gauge("kubeproxy_services", "Services that have an address in a family", FAMILY)
+        self.services = gauge("kubeproxy_services", "Services with an address in a family", FAMILY)
         self.endpoints = gauge(
             "kubeproxy_endpoints", "Endpoints that new connections are sent to, of all Service ports", FAMILY
         )
         self.without_endpoints = gauge(
             "kubeproxy_services_without_endpoints",
-            "Services with a port that no endpoint anywhere takes connections for",
+            "Services with a port without an endpoint for new connections",
             FAMILY,
         )
         self._staleness = gauge(
@@ -200,14 +200,13 @@ class OwnMetrics:
         )
         self._certificates = gauge(
             "kubeproxy_certificate_expiration_timestamp_seconds",
-            "When a certificate that is used for the API server expires: the client's own, or the last of the"
-            " authorities",
+            "Expiry of a certificate for the API server: the client's certificate, or the authority that expires last",
             "certificate",
         )
         registry.collect(lambda: conntrack(NETFILTER))
 
     def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
-        """Call this at each scrape for the seconds by which the state of a resource may be old."""
+        """Set the function that returns, at each scrape, the age of a resource's state in seconds."""
         self._staleness.labels(resource_name).follow(seconds)
 
     def show_certificates(self, expiries: Mapping[str, float]) -> None:
@@ -218,7 +217,7 @@ class OwnMetrics:
 
 
 def conntrack(folder: Path) -> Iterable[Single]:
-    """Yield the number of tracked connections and its limit, nothing where the kernel has no such files."""
+    """Yield the number of tracked connections and its limit, nothing if the kernel lacks these files."""
     for name, file, text in (
         ("kubeproxy_conntrack_entries", "nf_conntrack_count", "Tracked connections of this network namespace"),
         ("kubeproxy_conntrack_entries_limit", "nf_conntrack_max", "Maximum number of tracked connections"),
@@ -318,7 +317,7 @@ def _stat() -> list[str]:
 
 
 def _start_time() -> float:
-    """Return when this process started, in seconds since the epoch."""
+    """Return the start time of this process in seconds since the epoch."""
     lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     boot = next(float(line.split()[1]) for line in lines if line.startswith("btime "))
     return boot + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")
@@ -353,7 +352,7 @@ def _process(started: float) -> Iterable[Single]:
 
 
 def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
-    """Return the IP layer's counters (proc(5)) of the network namespace, as the Go client does."""
+    """Return the IP layer's counters (proc(5)) of the network namespace, which the Go client reports."""
     try:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.startswith("IpExt:")]
     except OSError:
@@ -366,7 +365,7 @@ def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
 
 
 def _concurrency() -> Iterable[Single]:
-    """Yield the Go client's counts of goroutines and threads, which dashboards of all components show."""
+    """Yield the Go client's numbers of goroutines and threads, which dashboards of all components show."""
     try:
         tasks = len(asyncio.all_tasks())
     except RuntimeError:  # not on an event loop
@@ -399,9 +398,9 @@ def metrics_pages(
     state: Handler | None = None,
     asked_by: Callable[[str], None] | None = None,
 ) -> dict[str, Handler]:
-    """Return the pages by path: text, except /configz, whose callable returns JSON; /debug/state is ours.
+    """Return the pages by path: text, except /configz, which returns JSON; the Go kube-proxy has no /debug/state.
 
-    `asked_by` gets the User-Agent header of each program on this node that requests /proxyMode.
+    `asked_by` is called with the User-Agent header of each program on this node that requests /proxyMode.
     """
 
     def all_metrics(request: Request) -> Response:

@@ -36,7 +36,7 @@ class CheckedNode(Struct, frozen=True):
     `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
     restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
-    it passes, with its packets there (`passing`), the addresses of its client and endpoints without this node's
+    it passes, with its packets there (`passing`), the addresses of its client and endpoints except this node's
     (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
     endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
     destination (`served`), whether the proxy's rules reject it (`refused`), the hooks at which `passing` has all its
@@ -70,7 +70,7 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def parts(self) -> list[tuple[Family, FamilyGlobals]]:
-        """The globals of each family to check; empty if no proxy answers."""
+        """The globals of each family to check; none if no proxy answers."""
         world = self.facts.world if self.facts is not None else None
         each = [(family, world.of(family)) for family in self.families] if world is not None else []
         return [(family, part) for family, part in each if part is not None]
@@ -99,7 +99,7 @@ def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
 def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check for interfaces that do not forward: those of one connection, or all.
 
-    For IPv4 the sysctl of the interface of arrival decides, for IPv6 only the one for all interfaces
+    IPv4 depends on the sysctl of the incoming interface, IPv6 only on the sysctl for all interfaces
     (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
     """
     if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not number(_IP_FORWARD):
@@ -109,7 +109,7 @@ def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
         name
         for _, name in socket.if_nameindex()
         if name not in inner
-        and not (SYS / name / "master").exists()  # packets that arrive at a port of a bridge arrive by the bridge
+        and not (SYS / name / "master").exists()  # packets from a port of a bridge come in by the bridge
         and number(f"net/ipv4/conf/{name}/forwarding") == 0
     ]
     if closed and node.passing:
@@ -132,7 +132,7 @@ def _served(node: CheckedNode) -> frozenset[str]:
 
 
 def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces that are down though the Node, pods or the connection need them."""
+    """Check for interfaces that are down although the Node, pods or the connection need them."""
     roles: dict[str, str] = {}
     networks: dict[str, list[Range]] = {}
     uplinks = set()
@@ -144,7 +144,7 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # interfaces of its client and endpoints, else the uplinks
+    if node.packet is not None:  # the interfaces of the connection's client and endpoints, else the uplinks
         near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
         used = {name for each in near for name in each or uplinks}
         roles = {name: role for name, role in roles.items() if name in used}

@@ -2,8 +2,8 @@
 and kernel compared. Probes of endpoints from this node: a TCP connect, or a UDP datagram that an unused port would
 refuse.
 
-Packets of pods and of outside clients take another way, and policies may treat them in another way. An answered probe
-shows that the endpoint listens; a failed one proves something only of clients that the endpoint sees as this node.
+Packets of pods and of outside clients take other paths, and network policies may treat them differently. An answered
+probe shows that the endpoint listens; a failed one is evidence only for clients that the endpoint sees as this node.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
     """Try the first MOST of these endpoints, at the same time. SCTP is not tried."""
     if protocol not in {_TCP, _UDP} or not endpoints:
         return ()
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - many questions need no probe
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most questions need no probe
 
     attempt = _tcp if protocol == _TCP else _udp
     chosen = [one.address for one in endpoints[:MOST]]
@@ -259,7 +259,7 @@ _BLACKHOLE: Final = "its route is a blackhole"
 
 
 def _blocked(what: str, drop: Drop, *, is_node: bool) -> Diagnosis:
-    """Return the finding of a probe that a chain of this node stops: it is no fault of the endpoint."""
+    """Return the finding of a probe that a chain of this node stops: the endpoint is not the cause."""
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
     if is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them")
