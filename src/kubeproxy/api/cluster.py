@@ -351,15 +351,15 @@ def _seconds(digits: bytes) -> float:
 _NOT_SIGNED: Final = frozenset((2, 18, 19, 20, 21))
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
-_OTHER_NAMES: Final = frozenset((62, 64))  # another host name, another address
+_OTHER_NAMES: Final = frozenset((62, 64))  # the certificate is for another host name, for another address
 
-# Values of ssl.SSLError.reason, by their remedy.
+# Values of ssl.SSLError.reason, grouped by remedy.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
 _OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
 
 
 def connection_reason(error: OSError, cluster: Cluster) -> str:
-    """Return why no connection to the server of `cluster` was made."""
+    """Return the reason why a connection to the server of `cluster` failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate_reason(error, cluster)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -367,7 +367,7 @@ def connection_reason(error: OSError, cluster: Cluster) -> str:
     if isinstance(error, ssl.SSLError):
         reason = tls_code(error)
         if reason in _NO_TLS:
-            return "what listens there does not speak TLS: is the server's URL https, and its port right?"
+            return "the server at this address does not use TLS: is the URL's scheme https, and its port right?"
         if _OURS_REFUSED.search(reason):
             return f"the server does not accept our credentials ({cluster.identity}): {tls_words(error)}"
         return f"TLS failed: {tls_words(error)}"

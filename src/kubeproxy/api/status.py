@@ -1,6 +1,6 @@
-"""Errors of requests to an API server, with messages for operators: a SourceError for each reaction. Pure."""
+"""Errors of requests to an API server, with messages for operators: one subclass of SourceError per reaction. Pure."""
 
-# ruff: noqa: N818 - the names say what is the case
+# ruff: noqa: N818 - the names describe conditions
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from msgspec import Struct
 from kubeproxy.errors import SourceError
 
 _LONGEST: Final = 1000
-"""Characters of a Status's message that are kept, for logs, readiness and events."""
+"""Maximum length of a Status's message in logs, readiness and events."""
 
 _LONGEST_WAIT: Final = 120.0
-"""Most seconds of a Retry-After that count."""
+"""Maximum of Retry-After in seconds; larger values are reduced."""
 
 _SNIPPET: Final = 200
-"""Characters of an answer that is no Status which are quoted in the message."""
+"""Maximum number of characters quoted from an answer that is no Status."""
 
 
 class _Cause(Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Details(Struct, frozen=True, rename="camel"):
 
 
 class Status(Struct, frozen=True):
-    """meta/v1 Status, with the fields that decide about the reaction."""
+    """meta/v1 Status, with the fields that determine the reaction."""
 
     code: int = 0
     reason: str = ""
@@ -45,7 +45,7 @@ class Status(Struct, frozen=True):
 
 
 class ConnectionFailed(SourceError):
-    """No answer, or only a part of one: nothing listens, the name is unknown, TLS failed, the connection died."""
+    """No answer, or an incomplete one: the connection was refused or lost, the name is unknown, or TLS failed."""
 
 
 class MalformedAnswer(SourceError):
@@ -53,18 +53,18 @@ class MalformedAnswer(SourceError):
 
 
 class NoInitialEnd(SourceError):
-    """A WatchList was silent, or ended, without the bookmark that completes it."""
+    """A WatchList was silent or ended before the bookmark that completes it."""
 
 
 class OutOfStep(SourceError):
-    """The watch may have missed changes: only a new list shows the present state."""
+    """The watch may have missed changes: a new list is needed."""
 
 
 class StatusError(SourceError):
     """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch).
 
     `code` is the HTTP status. `expired`: the resource version or continue token is too old; list again. `too_large`:
-    the server has not reached the requested version yet. `retry_after` is in seconds, None when it is not given.
+    the server has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
     """
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
@@ -83,7 +83,8 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int) -> Status:
-    """Decode a Status; if `data` is none, return one of `code` (0 when unknown) that quotes its beginning."""
+    """Decode a Status; if `data` contains none, return one with `code` (0 if unknown) that quotes the beginning of
+    `data`."""
     try:
         status = _decoder.decode(data)
     except (ValueError, RecursionError):
@@ -102,12 +103,12 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's text of an error; Python and asyncio often have another one."""
+    """Return the system's text of an error; Python and asyncio often use another text."""
     if isinstance(error, ssl.SSLError):
         return tls_words(error)
     if isinstance(error, socket.gaierror):
         return f"the name cannot be resolved: {error.strerror}"
-    # asyncio has texts of its own, and quotes several errors in one that has no number.
+    # asyncio has different texts, and combines several errors into one without a number.
     number = error.errno or next(map(int, _ERRNO.findall(str(error))), 0)
     if number == errno.ECONNREFUSED:
         return "connection refused"
@@ -115,7 +116,7 @@ def os_reason(error: OSError) -> str:
 
 
 def tls_words(error: ssl.SSLError) -> str:
-    """Return OpenSSL's reason as words, without the library's name and line."""
+    """Return OpenSSL's reason as text, without the library's name and line."""
     if reason := tls_code(error):
         return reason.replace("_", " ").lower()
     text = re.sub(r"^\[[^\]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
