@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ def run(argv: Sequence[str]) -> int:
     name = argv[0]
     raise_net_admin()
     try:
-        status: int = import_module(f"kubeproxy.commands.{name}").run(parser_of(name).parse_args(argv[1:]))
+        command = import_module(f"kubeproxy.commands.{name}")
+        gc.freeze()  # modules are no garbage: searching them at the exit takes a fifth of a short command's CPU time
+        status: int = command.run(parser_of(name).parse_args(argv[1:]))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader closed the pipe early, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
