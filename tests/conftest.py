@@ -7,6 +7,7 @@ Tests that call asyncio.run() themselves are not touched by this.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import threading
@@ -94,6 +95,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
     pyfuncitem.config.stash[_LOOP].run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Leave the collected tests out of garbage collections, which else take a third of the unit tests' CPU time."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,4 +1,4 @@
-"""One browser for the tests of a module, and for each a page whose console must stay without complaints."""
+"""One browser for all tests, and for each a page whose console must stay without complaints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.browser.mock import MockProxy
 from support.browser.scene import Scene
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(loop: Any) -> Iterator[Browser]:
     """The browser; it starts in a second or two."""
     made = Browser()

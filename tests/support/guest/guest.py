@@ -22,7 +22,7 @@ from support.guest import narrow
 KERNEL = "linux.uml"
 INIT = Path(__file__).with_name("init.py")
 MEGABYTE = 1 << 20
-_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
 READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
 
 
