@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask.checks import settings, strangers
+from kubeproxy.ask.checks import strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
-from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.checks.node import CheckedNode, unreflecting_bridges
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
@@ -28,7 +28,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.route import bridges, hairpin_ports, source_for, way_out
+from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
@@ -176,15 +176,11 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
 
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
-    """Check a bridge that a pod's connection to itself passes, in a mode that translates packets on the bridge."""
+    """Check the bridge of a client that may reach itself."""
     source = node.packet.source if node.packet is not None else None
-    if source is None or node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
-        return
     share = sum(one.share for one in why.endpoints if pack(present.place(one.address)[0]) == source)
-    name = interface_to(source) if share else None
-    for bridge in bridges() if name else ():
-        if bridge.name == name and family_of(source) in bridge.filtered:
-            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share)
+    if source is not None and share:
+        yield from unreflecting_bridges(node, source, share)
 
 
 def _around(report: Checkup) -> Iterator[Diagnosis]:
@@ -232,10 +228,19 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
         ],
         meeting=_meeting(whole, [address for address, _, masqueraded in known if not masqueraded]),
         served=bool(why.service),
-        covered=covered(whole, known) if not at_proxy and 0 < len(known) == len(why.endpoints) else (),
+        covered=_TO_NODE
+        if why.outcome == Outcome.HEALTH.value
+        else covered(whole, known)
+        if not at_proxy and 0 < len(known) == len(why.endpoints)
+        else (),
         refused=why.outcome == Outcome.REFUSED.value,
+        answers=why.outcome == Outcome.HEALTH.value,
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
+
+
+_TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
+"""The hooks at which `to_node` yields every packet of a connection that this node answers."""
 
 
 def _meeting(whole: CheckedConnection, ends: Collection[bytes]) -> str:

@@ -2,14 +2,16 @@
 
 Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all its properties:
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
-rules. Exit code 1: a printed Service is not in the kernel yet; 2: the Service is unknown.
+rules. Exit code 1: a printed Service is not in the kernel yet; 2: the Service is unknown, or
+the objects are outdated, as the API server has been away for a minute.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.listing import addresses
 from kubeproxy.ask.source import Source, knowing, source
@@ -39,33 +41,39 @@ def service_name(text: str) -> ServiceName:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    mode = knowing(asked).mode
+    facts = knowing(asked)
+    old = list(contact.outdated(facts.reach)) if facts.reach is not None else []
+    head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
+    if given.output != "json":
+        for finding in old:
+            output.marked(finding.severity.mark, finding.text)
+            output.say(f"Fix: {finding.fix}")
     if given.name is not None:
-        return _one(asked, service_name(given.name), mode, given.output)
+        return _one(asked, service_name(given.name), head, given.output)
     held = sorted(asked.services(), key=lambda one: one.name)
     if given.output == "json":
-        output.json({"mode": mode, "services": list(map(_row, held))})
+        output.json({**head, "services": list(map(_row, held))})
     else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
-    return exit_code(wrong=any(one.state not in _FINE for one in held))
+    return exit_code(wrong=any(one.state not in _FINE for one in held), unknown=old)
 
 
 _FINE = ("programmed", "planned", "ignored")
 
 
-def _one(asked: Source, name: ServiceName, mode: str, form: str) -> int:
+def _one(asked: Source, name: ServiceName, head: Mapping[str, object], form: str) -> int:
     try:
         detail = asked.service(name)
     except QuestionError as error:
         if form != "json":
             raise
-        output.json({"mode": mode, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
+        output.json({**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
         return UNKNOWN
     if form == "json":
-        output.json({"mode": mode, **detail})
+        output.json({**head, **detail})
     else:
         output.page(service_text(detail))
-    return exit_code(wrong=detail["state"] not in _FINE)
+    return exit_code(wrong=detail["state"] not in _FINE, unknown="findings" in head)
 
 
 def _addresses(held: ProgrammedService) -> Iterator[str]:

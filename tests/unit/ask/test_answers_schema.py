@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.state import SCHEMA_VERSION
-from kubeproxy.commands import ALONE, COMMANDS
+from kubeproxy.commands import ALONE, COMMANDS, services
 from kubeproxy.commands.main import run
 from support.answers import SCHEMA, valid
 
@@ -77,3 +79,16 @@ def _versioned():
 def test_answers_about_a_folder_are_as_it_says(name, words, folder, capfd):
     run([*words, *folder])
     assert valid(name, capfd.readouterr().out)["schemaVersion"] == SCHEMA_VERSION
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(30.0, 0), (480.0, 2)])
+@pytest.mark.parametrize("words", [["services"], ["services", "shop/web"]])
+def test_services_say_since_when_the_objects_are_outdated(words, seconds, status, folder, capfd, monkeypatch):
+    watched = (WatchStanding(resource="services", synced=True, connected=False, stale=seconds),)
+    reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
+    monkeypatch.setattr(services, "knowing", lambda _: SimpleNamespace(mode="nftables", reach=reach))
+    assert run([*words, *folder]) == status
+    made = valid(words[0] if len(words) == 1 else "service", capfd.readouterr().out)
+    assert ["known 8 minutes ago" in one["why"] for one in made.get("findings", ())] == [True] * bool(status)
+    assert run([*words, *folder[:-2]]) == status
+    assert ("  x  the API server cannot be reached at" in capfd.readouterr().out) is bool(status)

@@ -286,11 +286,33 @@ def test_a_pod_that_reaches_itself_needs_hairpin_mode(ports, filtered, ends, mar
     for name, value in ports.items():
         (tmp_path / "cni0" / "brif" / name).mkdir(parents=True)
         (tmp_path / "cni0" / "brif" / name / "hairpin_mode").write_text(f"{value}\n")
-    monkeypatch.setattr(connection, "interface_to", lambda _: "cni0")
-    monkeypatch.setattr(connection, "bridges", lambda: [Bridge("cni0", filtered)])
-    monkeypatch.setattr(connection, "hairpin_ports", lambda name: hairpin_ports(name, tmp_path))
+    monkeypatch.setattr(node_checks, "way_out", lambda *_: "cni0")
+    monkeypatch.setattr(node_checks, "bridges", lambda: [Bridge("cni0", filtered)])
+    monkeypatch.setattr(node_checks, "hairpin_ports", lambda name: hairpin_ports(name, tmp_path))
     node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=Packet(POD, NEAR, 6, 80))
     asked = replace(why(), endpoints=tuple(Target(end, 0.5, masqueraded=True) for end in ends))
     found = list(connection._hairpin(node, asked))
     assert [one.severity.mark for one in found] == marks
     assert all("50.0% of the connections come back" in one.why for one in found)
+
+
+@pytest.mark.parametrize(
+    ("ports", "detector", "marks"),
+    [
+        ({"veth1": 0}, "10.244.0.0/16", ["x"]),
+        ({"veth1": 0, "eth0": 1}, "10.244.0.0/16", ["-"]),
+        ({"veth1": 1}, "10.244.0.0/16", []),
+        ({}, "10.244.0.0/16", []),
+        ({"veth1": 0}, "10.8.0.0/16", []),
+    ],
+)
+def test_doctor_looks_at_hairpin_mode_of_bridges_of_pods(ports, detector, marks, monkeypatch):
+    monkeypatch.setattr(node_checks, "bridges", lambda: [Bridge("cni0", (Family.IPV4,))])
+    monkeypatch.setattr(node_checks, "hairpin_ports", lambda _: {name: bool(on) for name, on in ports.items()})
+    monkeypatch.setattr(node_checks, "local_addresses", lambda _: [Address(HOST, 24, "cni0", 0)])
+    part = FamilyGlobals(detector=Detector("network", detector))
+    facts = SimpleNamespace(world=Globals("node-a", ipv4=part))
+    node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4)
+    found = list(node_checks.unreflecting_bridges(node))
+    assert [one.severity.mark for one in found] == marks
+    assert all("time out" in one.why and one.fix for one in found)

@@ -28,6 +28,7 @@ from kubeproxy.ask.checks.node import (
     full_rooms,
     interfaces_down,
     unfiltered_bridges,
+    unreflecting_bridges,
 )
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
@@ -85,6 +86,7 @@ def look_at(node: CheckedNode) -> Checkup:
     _look_at_way(report, node)
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: changed_sysctls(node))
+    report.look("hairpin mode", lambda: unreflecting_bridges(node))
     report.look("reverse path filter", lambda: settings.filtered_ways(filtered_paths(node)))
     report.look("room in the kernel", lambda: full_rooms(node))
     report.findings = worst_first(report.findings)
@@ -113,14 +115,17 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 def look_at_answer(node: CheckedNode) -> Checkup:
     """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
-    chains of other programs that surely drop its packets (`passing`) before its answer.
+    chains of other programs that surely drop its packets (`passing`) before its answer, or may drop it if the node
+    itself `answers`.
     """
     report = look_at_knowledge(node)
     sight = _sight(report)
     report.look("routes", lambda: routes.refused(node))
     if sight is not None:
         report.look("rules of other kube-proxies", lambda: _left(node, sight, forwarded=False))
-        if node.passing:
+        if node.answers:
+            report.look("firewalls", lambda: _chains(node, sight, ends_here=True))
+        elif node.passing:
             drops = partial(surely_dropped, sight.nf_tables, node.passing, silently=node.refused)
             report.look("firewalls", lambda: strangers.dropping(drops()))
     return report
@@ -265,6 +270,11 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     elif node.facts is not None and not processes.proxies():
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from _left(node, sight, forwarded=True)
+    yield from _chains(node, sight, ends_here=bool(node.mode.interface))
+
+
+def _chains(node: CheckedNode, sight: Sight, *, ends_here: bool) -> Iterator[Diagnosis]:
+    """Check the chains of other programs; `ends_here`: connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
     for firewall in firewalls(sight.nf_tables, _our_tables()):
@@ -276,8 +286,8 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
                 if one.hook in node.hooks and not (one.hook in node.covered and one.chain in harmless)
             ]
             drops += firewall.drops(node.passing)
-    if node.masqueraded:
-        filters = [one._replace(accepts=one.accepts or one.marked) for one in filters]
+    if node.masqueraded or node.answers:  # what the node answers is not translated: only `drops` is certain
+        filters = [one._replace(accepts=one.accepts or one.marked or node.answers) for one in filters]
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
@@ -285,7 +295,7 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     yield from strangers.untracking(drops, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
-    yield from strangers.firewalls(filters, node.mode.flows_end, bool(node.mode.interface))
+    yield from strangers.firewalls(filters, node.mode.flows_end, ends_here)
 
 
 def _is_answered(node: CheckedNode) -> bool:

@@ -17,10 +17,10 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import route
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
-from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, local_addresses, way_out
+from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, hairpin_ports, local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
-from kubeproxy.model.addresses import Family, Range, unpack, within
+from kubeproxy.model.addresses import Family, Range, family_of, unpack, within
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.setup import host, modes
@@ -39,8 +39,9 @@ class CheckedNode(Struct, frozen=True):
     it passes, with its packets there (`passing`), the addresses of its client and endpoints except this node's
     (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
     endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
-    destination (`served`), whether the proxy's rules reject it (`refused`), the hooks at which `passing` has all its
-    packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
+    destination (`served`), whether the proxy's rules reject it (`refused`), whether the proxy itself answers
+    (`answers`), the hooks at which `passing` has all its packets (`covered`), and its packets at the kernel's routing
+    decisions (`routed`).
     """
 
     facts: Facts | None
@@ -58,6 +59,7 @@ class CheckedNode(Struct, frozen=True):
     meeting: str = ""
     served: bool = True
     refused: bool = False
+    answers: bool = False
     covered: Collection[str] = ()
     routed: Collection[RoutedPacket] = ()
 
@@ -211,6 +213,27 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
         if _is_pods(part, address) and (node.packet is None or address.interface == node.meeting)
     ]
     return settings.bridged(bridges(), of_pods, node.mode.flows_end)
+
+
+def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
+    """Check for bridges by which connections of a pod to itself do not come back: of all pods, or of one client.
+
+    Only a mode that translates packets on the bridge itself needs hairpin mode. `share`: see `settings.hairpin`.
+    """
+    if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
+        return
+    if client is not None:
+        used = {(way_out(bytes(len(client)), client), family_of(client))}
+    else:
+        used = {
+            (one.interface, family)
+            for family, part in node.parts
+            for one in local_addresses(family)
+            if _is_pods(part, one)
+        }
+    for bridge in bridges():
+        if any((bridge.name, family) in used for family in bridge.filtered):
+            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share)
 
 
 def _is_pods(part: FamilyGlobals, address: Address) -> bool:

@@ -135,18 +135,19 @@ def bridged(
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float) -> Iterator[Diagnosis]:
     """Check whether a bridge sends a pod's connection to itself back by the port of the pod; `ports`: hairpin mode.
 
-    `share`: the part of the pod's connections that comes back to it. Translated packets stay on a bridge whose packets
-    pass the rules (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
+    `share`: the part of one pod's connections that comes back to it, 0 for all pods. Translated packets stay on a
+    bridge whose packets pass the rules (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
     """
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:
         return
     sure = len(off) == len(ports)
     yield Diagnosis(
-        severity=Severity.BROKEN if sure else Severity.NOTE,
+        severity=Severity.NOTE if not sure else Severity.BROKEN if share else Severity.DEGRADED,
         about="hairpin",
         what=f"hairpin mode is off for {'all ports' if sure else _some(off)} of the bridge {bridge}",
-        why=f"{share:.1%} of the connections come back to the pod that opens them, and time out"
+        why=(f"{share:.1%} of the connections" if share else "connections of a pod to a Service that leads to itself")
+        + " come back to the pod that opens them, and time out"
         + ("" if sure else " if that is the port of the pod"),
         fix=f"for the pod's port: ip link set {off[0] if len(off) == 1 else 'PORT'} type bridge_slave hairpin on; for "
         "later pods, hairpinMode: true in the configuration of the CNI plugin",
