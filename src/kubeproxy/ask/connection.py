@@ -229,16 +229,18 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
         meeting=_meeting(whole, [address for address, _, masqueraded in known if not masqueraded]),
         served=bool(why.service),
         covered=_TO_NODE
-        if why.outcome == Outcome.HEALTH.value
+        if why.outcome in _ANSWERED
         else covered(whole, known)
         if not at_proxy and 0 < len(known) == len(why.endpoints)
         else (),
         refused=why.outcome == Outcome.REFUSED.value,
-        answers=why.outcome == Outcome.HEALTH.value,
+        answers=why.outcome in _ANSWERED and packet.destination in local,
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
 
 
+_ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
+"""Outcomes of connections that the node itself answers: the proxy, or another program, as on port 10256."""
 _TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
 """The hooks at which `to_node` yields every packet of a connection that this node answers."""
 
@@ -255,8 +257,8 @@ def _meeting(whole: CheckedConnection, ends: Collection[bytes]) -> str:
 
 def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that this node itself answers, or that rules at its hook input reject."""
-    if why.outcome == Outcome.HEALTH.value:
-        yield from to_node(whole)
+    if why.outcome in _ANSWERED:
+        yield from to_node(whole) if whole.packet.destination in whole.local else ()
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
