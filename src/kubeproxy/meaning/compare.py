@@ -96,11 +96,6 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
     return _shares(leaves, box)
 
 
-def _is_loopback(address: int, bits: int) -> bool:
-    """Return whether the kernel accepts packets to an address from its own loopback interface only."""
-    return address >> 24 == 127 if bits == 32 else address == 1
-
-
 class _Compared(NamedTuple):
     """The number of classes of a unit, and its differences: text and witness. `leaves_out`: no random number reaches
     some elements, so units of the same shape may have other outcomes.
@@ -140,7 +135,7 @@ class _Comparing:
         for walk in self._walks:
             walk.leaves_out = False
         for here in (False, True):
-            if not here and _is_loopback(unit.destination, self._place.bits):
+            if not here and rules.holds(rules.LOOPBACK[self._place.bits], unit.destination):
                 continue
             sides = [walk.outcomes(unit.destination, unit.services, here=here) for walk in self._walks]
             unknown = {leaf.outcome.text for side in sides for leaf in side if leaf.outcome.kind == "unknown"}

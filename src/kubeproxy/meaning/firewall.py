@@ -45,7 +45,6 @@ from kubeproxy.meaning.walk import Walk
 from kubeproxy.model.addresses import Family, family_of
 
 _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
-_LOOPBACK: Final = {Family.IPV4: (127 << 24, (128 << 24) - 1), Family.IPV6: (1, 1)}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
 """Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
@@ -59,7 +58,8 @@ A larger table gives no certain result.
 def place_of(family: Family) -> NodePlace:
     """Return the node's own addresses of one family. Raises NetlinkError."""
     own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
-    return NodePlace(8 * family.address_size, rules.union([_LOOPBACK[family], *((each, each) for each in own)]))
+    bits = 8 * family.address_size
+    return NodePlace(bits, rules.union([*rules.LOOPBACK[bits], *((each, each) for each in own)]))
 
 
 class Filter(NamedTuple):

@@ -224,6 +224,10 @@ class ChainRules:
         return sorted(own + self.free) if own else self.free
 
 
+LOOPBACK: Final[dict[int, Addresses]] = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
+"""The addresses that the kernel accepts packets to from its own loopback interface only, by bits of an address."""
+
+
 def single(addresses: Addresses) -> bool:
     """Return whether a set has exactly one address."""
     return len(addresses) == 1 and addresses[0][0] == addresses[0][1]

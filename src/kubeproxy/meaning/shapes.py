@@ -28,7 +28,6 @@ from kubeproxy.meaning.rules import (
     single,
 )
 
-_LOOPBACK: Final = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
 _ADDRESSES: Final = frozenset({Property.SOURCE, Property.DESTINATION, Property.ORIGINAL_DESTINATION})
 _SERVICES: Final = frozenset({Op.SERVICE, Op.ORIGINAL_SERVICE})
 _LOOKUPS: Final = frozenset({Op.FIND, Op.MISSES})
@@ -223,7 +222,7 @@ class Shapes:
     def __init__(self, rulesets: Sequence[CompiledRules], place: NodePlace) -> None:
         self.sides = [_Side(rules) for rules in rulesets]
         self._place = place
-        sets = {place.local, _LOOPBACK[place.bits]}.union(*(side.addresses for side in self.sides))
+        sets = {place.local, rules.LOOPBACK[place.bits]}.union(*(side.addresses for side in self.sides))
         turns: dict[int, int] = defaultdict(int, {0: 0, 1 << place.bits: 0})
         for number, addresses in enumerate(sets):
             for low, high in addresses:

@@ -12,7 +12,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, slot_bytes
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, slot_keys
 from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount
@@ -39,9 +39,7 @@ Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
     """Return map and key of each element of a service port in the endpoint maps."""
     pools = Parts([item]).pools
-    return [
-        (set_id, key + slot) for (set_id, key), pool in pools.items() for slot in slot_bytes(len(pool))[: len(pool)]
-    ]
+    return [(set_id, element) for (set_id, key), pool in pools.items() for element in slot_keys(key, len(pool))]
 
 
 class Totals:

@@ -31,7 +31,7 @@ from kubeproxy.backends.nftables.layout import (
     client_set,
     service_key,
     service_port_number,
-    slot_bytes,
+    slot_keys,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place, place_all
@@ -112,7 +112,7 @@ class NftablesExaminer(Examiner):
             if number is None or number in asked:
                 continue
             asked.add(number)
-            keys = _slots(key, len(pool))
+            keys = slot_keys(key, len(pool))
             there = self._view.lookup(set_id, keys)
             for name, slot in zip(map(client_set, range(len(pool))), keys, strict=True):
                 if slot in there and name in sets and self._view.lookup(name, [remembered + number]):
@@ -129,7 +129,7 @@ class NftablesExaminer(Examiner):
                 keys[set_id].add(key)
             for (set_id, key), pool in part.pools.items():
                 least, most = _BEYOND
-                keys[set_id].update(_slots(key, len(pool) + min(max(len(pool), least), most)))
+                keys[set_id].update(slot_keys(key, len(pool) + min(max(len(pool), least), most)))
         for key in _fronts(chain.from_iterable(plans.values())):
             for name, shape in self._layout.shapes.items():
                 if name not in ENDPOINT_MAPS and shape.fields[-1] == "port" and shape.key_size(self.family) == len(key):
@@ -263,17 +263,12 @@ def _places(part: Parts) -> Iterator[tuple[str, bytes]]:
     for set_id, entries in part.elements.items():
         yield from zip(repeat(set_id), entries)
     for (set_id, key), pool in part.pools.items():
-        yield from zip(repeat(set_id), _slots(key, len(pool)))
+        yield from zip(repeat(set_id), slot_keys(key, len(pool)))
 
 
 def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
     """Yield the element keys of the frontends."""
     return (service_key(frontend.key) for plan in plans for frontend in plan.frontends)
-
-
-def _slots(key: bytes, count: int) -> list[bytes]:
-    """Return the element keys of the first slots of a frontend."""
-    return [key + slot for slot in slot_bytes(count)[:count]]
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
@@ -282,7 +277,7 @@ def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dic
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
     entry is the endpoints in slot order (key: frontend).
     """
-    there = list(map(elements.pop, _slots(key, len(pool)), repeat(None)))
+    there = list(map(elements.pop, slot_keys(key, len(pool)), repeat(None)))
     wanted = [destination + _PAD for destination in pool]
     if there == wanted:
         return {}, {}

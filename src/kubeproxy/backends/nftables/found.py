@@ -26,6 +26,7 @@ from kubeproxy.backends.nftables.layout import (
     service_key,
     service_port_number,
     slot_bytes,
+    slot_keys,
 )
 from kubeproxy.backends.nftables.packing import Users
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, list_key
@@ -109,7 +110,7 @@ def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int) -> Pool:
     """Return the endpoints of a frontend up to its first free slot; `likely` is their probable number."""
-    there = list(map(entries.get, [key + slot for slot in slot_bytes(likely + 1)[: likely + 1]]))
+    there = list(map(entries.get, slot_keys(key, likely + 1)))
     while None not in there:
         there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
     return tuple([destination[:-2] for destination in there[: there.index(None)] if destination])
@@ -138,7 +139,7 @@ class FoundElements:
             if found != entries:
                 present[set_id], wanted[set_id] = found, entries
         for (set_id, key), pool in desired.pools.items():
-            keys = [key + slot for slot in slot_bytes(len(pool))[: len(pool)]]
+            keys = slot_keys(key, len(pool))
             there = list(map(self.left[set_id].pop, keys, _NONE))
             slots = [destination + b"\0\0" for destination in pool]
             if there != slots:

@@ -327,6 +327,11 @@ def slot_bytes(count: int) -> list[bytes]:
     return _SLOTS
 
 
+def slot_keys(key: bytes, count: int) -> list[bytes]:
+    """Return the element keys of the first slots of a frontend."""
+    return [key + slot for slot in slot_bytes(count)[:count]]
+
+
 def service_key(frontend_key: bytes) -> bytes:
     """Return the element key of a frontend: address (if any), protocol and port, each in whole registers."""
     return frontend_key[:-3] + _registers(frontend_key[-3:])
