@@ -146,11 +146,11 @@ class Ground(ABC):
         """Return whether a backend has anything to look for, as another program committed something."""
         self.calls.clear()
         backend.inspect(Depth.QUICK)
-        return self.calls != ["heard"]
+        return self.calls != ["changes"]
 
     def difference(self, backend: NftablesBackend) -> ForeignChange | None:
         """Return what a backend says that has to read everything."""
-        self._under[backend].miss()
+        self._under[backend].mark_incomplete()
         return backend.inspect(Depth.THOROUGH)
 
 

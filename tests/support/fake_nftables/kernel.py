@@ -126,17 +126,17 @@ class FakeTable:
     def generation(self) -> int:
         return self.kernel.generation
 
-    def afresh(self) -> None:
+    def reset_changes(self) -> None:
         self.kernel.heard[self.family] = ForeignChanges(complete=True)
 
-    def miss(self) -> None:
+    def mark_incomplete(self) -> None:
         self.kernel.heard[self.family] = self.kernel.heard[self.family]._replace(complete=False)
 
-    def heard(self) -> ForeignChanges:
+    def changes(self) -> ForeignChanges:
         return self.kernel.heard[self.family]
 
     def disturbed(self) -> bool:
-        heard = self.heard()
+        heard = self.changes()
         return bool(heard.elements) or heard.rules
 
     def not_listening(self) -> AbstractContextManager[None]:

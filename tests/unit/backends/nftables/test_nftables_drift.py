@@ -223,7 +223,7 @@ def test_what_others_do_to_their_own_tables_is_no_drift(ground):
     ground.disturb("add set ip mine kube-proxy { type ipv4_addr ; elements = { 10.0.0.1 } ; }")
     assert not ground.is_touched(backend)
     assert backend.inspect(Depth.THOROUGH) is None
-    assert ground.calls == ["heard", "heard"]
+    assert ground.calls == ["changes", "changes"]
     ground.is_clean(backend, plans)
 
 
