@@ -107,6 +107,16 @@ async def test_what_a_rule_of_routing_stops_is_said(family: str, live: Live) -> 
         await fails(live, "pod", front, False)
 
 
+async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
+    live.service("marked", "b1")
+    front, pod = live.front("marked"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    async with changed(live, rule("-4", "fwmark 0x7 blackhole")):
+        await answer(live, "pod", front, 0, "-  the kernel would not route packets", "mark 0x7: ip rule 77 (blackhole)")
+        async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set 0x7")):
+            await fails(live, "pod", front, True)
+
+
 async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:
     live.service("same", "b1")
     front = live.front("same")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from shutil import get_terminal_size
+from typing import Any, Final
 
 import msgspec
 
@@ -23,8 +25,30 @@ def shown(text: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Print a line."""
-    sys.stdout.write(shown(text) + "\n")
+    """Print a line. In a terminal, a long one is wrapped, but not within a command, which must stay one line to be
+    copied: not between backticks, and not in a line that begins with Fix or Next.
+    """
+    line = shown(text)
+    if sys.stdout.isatty() and not line.lstrip().startswith(("Fix: ", "Next: ")):
+        line = wrapped(line, get_terminal_size().columns)
+    sys.stdout.write(line + "\n")
+
+
+def wrapped(line: str, width: int) -> str:
+    """Return a line as lines of a width, all but the first indented, with text between backticks in one line."""
+    if len(line) <= width:
+        return line
+    parts = line.split("`")
+    parts[1::2] = [part.replace(" ", _KEPT) for part in parts[1::2]]
+    indent = " " * max(_INDENT, len(line) - len(line.lstrip()))
+    made = textwrap.fill(
+        "`".join(parts), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return made.replace(_KEPT, " ")
+
+
+_KEPT: Final = "\0"  # a character that no line has
+_INDENT: Final = 5
 
 
 def page(text: bytes) -> None:
@@ -57,7 +81,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", 
     lines = [list(head), *rows[:most]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
-        say(indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        row = indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write(shown(row.rstrip()) + "\n")
     more(len(rows) - len(lines) + 1)
 
 

@@ -24,7 +24,7 @@ from kubeproxy.kernel.netlink.protocol import (
     understood,
 )
 from kubeproxy.kernel.route import ask_route
-from kubeproxy.model.addresses import PROTOCOLS, family_of, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, unpack
 
 _REFUSALS: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL, errno.EXDEV})
 
@@ -70,6 +70,19 @@ def refusal(packet: RoutedPacket) -> int:
             return error.code
         raise
     return 0
+
+
+@understood("the rules of policy routing")
+def marks() -> set[int]:
+    """Return the marks of packets, other than 0, that rules of policy routing test. Raises ApplyError."""
+    with Netlink.open(NETLINK_ROUTE) as link:
+        rules = [
+            one
+            for family in Family
+            for one in link.dump_all(_GET_RULES, _HEAD.pack(family, *bytes(7), 0), "the rules of policy routing")
+        ]
+    tested = (parts(*place).get(_RULE_MARK, b"") for place in answers(rules, _HEAD.size))
+    return {_number(value) for value in tested} - {0}
 
 
 @understood("the rules of policy routing")

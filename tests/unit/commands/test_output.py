@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 
@@ -25,3 +27,28 @@ def test_json_has_marks_of_direction_and_controls_as_escapes(show, capsysbinary)
 @pytest.mark.parametrize(("wrong", "unknown", "code"), [((), (), 0), (["x"], (), 1), ((), ["?"], 2), (["x"], ["?"], 1)])
 def test_what_is_wrong_outranks_what_is_unknown(wrong, unknown, code):
     assert exit_code(wrong=wrong, unknown=unknown) == code
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "lines"),
+    [
+        ("  x  short", 20, ["  x  short"]),
+        ("  x  one two three", 13, ["  x  one two", "     three"]),
+        ("       now: one two", 16, ["       now: one", "       two"]),
+        ("  x  see `ip route get 10.0.0.1`, then", 16, ["  x  see", "     `ip route get 10.0.0.1`,", "     then"]),
+        ("  -  averyverylongword", 10, ["  -", "     averyverylongword"]),
+    ],
+)
+def test_a_long_line_is_wrapped_but_no_command(line, width, lines):
+    assert output.wrapped(line, width).split("\n") == lines
+
+
+@pytest.mark.parametrize(("is_terminal", "count"), [(True, 2), (False, 1)])
+def test_only_a_terminal_gets_wrapped_lines(is_terminal, count, monkeypatch, capsys):
+    monkeypatch.setattr(output, "get_terminal_size", lambda: os.terminal_size((30, 40)))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    output.marked(output.NOTE, "a text that is longer than a line")
+    assert capsys.readouterr().out.count("\n") == count
+    output.say("Fix: sysctl -w net.ipv4.conf.all.rp_filter=2")
+    output.table(("A", "B"), [("a long cell of this table", "another one")])
+    assert capsys.readouterr().out.count("\n") == 3

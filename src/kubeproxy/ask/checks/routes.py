@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kubeproxy.ask.checks.node import CheckedNode, number
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.kernel.routing_policy import RoutedPacket, refusal, refused_by
+from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, refused_by
 from kubeproxy.model.addresses import Family, family_of, unpack
 
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
@@ -15,6 +15,7 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 def refused(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
+    yield from _if_marked(node)
     for packet in dict.fromkeys(node.routed):
         # An interface that does not forward refuses all; `closed_interfaces` reports it.
         is_closed = bool(packet.arrival) and number(f"net/ipv4/conf/{packet.arrival}/forwarding") == 0
@@ -28,6 +29,25 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
             yield _astray(packet, unpack(packet.source))
         else:
             yield _stopped(packet, by, is_silent=code in _SILENT)
+
+
+def _if_marked(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether the kernel would refuse a packet with a mark that a rule of policy routing tests."""
+    tested = marks() - {node.mark} if node.routed else ()
+    for mark in tested:
+        for packet in dict.fromkeys(node.routed):
+            marked = packet._replace(mark=mark | packet.mark)
+            if refusal(marked) and not refusal(packet):
+                yield Diagnosis(
+                    severity=Severity.NOTE,
+                    about="routes",
+                    what=f"the kernel would not route packets to {unpack(packet.destination)} with the mark {mark:#x}: "
+                    f"{refused_by(marked) or 'no table has a route'}",
+                    why="if a chain gives this connection that mark, it is dropped or refused; which marks its packets "
+                    "get is not evaluated",
+                    fix="see which chains set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
+                )
+                break
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
