@@ -50,14 +50,12 @@ class News:
     def __init__(
         self,
         snapshot: Snapshot,
-        rows: Rows,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.revision = 0
         self._snapshot = snapshot
         self._planner = snapshot.planner
-        self._rows = rows
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[ServiceName, float] = {}
@@ -174,7 +172,7 @@ class News:
         for name in touched:
             if self._planner.is_dirty(name):  # a later message, after compilation, has its row
                 self._touched[name] = None
-            elif (row := self._rows.one(name, self._seen.get(name, 0.0))) is not None:
+            elif (row := row_of(self._snapshot, name, self.seen(name))) is not None:
                 rows.append(row)
             else:
                 gone.append("/".join(name))
@@ -229,32 +227,29 @@ _LEAVING: Final = {"deleting": "pending"}
 """States of /debug/state that the page shows as one state."""
 
 
-class Rows:
-    """Creates the rows of a snapshot, which are short, as there may be 10,000."""
+def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
+    """Return the row of a Service, None if deleted; `seen` is the time of its last observed change, or 0.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def one(self, name: ServiceName, seen: float = 0.0) -> Row | None:
-        """Return the row of a Service, None if deleted; `seen` is the time of its last observed change, or 0."""
-        verdict = self._snapshot.verdict(name)
-        if verdict is None:
-            return None
-        planner = self._snapshot.planner
-        service = planner.services.get(name)
-        slices = planner.slices.get(name, {}).values()
-        plans = planner.compiled.get(name, NOTHING).plans
-        count = endpoints(slices)
-        return (
-            f"{name[0]}/{name[1]}",
-            _LEAVING.get(verdict[0], verdict[0]),
-            count.ready,
-            count.total,
-            (service.spec.type or "ClusterIP") if service is not None else "",
-            flags(plans, slices),
-            list(addresses(plans)),
-            max(seen, changed_at(service, slices)),
-        )
+    It is short, as there may be 10,000 of them.
+    """
+    verdict = snapshot.verdict(name)
+    if verdict is None:
+        return None
+    planner = snapshot.planner
+    service = planner.services.get(name)
+    slices = planner.slices.get(name, {}).values()
+    plans = planner.compiled.get(name, NOTHING).plans
+    count = endpoints(slices)
+    return (
+        f"{name[0]}/{name[1]}",
+        _LEAVING.get(verdict[0], verdict[0]),
+        count.ready,
+        count.total,
+        (service.spec.type or "ClusterIP") if service is not None else "",
+        flags(plans, slices),
+        list(addresses(plans)),
+        max(seen, changed_at(service, slices)),
+    )
 
 
 def what(change: Change) -> str:

@@ -29,7 +29,7 @@ from kubeproxy.model.plan import Globals, ServiceName
 from kubeproxy.page import ROOT
 from kubeproxy.page.beside import Beside, FormQuestions, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
-from kubeproxy.page.news import News, Row, Rows
+from kubeproxy.page.news import News, Row, row_of
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
@@ -376,11 +376,10 @@ class Whole:
 
     def __init__(self, desk: Desk, watched: Callable[[Audience | None], None]) -> None:
         snapshot, options = desk.snapshot, desk.snapshot.options
-        rows = Rows(snapshot)
-        news = News(snapshot, rows)
+        news = News(snapshot)
 
         def row(name: ServiceName) -> Row | None:
-            return rows.one(name, news.seen(name))
+            return row_of(snapshot, name, news.seen(name))
 
         def beside(tell: Callable[[str, Any], None]) -> Beside:
             return Beside(snapshot, tell)

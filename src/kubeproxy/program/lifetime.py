@@ -14,9 +14,9 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import kubeproxy
 from kubeproxy.errors import ApplyError
@@ -120,28 +120,19 @@ class Lifetime:
 privileges_log = logging.getLogger("kubeproxy.privileges")
 
 
-class Needs(NamedTuple):
-    """The properties of the running process that determine its capabilities.
+def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> frozenset[Capability]:
+    """Return the capabilities to keep, in any mode.
 
     `legacy` are the commands of legacy iptables on this node, `others_files` the files to be read again that need a
     capability, `plugin` is the program that makes credentials, '' for none.
-    """
-
-    legacy: tuple[str, ...] = ()
-    others_files: tuple[str, ...] = ()
-    plugin: str = ""
-
-
-def needed(needs: Needs) -> frozenset[Capability]:
-    """Return the capabilities to keep, in any mode.
 
     CAP_NET_ADMIN is for rules, sets, servers, addresses, marks and the network's sysctls, CAP_NET_BIND_SERVICE for
     ports below 1024, which a new Service may need (health checks, relayed NodePorts).
     """
     wanted = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
-    if needs.legacy:
+    if legacy:
         wanted.add(Capability.NET_RAW)
-    if needs.others_files or needs.plugin:
+    if others_files or plugin:
         wanted.add(Capability.DAC_READ_SEARCH)
     return frozenset(wanted)
 
@@ -159,7 +150,7 @@ def give_up(files: Iterable[str], plugin: str) -> None:
         )
         return
     try:
-        wanted = needed(Needs(_legacy_commands(), tuple(beyond_permission([*files, *_program()])), path))
+        wanted = needed(_legacy_commands(), beyond_permission([*files, *_program()]), path)
         keep_only(wanted)
         forbid_new_privileges()
     except ApplyError as error:

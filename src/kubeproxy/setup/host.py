@@ -22,7 +22,7 @@ from kubeproxy.config.modes import EVERY_ADDRESS, spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.features import Features
-from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings
+from kubeproxy.kernel.proc import sysctl
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
 from kubeproxy.model.objects import Node
@@ -131,23 +131,32 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
     }
 
 
-def conntrack_sysctls(conntrack: ConntrackSettings) -> list[tuple[str, int]]:
-    """Return the sysctls of a conntrack block on this machine, in order."""
-    wanted = ConntrackConfig(
-        max_per_core=conntrack.max_per_core,
-        min=conntrack.min,
-        tcp_established_timeout=int(conntrack.tcp_established_timeout),
-        tcp_close_wait_timeout=int(conntrack.tcp_close_wait_timeout),
-        tcp_be_liberal=conntrack.tcp_be_liberal,
-        udp_timeout=int(conntrack.udp_timeout),
-        udp_stream_timeout=int(conntrack.udp_stream_timeout),
+LARGEST_SCALED: Final = 1_048_576
+"""The largest table computed from the number of CPUs: hundreds of them would take much memory (kube-proxy 1.36)."""
+
+
+def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
+    """Return the sysctls of a conntrack block in order, for a number of CPUs, by default that of this machine.
+
+    The size of the table is maxPerCore times the CPUs, limited to LARGEST_SCALED; up to that limit it is at least min.
+    Values of 0 leave a sysctl unchanged. Source: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go.
+    """
+    scaled = conntrack.max_per_core * (cpus or os.cpu_count() or 1)
+    size = LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, conntrack.min)
+    wanted = (
+        (sysctl.NF_CONNTRACK_MAX, size if scaled else 0),
+        (sysctl.TCP_TIMEOUT_ESTABLISHED, int(conntrack.tcp_established_timeout)),
+        (sysctl.TCP_TIMEOUT_CLOSE_WAIT, int(conntrack.tcp_close_wait_timeout)),
+        (sysctl.UDP_TIMEOUT, int(conntrack.udp_timeout)),
+        (sysctl.UDP_TIMEOUT_STREAM, int(conntrack.udp_stream_timeout)),
+        (sysctl.TCP_BE_LIBERAL, int(conntrack.tcp_be_liberal)),
     )
-    return conntrack_settings(wanted, os.cpu_count() or 1)
+    return [(key, value) for key, value in wanted if value]
 
 
 def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
     """Set the configured sysctls and OOM score. Raises ApplyError or Unsupported."""
-    written = apply_settings(conntrack_sysctls(conntrack))
+    written = sysctl.apply_settings(conntrack_sysctls(conntrack))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
     try:

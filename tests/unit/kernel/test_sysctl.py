@@ -1,4 +1,4 @@
-"""Kernel parameters: what conntrack asks for, and writing on a folder that stands for /proc/sys."""
+"""Kernel parameters: reading and writing in a folder that stands for /proc/sys."""
 
 from __future__ import annotations
 
@@ -9,34 +9,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc import sysctl
-from kubeproxy.kernel.proc.sysctl import ConntrackConfig, apply_settings, conntrack_settings, read_sysctl, write_sysctl
-
-LEAVE = ConntrackConfig(0, 0, 0, 0, False, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("config", "cpus", "expected"),
-    [
-        (LEAVE, 8, {}),
-        (ConntrackConfig(None, None, None, None, False, None, None), 8, {}),
-        (ConntrackConfig(), 2, {"max": 131072, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
-        (ConntrackConfig(), 64, {"max": 1048576, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
-        (ConntrackConfig(10, 2097152, 0, 0), 64, {"max": 2097152}),
-        (ConntrackConfig(32768, 2097152, 0, 0), 32, {"max": 2097152}),
-        (ConntrackConfig(32768, 2097152, 0, 0), 33, {"max": 1048576}),  # above the limit min counts no more
-        (ConntrackConfig(0, 131072, 0, 0), 64, {}),
-        (ConntrackConfig(10, None, 0, 0), 3, {"max": 30}),
-        (
-            ConntrackConfig(0, 0, 0, 0, True, 30, 180),
-            1,
-            {"udp_timeout": 30, "udp_timeout_stream": 180, "tcp_be_liberal": 1},
-        ),
-    ],
-)
-def test_conntrack_asks_for(config: ConntrackConfig, cpus: int, expected: dict[str, int]) -> None:
-    assert {
-        key.removeprefix("net/netfilter/nf_conntrack_"): v for key, v in conntrack_settings(config, cpus)
-    } == expected
+from kubeproxy.kernel.proc.sysctl import apply_settings, read_sysctl, write_sysctl
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from kubeproxy.model.objects import (
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.page import news as module
-from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News, Rows
+from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News, row_of
 from support.snapshots import snapshot
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
@@ -64,7 +64,7 @@ class Node:
         self.standing = FamilyStanding(Family.IPV4, sound_since=1.0)
         self.gone: set[str] = set()
         self.snapshot = snapshot(self.planner, engine=self)
-        self.news = News(self.snapshot, Rows(self.snapshot), lambda: self.now, lambda: 2e9 + self.now)
+        self.news = News(self.snapshot, lambda: self.now, lambda: 2e9 + self.now)
 
     queued: ClassVar = {}
     local_addresses: ClassVar = {}
@@ -214,14 +214,14 @@ def test_rows_tell_policies_and_when_it_changed(node):
         endpoints("inside", "10.244.0.1", "10.244.0.2/unready", piece="b"),
     )
     node.news.begin()
-    row = Rows(node.snapshot).one(("default", "web"))
+    row = row_of(node.snapshot, ("default", "web"))
     assert (row[4], row[5], row[7]) == (
         "NodePort",
         "A",
         1769904000.0,
     )
-    assert Rows(node.snapshot).one(("default", "nothing")) is None
-    row = Rows(node.snapshot).one(("default", "inside"))
+    assert row_of(node.snapshot, ("default", "nothing")) is None
+    row = row_of(node.snapshot, ("default", "inside"))
     assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
 
 

@@ -10,7 +10,7 @@ from kubeproxy.config.options import Options
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.capability import Capability
 from kubeproxy.program import lifetime
-from kubeproxy.program.lifetime import Needs, needed
+from kubeproxy.program.lifetime import needed
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup.sources import open_sources
 
@@ -29,15 +29,15 @@ EXEC = ExecConfig(
 @pytest.mark.parametrize(
     ("needs", "more"),
     [
-        (Needs(), set()),
-        (Needs(legacy=("ip6tables-legacy",)), {Capability.NET_RAW}),
-        (Needs(others_files=("/token",)), {Capability.DAC_READ_SEARCH}),
-        (Needs(plugin="/bin/login"), {Capability.DAC_READ_SEARCH}),
-        (Needs(("iptables",), ("/token",), "login"), {Capability.NET_RAW, Capability.DAC_READ_SEARCH}),
+        (((), (), ""), set()),
+        ((("ip6tables-legacy",), (), ""), {Capability.NET_RAW}),
+        (((), ("/token",), ""), {Capability.DAC_READ_SEARCH}),
+        (((), (), "/bin/login"), {Capability.DAC_READ_SEARCH}),
+        ((("iptables",), ("/token",), "login"), {Capability.NET_RAW, Capability.DAC_READ_SEARCH}),
     ],
 )
 def test_what_is_kept(needs, more):
-    assert needed(needs) == ALWAYS | more
+    assert needed(*needs) == ALWAYS | more
 
 
 def test_the_files_that_are_read_again_are_known(tmp_path):

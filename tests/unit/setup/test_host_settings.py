@@ -1,10 +1,11 @@
-"""What the configuration says of NodePort addresses, by mode. Source: docs/reference.md "Start" 6."""
+"""The settings of NodePort addresses by mode, and the conntrack sysctls. Source: docs/reference.md "Start" 6."""
 
 from __future__ import annotations
 
 import pytest
 
-from kubeproxy.config.fields import IPTables
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.fields import ConntrackSettings, IPTables
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.world import Surroundings, build
 from kubeproxy.setup import host
@@ -38,3 +39,31 @@ def test_the_gate_of_external_ips_is_read(gates, expected):
     settings = host.settings(config)
     assert settings.external_ips == expected
     assert build(settings, Surroundings()).external_ips == expected
+
+
+def conntrack(per_core: int, least: int = 0, established: int = 0, close_wait: int = 0, **others) -> ConntrackSettings:
+    timeouts = {"tcp_established_timeout": Duration(established), "tcp_close_wait_timeout": Duration(close_wait)}
+    return ConntrackSettings(max_per_core=per_core, min=least, **timeouts, **others)
+
+
+@pytest.mark.parametrize(
+    ("config", "cpus", "expected"),
+    [
+        (conntrack(0), 8, {}),
+        (ConntrackSettings(), 2, {"max": 131072, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
+        (ConntrackSettings(), 64, {"max": 1048576, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
+        (conntrack(10, 2097152), 64, {"max": 2097152}),
+        (conntrack(32768, 2097152), 32, {"max": 2097152}),
+        (conntrack(32768, 2097152), 33, {"max": 1048576}),  # above the limit min counts no more
+        (conntrack(0, 131072), 64, {}),
+        (conntrack(10), 3, {"max": 30}),
+        (
+            conntrack(0, tcp_be_liberal=True, udp_timeout=Duration(30), udp_stream_timeout=Duration(180)),
+            1,
+            {"udp_timeout": 30, "udp_timeout_stream": 180, "tcp_be_liberal": 1},
+        ),
+    ],
+)
+def test_conntrack_sysctls(config: ConntrackSettings, cpus: int, expected: dict[str, int]) -> None:
+    found = host.conntrack_sysctls(config, cpus)
+    assert {key.removeprefix("net/netfilter/nf_conntrack_"): value for key, value in found} == expected

@@ -1,7 +1,4 @@
-"""Reads and writes kernel parameters under /proc/sys, and computes those of connection tracking.
-
-Sources: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go, Documentation/networking/nf_conntrack-sysctl.rst.
-"""
+"""Reads and writes kernel parameters under /proc/sys. Source: Documentation/networking/nf_conntrack-sysctl.rst."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-
-from msgspec import Struct
 
 from kubeproxy.errors import ApplyError, Unsupported
 
@@ -28,9 +23,6 @@ TCP_BE_LIBERAL: Final = "net/netfilter/nf_conntrack_tcp_be_liberal"
 UDP_TIMEOUT: Final = "net/netfilter/nf_conntrack_udp_timeout"
 UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
 
-LARGEST_SCALED: Final = 1_048_576
-"""The largest table computed from the number of CPUs: hundreds of them would take much memory (kube-proxy 1.36)."""
-
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
 # The characters of a key: letters, digits and characters of interface names. A part of dots only would refer to a path
@@ -43,47 +35,6 @@ _REMEDY: Final = {
     errno.EROFS: "mount /proc/sys writable (a privileged container), or set it on the host",
     errno.EINVAL: "the kernel does not take this value",
 }
-
-
-class ConntrackConfig(Struct, frozen=True):
-    """KubeProxyConfiguration's conntrack block: counts, and timeouts in whole seconds; 0 or None: unchanged."""
-
-    max_per_core: int | None = 32768
-    min: int | None = 131072
-    tcp_established_timeout: int | None = 86400
-    tcp_close_wait_timeout: int | None = 3600
-    tcp_be_liberal: bool = False
-    udp_timeout: int | None = 0
-    udp_stream_timeout: int | None = 0
-
-
-def conntrack_settings(config: ConntrackConfig, cpus: int) -> list[tuple[str, int]]:
-    """Return the (key, value) settings of a conntrack block on a machine with `cpus` CPUs, in the order of writing."""
-    wanted: list[tuple[str, int]] = []
-    limit = conntrack_max(config, cpus)
-    if limit:
-        wanted.append((NF_CONNTRACK_MAX, limit))
-    timeouts = (
-        (TCP_TIMEOUT_ESTABLISHED, config.tcp_established_timeout),
-        (TCP_TIMEOUT_CLOSE_WAIT, config.tcp_close_wait_timeout),
-        (UDP_TIMEOUT, config.udp_timeout),
-        (UDP_TIMEOUT_STREAM, config.udp_stream_timeout),
-    )
-    wanted += [(key, seconds) for key, seconds in timeouts if seconds]
-    if config.tcp_be_liberal:
-        wanted.append((TCP_BE_LIBERAL, 1))
-    return wanted
-
-
-def conntrack_max(config: ConntrackConfig, cpus: int) -> int:
-    """Return the wanted size of the table: maxPerCore times CPUs, at least min; 0 leaves it unchanged.
-
-    maxPerCore times the number of CPUs is limited to LARGEST_SCALED; above that limit `min` is limited as well.
-    """
-    if not config.max_per_core:
-        return 0
-    scaled = config.max_per_core * cpus
-    return LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, config.min or 0)
 
 
 def read_sysctl(key: str, root: Path = ROOT) -> str:
