@@ -136,3 +136,19 @@ async def test_a_chain_sees_the_interface_of_the_first_route_of_the_nodes_own_pa
         async with changed(live, route, table("ip", "output 0", f"oifname {name} ip daddr {end} drop")):
             await fails(live, "node", front, wrong)
             await answer(live, "node", front, int(wrong), *(["x  table ip other, chain c: drops"] if wrong else []))
+
+
+async def test_a_chain_that_accepts_what_is_translated_is_no_fault(live: Live) -> None:
+    live.service("translated", "b1")
+    front = live.front("translated")
+    text = (
+        "table ip other { chain c { type filter hook postrouting priority 0; policy drop; ct status dnat accept; }; }"
+    )
+    async with changed(live, (f"nft {text}", "nft delete table ip other")):
+        await live.expect(front, {"node": "b1", "pod": "b1"}, "tcp")
+        status, said = await live.ask("why", "node", f"{front.address}:80")
+        assert (status, "-  TCP from this node to" in said, "; a Service's connection has other packets" in said) == (
+            0,
+            True,
+            True,
+        ), said

@@ -150,7 +150,9 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # for a running proxy, other checks report unreadable rules
-    return present.ProbedFor(is_node, own, blocked)
+    # The packets of a Service's connection are translated: the checks of a running proxy judge those.
+    untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
+    return present.ProbedFor(untranslated, own, blocked)
 
 
 def _unasked() -> Iterator[Diagnosis]:

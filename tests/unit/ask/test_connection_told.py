@@ -138,7 +138,7 @@ def test_the_answer(told, status):
             ProbedFor(is_node=False, own_address=[REFUSED], blocked={REFUSED: OUTPUT}),
             "yes",
             "-",
-            "table inet fw, chain out drops packets of this node's own at the hook output; the client's are others",
+            "chain out drops packets of this node's own at the hook output; a Service's connection has other packets",
             (),
         ),
         (

@@ -211,8 +211,8 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 
 
 class ProbedFor(NamedTuple):
-    """The connection behind probes: whether this node is its client, the endpoints that see the client's own address,
-    and the chains that surely stop this node's packets, by endpoint.
+    """The connection behind probes: whether its packets are like those of probes, the endpoints that see the client's
+    own address, and the chains that surely stop this node's packets, by endpoint.
     """
 
     is_node: bool = True
@@ -263,7 +263,7 @@ def _blocked(what: str, drop: Drop, *, is_node: bool) -> Diagnosis:
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
     if is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them")
-    return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; the client's are others")
+    return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; a Service's connection has other packets")
 
 
 def _tcp(address: str) -> Probe:
