@@ -55,7 +55,7 @@ def test_the_committed_bounds_can_be_read_and_name_what_is_measured():
         ("[sync.10kx10]\nratio = -1", "must be a number, 0 or above"),
     ],
 )
-def test_a_wrong_bounds_file_says_what_is_wrong(tmp_path, text, complaint):
+def test_errors_in_the_bounds_file_are_reported(tmp_path, text, complaint):
     path = tmp_path / "bounds.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):

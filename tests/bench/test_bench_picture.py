@@ -50,7 +50,7 @@ def test_without_all_sizes_there_is_no_chart(tmp_path: Path) -> None:
         (9e-6, "9 µs"),
     ],
 )
-def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+def test_durations_are_printed_in_readable_units(seconds: float, said: str) -> None:
     assert words(seconds) == said
 
 

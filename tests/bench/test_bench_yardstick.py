@@ -9,7 +9,7 @@ import pytest
 from bench.yardstick import Yardstick
 
 
-def test_it_is_the_median_of_what_the_clock_says():
+def test_it_is_the_median_of_measured_times():
     times = itertools.chain.from_iterable((0.0, taken) for taken in (3.0, 1.0, 2.0))
     yardstick = Yardstick()
     for _ in range(3):

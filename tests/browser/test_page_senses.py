@@ -110,7 +110,7 @@ async def test_a_proxy_that_is_back_is_found_within_two_seconds(page: Browser, p
     await page.until(LIVE)
 
 
-async def test_a_proxy_that_accepts_and_says_nothing_is_asked_again(page: Browser, proxy: Make) -> None:
+async def test_a_silent_proxy_is_queried_again(page: Browser, proxy: Make) -> None:
     mock = await proxy(5)
     mock.mute = True
     await page.open(mock.url)

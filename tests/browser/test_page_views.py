@@ -334,7 +334,7 @@ async def test_what_happens_now_is_listed_with_its_delay(page: Browser, proxy: M
     await page.until("return document.querySelectorAll('#feed li').length === 26")
 
 
-async def test_a_lost_proxy_is_said_and_found_again(page: Browser, proxy: Make) -> None:
+async def test_a_lost_proxy_is_reported_and_reconnected(page: Browser, proxy: Make) -> None:
     mock = await proxy(30)
     await _opened(page, mock)
     await page.shows("#facts", "pid 812")
@@ -354,7 +354,7 @@ async def test_a_lost_proxy_is_said_and_found_again(page: Browser, proxy: Make) 
     assert mock.pages == 1
 
 
-async def test_a_page_too_many_is_told_why(page: Browser, proxy: Make) -> None:
+async def test_a_page_above_the_limit_gets_the_reason(page: Browser, proxy: Make) -> None:
     mock = await proxy(5)
     said = "8 pages are open already: close one of them"
     mock.refuse = {"/ui/api/events": (503, said), "/ui/api/facts": (503, said)}
@@ -362,7 +362,7 @@ async def test_a_page_too_many_is_told_why(page: Browser, proxy: Make) -> None:
     await page.shows("#lost", said)
 
 
-async def test_nothing_that_a_cluster_says_runs(page: Browser, proxy: Make) -> None:
+async def test_no_text_of_a_cluster_is_executed(page: Browser, proxy: Make) -> None:
     mock = await proxy(3)
     name = f"shop/{EVIL.replace('/', '')}"
     row = [name, "refused", 0, 1, EVIL, "L", [EVIL, "10.0.0.1:80/tcp"], time.time()]
@@ -411,7 +411,7 @@ async def test_nothing_that_a_cluster_says_runs(page: Browser, proxy: Make) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_each_view_fits_a_phone_and_says_what_it_is(page: Browser, proxy: Make, scheme: str) -> None:
+async def test_each_view_fits_a_phone_and_has_a_heading(page: Browser, proxy: Make, scheme: str) -> None:
     mock = await proxy(200)
     await page.prefer(scheme, "reduce")
     await _opened(page, mock)
@@ -440,7 +440,7 @@ return [...document.querySelectorAll('button, a[href], input, select, canvas, [r
 """
 
 
-async def test_everything_is_there_by_keyboard_and_help_says_how(page: Browser, proxy: Make) -> None:
+async def test_everything_works_by_keyboard_and_help_lists_the_keys(page: Browser, proxy: Make) -> None:
     mock = await proxy(20)
     await _opened(page, mock)
     await page.press("?")

@@ -43,7 +43,7 @@ def test_each_is_shown_to_fire() -> None:
     assert [rule["alert"] for rule in rules() if str(rule["alert"]) not in text] == []
 
 
-def test_each_says_how_bad_it_is_and_what_to_do() -> None:
+def test_each_alert_has_a_severity_and_a_remedy() -> None:
     for rule in rules():
         assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"}), rule
         assert rule["annotations"].keys() == {"summary", "description", "runbook", "runbook_url"}, rule

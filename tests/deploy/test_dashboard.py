@@ -28,7 +28,7 @@ NOT_OF_THE_PROXY = {"up", "process_resident_memory_bytes", "process_cpu_seconds_
 """Prometheus' own, and those that are put together in the source."""
 
 
-def test_it_says_what_grafana_needs() -> None:
+def test_the_import_lists_the_requirements_of_grafana() -> None:
     whole = dashboard()
     assert whole["schemaVersion"] >= 36  # the first with data sources as objects
     assert (whole["id"], whole["uid"], whole["title"]) == (None, "kube-proxy-py", "kube-proxy")  # Grafana numbers it
@@ -83,7 +83,7 @@ def overlap(one: Json, other: Json) -> bool:
     return across and one["y"] < other["y"] + other["h"] and other["y"] < one["y"] + one["h"]
 
 
-def test_each_panel_is_of_a_kind_that_grafana_has_and_says_what_it_is_for() -> None:
+def test_each_panel_has_a_known_type_and_a_description() -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
     for panel in PANELS:
         assert panel["type"] in TYPES
@@ -112,7 +112,7 @@ def test_what_is_asked_is_of_the_chosen_nodes_and_there() -> None:
         assert set(re.findall(r"kubeproxy_\w+", variable["definition"])) <= known
 
 
-def test_lines_are_told_apart() -> None:
+def test_lines_are_distinguished() -> None:
     """What a sum keeps, a legend shows: else two lines have one name."""
     for panel, expression, legend in questions():
         for names in re.findall(r"\bby \(([^)]*)\)", expression):

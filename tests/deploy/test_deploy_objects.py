@@ -310,7 +310,7 @@ def test_helm_has_nothing_against_the_chart() -> None:
 @pytest.mark.parametrize(
     ("values", "port"), [({}, 10249), ({"config": {"metricsBindAddress": "0.0.0.0:20249"}}, 20249)]
 )
-def test_who_installs_it_is_told_where_the_page_is_and_how_to_look_for_problems(values: Json, port: int) -> None:
+def test_the_notes_have_the_address_of_the_page_and_the_doctor_command(values: Json, port: int) -> None:
     said = helm.notes(CHART, SET | values, "kube-system")
     assert f"kubectl -n kube-system port-forward $POD {port}\n" in said + "\n"
     assert f"http://localhost:{port}/ui/" in said
@@ -355,7 +355,7 @@ def test_the_chart_makes_the_same_monitoring_as_the_folder() -> None:
         assert schema.errors(obj, {"$ref": f"#/definitions/{SCHEMA['kinds'][obj['kind']]}"}, SCHEMA) == []
 
 
-def test_runbooks_are_where_somebody_publishes_them() -> None:
+def test_runbook_urls_follow_the_published_location() -> None:
     where = "https://git.example/kubeproxy/blob/main/"
     made = from_chart(SET | {"prometheusRule": {"enabled": True, "runbooks": where}})
     (group,) = one(made, "PrometheusRule")["spec"]["groups"]
@@ -389,7 +389,7 @@ def test_a_monitor_finds_the_pods_and_their_port() -> None:
         assert template["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "kube-proxy-py"
 
 
-def test_the_right_to_patch_nodes_is_for_who_asks_for_it(tmp_path: Path) -> None:
+def test_the_right_to_patch_nodes_is_granted_only_on_request(tmp_path: Path) -> None:
     """As docs/beyond.md shows it: the component beside a mode's folder, and the chart's value."""
     shown = [line.strip() for _, line in document("docs/beyond.md").commands]
     text = "\n".join(line for line in shown if line.startswith(("resources:", "components:")))

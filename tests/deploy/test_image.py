@@ -103,7 +103,7 @@ def test_without_a_time_debian_packages_are_those_of_today(tmp_path: Path) -> No
     assert prepared(tmp_path, SOURCES, "") == (0, SOURCES, False)
 
 
-def test_a_base_whose_sources_name_no_archive_ends_the_build(tmp_path: Path) -> None:
+def test_a_base_image_without_an_archive_in_its_sources_ends_the_build(tmp_path: Path) -> None:
     code, _, _ = prepared(tmp_path, SOURCES.replace("# http", "# see http").replace("Z\n", "\n"), "20261001T000000Z")
     assert code != 0
 

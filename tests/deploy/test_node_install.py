@@ -109,7 +109,7 @@ def test_a_newer_python_of_the_host_does_not_take_the_place_of_the_one_installed
 
 
 @pytest.mark.slow("an installation of its own")
-def test_a_release_takes_the_place_of_another_which_stays_for_who_runs_it(archive: Path, tmp_path: Path) -> None:
+def test_a_release_replaces_another_which_stays_for_its_running_process(archive: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     releases = []

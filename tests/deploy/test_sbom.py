@@ -73,7 +73,7 @@ def test_every_package_is_in_it(image: Path) -> None:
     assert packages["kubeproxy"]["licenseDeclared"] == "Apache-2.0"
 
 
-def test_it_is_spdx_as_its_specification_says(image: Path) -> None:
+def test_it_is_valid_spdx(image: Path) -> None:
     """What chapters 6, 7 and 11 of SPDX 2.3 make mandatory; spdx-tools was content with it too."""
     document = json.loads(made(image).stdout)
     assert (document["spdxVersion"], document["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")

@@ -78,7 +78,7 @@ def test_differences_on_purpose(cases: Path, probe: str, expected: object, saw: 
     assert judge.held == (["0001.json"] if reason else [])
 
 
-def test_few_endpoints_are_met_in_turns_unless_everybody_meets_few(cases: Path) -> None:
+def test_few_eligible_endpoints_use_sparse_turns(cases: Path) -> None:
     judge = Judge(cases)
     lines = printed("1 step 0: cluster cluster:p from pod to tcp 10.96.0.2:80", answer(LOCAL, REMOTE), answer(LOCAL))
     assert [judge.read(line) for line in lines] == ["", "", ""]

@@ -21,7 +21,7 @@ table {family} others {{ }}
 
 
 @pytest.mark.parametrize("family", ["ip", "ip6"])
-def test_tables_go_without_nft_and_what_cannot_be_looked_for_is_told(family, tmp_path) -> None:
+def test_tables_are_removed_without_nft_and_failed_searches_are_reported(family, tmp_path) -> None:
     def clean_up() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kubeproxy.cli", "--cleanup"]
         return subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)

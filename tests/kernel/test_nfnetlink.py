@@ -204,7 +204,7 @@ def test_in_a_user_namespace_buffers_are_smaller():
     assert 0 < room < nfnetlink._SEND_BUFFER
 
 
-def test_the_error_says_what_was_refused(link):
+def test_the_error_names_the_refused_request(link):
     error = refusal(link, delete("addresses", [SET.pack(address(9), b"")]))
     assert "No such file" in str(error)
 
@@ -273,7 +273,7 @@ def test_a_missing_set_is_an_error(link):
     assert caught.value.code == errno.ENOENT
 
 
-def test_what_the_send_buffer_does_not_hold_is_an_error_that_says_which_limit_it_is(netns, monkeypatch):
+def test_a_transaction_above_the_send_buffer_is_an_error_that_names_the_limit(netns, monkeypatch):
     """As in a user namespace, where a buffer has net.core.wmem_max at most."""
     monkeypatch.setattr(nfnetlink, "grow_send_buffer", lambda opened, _: opened.setsockopt(1, 7, 100_000))
     small = nfnetlink.Transactions.open()

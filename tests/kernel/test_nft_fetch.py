@@ -118,7 +118,7 @@ def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypat
         }
 
 
-def test_what_another_process_says_is_not_taken_for_the_kernels_answer():
+def test_messages_of_another_process_are_not_taken_as_the_kernels():
     senders = b"\x10\0\0\0" + (4711).to_bytes(4, "little") + bytes(4)
     with pytest.raises(NetlinkError, match="another process answered"):
         AnswerReader().read(Answers(bytes(256), senders, 1), keys(1), {}, "m")

@@ -62,7 +62,7 @@ def test_nothing_is_waited_for_before_the_first_look(monkeypatch):
         assert here.heard().nothing
 
 
-def test_what_others_touch_is_told_by_family_and_name_and_who_did_it():
+def test_foreign_changes_are_reported_with_family_name_and_program():
     with listening() as here:
         nft.run("add element ip ours addresses { 10.0.0.1 }\nadd element ip theirs addresses { 10.0.0.2 }\n")
         heard = here.heard()
@@ -91,7 +91,7 @@ def test_what_others_touch_is_told_by_family_and_name_and_who_did_it():
         "flush ruleset\nadd table ip theirs\nadd chain ip theirs some\nadd rule ip theirs some accept",
     ],
 )
-def test_whatever_else_of_the_table_is_touched_is_told_as_rules(lines):
+def test_other_changes_of_the_table_are_reported_as_rules(lines):
     with listening() as here:
         nft.run(lines + "\n")
         heard = here.heard()
@@ -151,7 +151,7 @@ def test_a_program_may_call_itself_anything():
         assert here.heard().by == {"a?b?[1m"}
 
 
-def test_what_is_committed_by_a_socket_that_nobody_knows_is_told():
+def test_a_commit_by_an_unknown_socket_is_reported():
     with listening() as here, closing(Transactions.open()) as stranger:
         stranger.commit([chain_message(V4, "ours", "another")])
         assert here.heard().rules
@@ -196,7 +196,7 @@ def test_that_something_was_missed_shows_until_it_is_looked_at():
         assert not here.heard(V6).complete
 
 
-def test_what_we_do_while_nobody_listens_is_not_missed():
+def test_own_changes_during_a_pause_are_not_missed():
     with listening() as here:
         with here.unheard(), here.unheard():
             here.commit("another")
@@ -221,7 +221,7 @@ def announce(message):
         sender.sendto(message, (0, 1 << GROUP - 1))
 
 
-def test_the_end_of_what_began_while_nobody_listened_is_not_all_of_it():
+def test_the_end_of_an_unseen_beginning_is_reported_without_duration():
     with listening() as here:
         with recorded() as told, here.unheard():
             nft.run("add element ip ours addresses { 10.0.0.1 }\n")

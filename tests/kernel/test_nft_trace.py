@@ -52,7 +52,7 @@ def heard(traces: Traces) -> list[Step]:
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-def test_the_rules_that_a_packet_meets_are_told(rules, family):
+def test_the_rules_that_a_packet_passes_are_reported(rules, family):
     with Traces.open() as traces, Mark.open(flow(family, "UDP", 5353)):
         datagram(family, 5354)
         datagram(family, 5353)
@@ -74,7 +74,7 @@ def listed():
     return {handle: shortened(text(rule, "ip")) for handle, rule in rules.items()}
 
 
-def test_a_rule_that_drops_and_a_policy_are_told(rules):
+def test_a_dropping_rule_and_a_policy_are_reported(rules):
     with Traces.open() as traces, Mark.open(flow("IPv4", "TCP", 81)), socket.socket() as sock:
         sock.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -97,7 +97,7 @@ def test_few_packets_a_second_are_traced(rules):
     assert 0 < len(packets) <= 45
 
 
-def test_base_chains_are_told_with_their_hooks(rules):
+def test_base_chains_are_reported_with_their_hooks(rules):
     with Netlink.open() as link, Mark.open(flow("IPv4", "UDP", 5353)) as mark:
         chains = base_chains(link)
     assert chains[1, "firewall", "input"] == Hook("filter", INPUT, 0)

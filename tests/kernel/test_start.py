@@ -43,7 +43,7 @@ def test_a_start_that_fails_has_not_touched_the_host(tmp_path: Path, kubeconfig,
         assert (close_wait(name), inside(name, lambda: run("nft", "list", "ruleset"))) == before
 
 
-def test_who_only_prepares_the_host_needs_no_api_server(tmp_path: Path) -> None:
+def test_init_only_needs_no_api_server(tmp_path: Path) -> None:
     with namespace() as name:
         ended = started(name, f"--kubeconfig={tmp_path / 'none'}", "--init-only")
         assert ended.returncode == 0, ended.stderr

@@ -403,7 +403,7 @@ def test_changed_globals_ask_for_a_resync() -> None:
         assert made.backend.set_world(replace(world(V4), masquerade_mark=0x8))
 
 
-def test_sctp_is_refused_and_said_so(caplog) -> None:
+def test_sctp_is_refused_and_reported(caplog) -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("assoc", plan("assoc", [frontend(VIP[V4], 80, SCTP)], [server], protocol=SCTP))
         assert "ns/assoc/SCTP: userspace mode carries TCP and UDP" in caplog.text

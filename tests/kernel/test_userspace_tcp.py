@@ -148,7 +148,7 @@ def test_a_large_stream_arrives_whole(loopback: Stage) -> None:
     assert came == total
 
 
-def test_a_slow_reader_is_waited_for_and_stalls_nobody(loopback: Stage) -> None:
+def test_a_slow_reader_gets_everything_and_delays_no_other(loopback: Stage) -> None:
     client, server = pair(loopback)
     with client, server:
         client.setblocking(False)
@@ -238,7 +238,7 @@ def test_connections_are_spread_evenly(loopback: Stage) -> None:
         sock.close()
 
 
-def test_many_idle_connections_cost_no_thread_and_stall_nobody(loopback: Stage) -> None:
+def test_many_idle_connections_need_no_thread_and_delay_no_client(loopback: Stage) -> None:
     with endpoint() as listening:
         where = loopback.carry([listening])
         idle = []

@@ -170,7 +170,7 @@ def test_an_answer_that_takes_longer_than_the_idle_timeout_reaches_its_client() 
             until(lambda: sessions(made) == 0, "nobody waits any more")
 
 
-def test_who_waits_for_an_answer_waits_no_longer_than_the_kernel_would(monkeypatch) -> None:
+def test_a_session_waits_for_an_answer_no_longer_than_the_kernel(monkeypatch) -> None:
     with ExitStack() as clients, stage(udp_idle=0.05) as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         monkeypatch.setattr(udp, "MOST_UNANSWERED", 2)
@@ -183,7 +183,7 @@ def test_who_waits_for_an_answer_waits_no_longer_than_the_kernel_would(monkeypat
         until(lambda: sessions(made) == 0, "these end, too")
 
 
-def test_who_waits_for_an_answer_makes_room_for_others() -> None:
+def test_waiting_clients_make_room_for_others() -> None:
     with ExitStack() as clients, stage(limit=4, udp_idle=0.05) as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         for _ in range(3):

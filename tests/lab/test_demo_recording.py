@@ -42,7 +42,7 @@ def test_a_part_begins_at_its_number() -> None:
     ]
 
 
-def test_the_picture_has_every_word_at_its_column() -> None:
+def test_the_picture_has_every_label_at_its_column() -> None:
     root = ET.fromstring(svg(parts(SAID), "a & b"))
     found = [(element.text, element.get("x"), element.get("class")) for element in root.iter(f"{SPACE}text")]
     assert [text for text, _, _ in found] == ["before", "1. ClusterIP", "a <pod> &", "ok", "2. NodePort", "10 ok"]
@@ -61,7 +61,7 @@ def test_asciinema_can_play_it() -> None:
     assert events[0] == [0.1, "o", "\x1b[1mbefore\x1b[0m\r\n\r\n"]
 
 
-def test_what_the_readme_shows_is_small_and_asks_nobody() -> None:
+def test_the_picture_of_the_readme_is_small_and_self_contained() -> None:
     for name in ("demo.svg", "change.svg"):
         text = (PICTURES / name).read_text(encoding="utf-8")
         ET.fromstring(text)

@@ -192,7 +192,7 @@ def test_two_appliers_share_what_they_agree_on() -> None:
     with_server(test)
 
 
-def test_a_conflict_names_who_and_what_and_can_be_forced() -> None:
+def test_a_conflict_names_manager_and_field_and_can_be_forced() -> None:
     async def test(client: Client) -> None:
         await apply(client, settings(a="1", b="1"))
         status, said = await apply(client, settings(a="2"), "two")
@@ -209,7 +209,7 @@ def test_a_conflict_names_who_and_what_and_can_be_forced() -> None:
     with_server(test)
 
 
-def test_who_writes_otherwise_owns_what_he_changed() -> None:
+def test_another_manager_owns_its_changed_fields() -> None:
     async def test(client: Client) -> None:
         await apply(client, settings(a="1", b="1"))
         path = f"{MAPS}/c?fieldManager=editor"

@@ -49,7 +49,7 @@ async def test_a_port_leads_into_a_namespace(namespace: str) -> None:
             assert await _say(second.port, b"again") == b"127.0.0.1 says AGAIN"
 
 
-async def test_nobody_inside_closes_the_connection_and_nobody_outside_is_kept(namespace: str) -> None:
+async def test_connections_are_closed_only_from_outside(namespace: str) -> None:
     async with Forward(namespace, PORT) as forward:
         assert await _say(forward.port, b"hello") == b""
         inside = open_socket_in(namespace, lambda: socket.create_server(("127.0.0.1", PORT)))

@@ -200,7 +200,7 @@ def test_cut_garbage_and_gone_lines() -> None:
     with_server(test)
 
 
-def test_stalled_watch_says_all_when_it_goes_on() -> None:
+def test_a_stalled_watch_delivers_all_events_when_it_continues() -> None:
     async def test(client: Client) -> None:
         rv = client.server.store.revision
         async with client.watch(f"{ALL}?watch=1&resourceVersion={rv}") as following:
@@ -459,7 +459,7 @@ AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryLi
     [(["v2", "v2beta1"], ["APIGroupDiscoveryList"] * 2), (["v2beta1"], ["APIVersions", "APIGroupList"])],
     ids=["kubectl from 1.30", "kubectl to 1.29"],
 )
-def test_discovery_in_a_version_that_the_client_knows(versions: list[str], kinds: list[str]) -> None:
+def test_discovery_in_a_version_that_the_client_supports(versions: list[str], kinds: list[str]) -> None:
     async def test(client: Client) -> None:
         accept = {"Accept": ",".join([*(AGGREGATED.format(v) for v in versions), "application/json"])}
         seen = [(await client.call("GET", path, headers=accept))[1]["kind"] for path in ("/api", "/apis")]

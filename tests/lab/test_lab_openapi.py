@@ -112,7 +112,7 @@ def schema(raw: bytes) -> Json:
     return result | {name: json.loads(fields(value)[2][0]) for name, value in extensions.items()}
 
 
-def test_the_protobuf_form_says_the_same() -> None:
+def test_the_protobuf_form_has_the_same_content() -> None:
     made = openapi.v2(VERSION)
     found = fields(document(made))
     assert found[1] == [b"2.0"]

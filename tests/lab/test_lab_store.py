@@ -86,7 +86,7 @@ def test_future_version_is_refused() -> None:
     assert e.value.code == 504
 
 
-def test_listeners_hear_changes_inside_the_write() -> None:
+def test_listeners_get_changes_during_the_write() -> None:
     store = Store()
     heard: list[Change] = []
     end = store.subscribe("services", heard.append)

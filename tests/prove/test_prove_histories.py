@@ -45,7 +45,7 @@ def test_a_seed_makes_the_same_history(seed: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_steps_are_data_that_the_world_knows(seed: str) -> None:
+def test_steps_are_data_with_known_names(seed: str) -> None:
     for step in history(seed):
         assert callable(getattr(World, f"_{step[0]}", None)) or step[0] in {"quiet", "look"}, step
         if step[0] == "put":
@@ -160,7 +160,7 @@ def test_every_mode_has_a_world_and_one_history_is_its_own_seed() -> None:
     assert (alone.mode, alone.seed, alone.histories) == ("a", "7.1.4", 1)
 
 
-def test_what_was_played_is_told_with_its_cost() -> None:
+def test_the_played_histories_are_reported_with_their_cost() -> None:
     line = running.told("nftables", Counter(histories=50, steps=900, judged=150, cpu=30.0), 18.0)
     assert line == (
         "nftables: 50 histories, 900 steps, 150 moments judged, nothing found; 10000 an hour, 0.60 s of CPU each"

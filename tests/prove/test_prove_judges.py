@@ -129,7 +129,7 @@ def test_lines_that_mutations_break_are_there(name: str) -> None:
         ("iptables nat KUBE-EXT-A", "default/web:http", False),
     ],
 )
-def test_a_large_cluster_does_not_say_whose_an_endpoint_is(place, label, same):
+def test_rules_of_a_large_cluster_have_no_endpoint_comments(place, label, same):
     def rule(label: str, target: str = "KUBE-SEP-B") -> list[str]:
         said = f' -m comment --comment "{label}"' if label else ""
         return [f"-A {place.split()[2]}{said} -j {target}"]

@@ -15,7 +15,7 @@ from prove.__main__ import main
 from prove.forking import Forking, ForkingError
 
 
-async def test_who_asks_a_forking_process_that_ended_does_not_wait_for_ever(tmp_path, capfd) -> None:
+async def test_a_caller_of_an_ended_forking_process_does_not_wait_forever(tmp_path, capfd) -> None:
     async with Forking("", "no such mutation") as forking:
         for _ in range(2):
             with pytest.raises(ForkingError):

@@ -52,7 +52,7 @@ def test_what_the_go_kube_proxy_does_by_itself_is_no_fault_unless_it_takes_longe
     assert "none may" in next(faults([same]))
 
 
-def test_a_log_or_a_metric_says_that_something_was_not_programmed():
+def test_a_failed_sync_shows_in_a_log_or_a_metric():
     go = 'E1125 16:39:06.7 482 proxier.go:1723] "nftables sync failed" err=<'
     harmless = 'E1125 16:39:06.7 482 metrics.go:406] "failed to collect nfacct counter" err="object not found"'
     assert unsynced(GO, f"I1125 ok\n{harmless}\n{go}\n", "") == [go]

@@ -13,7 +13,7 @@ from support.modes import MODES, modes
 
 @pytest.mark.slow("each command")
 @modes(*MODES)
-async def test_answers_are_as_the_schema_says(live: Live) -> None:
+async def test_answers_match_the_schema(live: Live) -> None:
     live.service("said", "a1 b1/unready", type="NodePort")
     front = live.front("said")
     await live.expect(front, {"pod": live.mode.seen("a1")})

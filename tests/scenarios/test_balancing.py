@@ -114,7 +114,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
 
 
 @modes("iptables-nft")
-async def test_a_mode_that_shares_evenly_says_so(bare: Live) -> None:
+async def test_a_mode_with_equal_shares_reports_it(bare: Live) -> None:
     bare.service("web", "a1 b1")
     bare.cluster.patch("services", "web", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=0"}}})
     await bare.start()
@@ -125,7 +125,7 @@ async def test_a_mode_that_shares_evenly_says_so(bare: Live) -> None:
 
 
 @modes("nftables")
-async def test_a_service_beyond_what_the_node_gives_is_served_evenly_and_says_so(bare: Live) -> None:
+async def test_a_service_above_the_limit_of_the_node_has_equal_shares_and_an_event(bare: Live) -> None:
     for name in ("web", "young"):  # of one age, to the second, so the name decides
         bare.service(name, "a1 b1", sessionAffinity="None")
         bare.cluster.patch("services", name, {"metadata": {"annotations": {"kube-proxy-py/algorithm": "maglev"}}})

@@ -94,7 +94,7 @@ async def test_a_strict_filter_hurts_where_answers_leave_elsewhere(live: Live) -
 
 
 @NFTABLES
-async def test_a_firewall_that_accepts_nothing_is_told_from_one_that_might(live: Live) -> None:
+async def test_a_firewall_that_accepts_nothing_differs_from_one_that_might_accept(live: Live) -> None:
     await live.nft("add table inet strict")
     await live.nft("add chain inet strict forward { type filter hook forward priority 10; policy drop; }")
     await live.nft("add rule inet strict forward ct state established,related accept")

@@ -164,7 +164,7 @@ def name_pod(live: Live, service: str, pod: str) -> None:
             live.cluster.store.put("endpointslices", piece)
 
 
-async def test_a_kernel_that_announces_nothing_is_said(live: Live) -> None:
+async def test_a_kernel_without_announcements_is_reported(live: Live) -> None:
     live.service("hushed", "a1")
     front = live.front("hushed")
     await live.programmed(front, "a1")

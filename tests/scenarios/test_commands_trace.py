@@ -38,7 +38,7 @@ async def tracing(live: Live, place: str, front: Front, *more: str, proto: str =
     return await asked
 
 
-async def test_what_passes_is_told_with_the_endpoint_that_answers(live: Live) -> None:
+async def test_a_passing_packet_is_reported_with_the_answering_endpoint(live: Live) -> None:
     live.service("reached", "a1")
     front = live.front("reached")
     await live.expect(front, {"pod": "a1"})
@@ -79,7 +79,7 @@ async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None
     assert "of table inet firewall, chain guard, which is not ours" in verdict
 
 
-async def test_chains_that_another_kube_proxy_left_are_told_from_the_running_proxys(live: Live) -> None:
+async def test_leftover_chains_are_distinguished_from_the_running_proxys(live: Live) -> None:
     if live.mode.name not in {"nftables", "userspace"}:
         return  # the chains are its own there
     live.service("usurped", "a1")
@@ -118,7 +118,7 @@ async def test_a_policy_that_drops_is_named(live: Live) -> None:
     assert "dropped by the policy of table ip closed, chain out, which is not ours" in text
 
 
-async def test_the_answer_that_is_dropped_is_told_from_the_request(live: Live) -> None:
+async def test_a_dropped_reply_is_distinguished_from_the_request(live: Live) -> None:
     live.service("mute", "b1")
     front = live.front("mute")
     await live.expect(front, {"node": "b1"})
@@ -129,7 +129,7 @@ async def test_the_answer_that_is_dropped_is_told_from_the_request(live: Live) -
     assert "chain back, which is not ours" in text
 
 
-async def test_ours_says_why_it_refuses(live: Live) -> None:
+async def test_our_refusals_are_reported_with_a_reason(live: Live) -> None:
     live.service("unserved", "")
     front = live.front("unserved")
     await live.expect(front, {"node": "refused"})
@@ -161,7 +161,7 @@ async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Li
     assert f"left this node, and {live.ips['a2']['IPv4']}:3000 has not answered" in text
 
 
-async def test_an_endpoint_that_refuses_is_told_from_one_that_answers(live: Live) -> None:
+async def test_a_refusing_endpoint_is_distinguished_from_an_answering_one(live: Live) -> None:
     live.service("mistyped", "")
     live.endpoints("mistyped", "b1", ports=[{"name": "tcp", "port": 4444, "protocol": "TCP"}])
     front = live.front("mistyped")
@@ -176,7 +176,7 @@ async def test_an_endpoint_that_refuses_is_told_from_one_that_answers(live: Live
     await live.eventually(refused)
 
 
-async def test_without_packets_it_says_so(live: Live) -> None:
+async def test_missing_packets_are_reported(live: Live) -> None:
     status, text = await live.ask("trace", "192.0.2.77", "10.96.77.77:80", "--seconds", "0.5")
     assert (status, "no packet of this flow arrived" in text) == (2, True), text
 

@@ -17,7 +17,7 @@ from support.modes import modes
 pytestmark = modes("nftables", "iptables-nft", "iptables-legacy", "userspace")
 
 
-async def test_who_is_let_in_is_told_with_its_endpoints(live: Live) -> None:
+async def test_allowed_clients_are_reported_with_their_endpoints(live: Live) -> None:
     live.service("open", "a1 b1")
     await live.expect(live.front("open"), {"pod": "a1 b1"})
     address, port = live.front("open")
@@ -47,7 +47,7 @@ async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
     assert (status, f"x  {neighbour} is node-b's own address" in text) == (2, True), text
 
 
-async def test_a_pod_of_another_node_is_told_which_endpoints_answer_past_this_node(live: Live) -> None:
+async def test_endpoints_that_answer_a_pod_of_another_node_directly_are_reported(live: Live) -> None:
     live.service("past", "a1 b1", type="NodePort", externalTrafficPolicy="Local")
     front, client = live.front("past", "nodeport"), live.ips["b1"]["IPv4"]
     await live.programmed(live.front("past"), "a1 b1")
@@ -66,7 +66,7 @@ async def probes(live: Live, front: Front) -> Sequence[Answer | NoAnswer]:
 
 
 @pytest.mark.slow("a dozen questions")
-async def test_what_stops_a_connection_beside_the_proxy_is_told(live: Live) -> None:
+async def test_other_causes_that_stop_a_connection_are_reported(live: Live) -> None:
     live.service("stopped", "a1 b1")
     front = live.front("stopped")
     await live.expect(front, {"pod": "a1 b1"})
@@ -298,7 +298,7 @@ async def test_what_stops_real_packets_is_named(live: Live) -> None:
 
 
 @pytest.mark.slow("several questions")
-async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
+async def test_leftovers_for_an_address_are_reported(live: Live) -> None:
     if live.mode.name not in {"nftables", "userspace"}:
         return  # the chains are its own there
     live.service("usurped", "a1")
@@ -339,7 +339,7 @@ async def test_what_another_kube_proxy_left_for_an_address_is_told(live: Live) -
             await live.cluster.exec("node", ["iptables-nft", "-t", "nat", *rule.split()])
 
 
-async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told(live: Live) -> None:
+async def test_an_address_that_only_the_other_iptables_variant_has_is_reported(live: Live) -> None:
     if live.mode.variant != "nft":
         return
     stale, unknown, jump = "KUBE-SVC-AAAAAAAAAAAAAAAA", "10.96.200.200", "OUTPUT -j KUBE-SERVICES"
@@ -366,7 +366,7 @@ async def test_an_address_that_the_other_variant_of_iptables_alone_knows_is_told
 
 
 @pytest.mark.slow("several questions")
-async def test_a_node_without_a_route_to_the_service_hears_of_it(live: Live) -> None:
+async def test_a_missing_route_of_the_node_to_the_service_is_reported(live: Live) -> None:
     live.service("routed", "a1")
     front = live.front("routed")
     await live.expect(front, {"node": "a1"})
@@ -380,7 +380,7 @@ async def test_a_node_without_a_route_to_the_service_hears_of_it(live: Live) -> 
         await live.run("ip", "route", "del", "unreachable", f"{front.address}/32")
 
 
-async def test_a_table_that_another_kube_proxy_left_for_an_address_is_told(live: Live) -> None:
+async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
     if live.mode.name != "iptables-nft":
         return  # the table is its own there
     await live.nft("add table ip kube-proxy")
@@ -421,7 +421,7 @@ async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: L
         assert "a client that session affinity keeps at one of these endpoints gets that one alone" in text
 
 
-async def test_who_is_on_another_node_is_sent_there(live: Live) -> None:
+async def test_clients_on_another_node_are_referred_to_it(live: Live) -> None:
     live.service("remote", "a1 b1", internalTrafficPolicy="Local")
     front = live.front("remote")
     await live.expect(front, {"pod": "a1"})
@@ -434,7 +434,7 @@ async def test_who_is_on_another_node_is_sent_there(live: Live) -> None:
     assert (await live.ask("why", live.ips["a1"]["IPv4"], f"{front.address}:80"))[0] == 0
 
 
-async def test_who_is_not_in_the_source_ranges_is_told_what_to_add(live: Live) -> None:
+async def test_clients_outside_the_source_ranges_get_the_range_to_add(live: Live) -> None:
     live.service("guarded", "a1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
     await live.until(lambda: live.cluster.get("services", "guarded")["status"]["loadBalancer"].get("ingress"), "a VIP")
     address, port = live.front("guarded", "loadbalancer")
@@ -493,7 +493,7 @@ async def test_an_unknown_port_and_an_unknown_address(live: Live) -> None:
         (("why", "node", "10.96.0.1:99999"), "from 1 to 65535"),
     ],
 )
-async def test_what_cannot_be_understood_says_what_can(live: Live, words: tuple[str, ...], said: str) -> None:
+async def test_an_invalid_value_is_reported_with_the_valid_ones(live: Live, words: tuple[str, ...], said: str) -> None:
     status, text = await live.ask(*words)
     assert (status, said in text) == (2, True), text
 
@@ -521,7 +521,7 @@ async def test_services_lists_all_or_one(live: Live) -> None:
 
 
 @pytest.mark.slow("a cluster of its own")
-async def test_a_proxy_that_never_got_a_list_says_so_of_all_services(bare: Live) -> None:
+async def test_a_proxy_without_a_list_reports_it_for_all_services(bare: Live) -> None:
     bare.service("before")
     await bare.start()
     assert (await bare.ask("services", "before"))[0] == 0

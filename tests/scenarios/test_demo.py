@@ -139,7 +139,7 @@ def rows_of(page: str) -> list[list[Any]]:
 
 
 @pytest.mark.slow("a demo of its own")
-def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
+def test_a_kept_cluster_prints_its_usage_and_ends_with_ctrl_c() -> None:
     cluster_id = demo_id("keep")
     with running(play(f"cluster_id={cluster_id!r}, acts=ACTS[:3], keep=True")) as process:
         printed = read_until(process, "tail -f")
@@ -176,7 +176,7 @@ def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c() -> None:
     assert leftovers(cluster_id) == []
 
 
-def test_without_root_one_line_says_so(monkeypatch, capsys) -> None:
+def test_missing_root_is_reported_in_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["demo", "--id", demo_id("nobody")]) == 1
     said = capsys.readouterr()
@@ -203,11 +203,11 @@ def test_times_for_the_eye(seconds: float, shown: str) -> None:
         ("pod", set(), "-"),
     ],
 )
-def test_whose_address_the_pods_saw(origin: str, clients: set[str], seen: str) -> None:
+def test_the_client_address_that_pods_see(origin: str, clients: set[str], seen: str) -> None:
     assert seen_as(origin, clients) == seen
 
 
-def test_pods_are_told_apart_by_the_end_of_their_names() -> None:
+def test_pods_are_distinguished_by_the_end_of_their_names() -> None:
     assert names_of({"whoami-bbbbb", "whoami-aaaaa"}) == "aaaaa bbbbb"
     assert names_of(set()) == "none"
 

@@ -115,7 +115,7 @@ async def silence(live: Live, pod: str) -> None:
 
 
 @modes("nftables")
-async def test_who_is_gone_is_reset_and_nobody_else(bare: Live) -> None:
+async def test_only_connections_to_deleted_endpoints_are_reset(bare: Live) -> None:
     await bare.start(args=FLAG)
     await killed(bare)
     await drained(bare)

@@ -76,7 +76,7 @@ async def answered(live: Live, front: Front) -> str:
 
 @pytest.mark.quick("addresses0")
 @pytest.mark.parametrize("addresses", [["primary"], ["all"]])
-async def test_nobody_is_served_who_did_not_ask_for_loopback(bare: Live, addresses: list[str]) -> None:
+async def test_nodeports_on_loopback_are_served_only_if_configured(bare: Live, addresses: list[str]) -> None:
     bare.service("web", "a1", type="NodePort", **DUAL)
     await bare.start(RELAYED | {"nodePortAddresses": addresses})
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})

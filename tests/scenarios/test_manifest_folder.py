@@ -135,7 +135,7 @@ async def test_the_node_can_come_from_the_folder(bare: Live, folder: Path) -> No
     await bare.expect(Front("192.168.100.2", 30080), {"outside": "refused"}, "tcp")
 
 
-async def test_a_folder_that_is_missing_is_said_in_one_line(bare: Live, folder: Path) -> None:
+async def test_a_missing_folder_is_reported_in_one_line(bare: Live, folder: Path) -> None:
     command = [proxy_command(), "--manifests", str(folder / "none")]
     proxy = await bare.start(command=command, ready_within=None)
     await bare.until(lambda: proxy.returncode is not None, "the end")

@@ -97,7 +97,7 @@ async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
 
 @pytest.mark.quick("legacy")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-async def test_a_flush_is_repaired_and_told(bare: Live, variant: str) -> None:
+async def test_a_flush_is_repaired_and_reported(bare: Live, variant: str) -> None:
     await bare.choose_variant(variant)
     bare.service("web", "a1 b1", **DUAL)
     await bare.start(IPTABLES)
@@ -136,7 +136,7 @@ async def livez(live: Live, wanted: int) -> str:
 
 @pytest.mark.quick("nft")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-async def test_harm_inside_a_services_chains_is_repaired_and_told(bare: Live, variant: str) -> None:
+async def test_changes_inside_a_services_chains_are_repaired_and_reported(bare: Live, variant: str) -> None:
     await bare.choose_variant(variant)
     bare.service("web", "a1", **DUAL)
     await bare.start(IPTABLES)

@@ -94,7 +94,7 @@ async def test_configuration(bare: Live, row: Row) -> None:
 
 @pytest.mark.quick("{}")
 @pytest.mark.parametrize("config", [{}, {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}}], ids=str)
-async def test_external_ips_are_served_by_nobody_when_their_gate_is_closed(bare: Live, config: dict[str, Any]) -> None:
+async def test_external_ips_are_not_served_when_their_gate_is_off(bare: Live, config: dict[str, Any]) -> None:
     await bare.start(config | {"featureGates": {"AllowServiceExternalIPs": False}})
     bare.service("web", "a1", type="LoadBalancer", externalIPs=["198.51.100.203"])
     for kind in ("cluster", "nodeport", "loadbalancer"):
@@ -121,7 +121,7 @@ async def _lacks(live: Live, address: str) -> str:
     return f"{address} is still there" if address in text else ""
 
 
-async def test_a_node_whose_address_changes_is_followed(bare: Live) -> None:
+async def test_a_changed_node_address_is_followed(bare: Live) -> None:
     await bare.start()
     bare.service("web", "a1", type="NodePort")
     number = bare.front("web", "nodeport").port

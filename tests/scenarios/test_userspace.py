@@ -62,7 +62,7 @@ async def listeners(live: Live) -> dict[str, int]:
     return {f"{m[1]} {m[2]} {m[3]}": int(m[4]) for m in re.finditer(r"(\S+) \. (\w+) \. (\d+) : (\d+)", text)}
 
 
-async def test_nobody_reaches_a_listener_directly(live: Live) -> None:
+async def test_no_client_reaches_a_listener_directly(live: Live) -> None:
     live.service("private", "a1")
     front = live.front("private")
     await live.expect(front, {"outside": "a1", "node": "a1"})

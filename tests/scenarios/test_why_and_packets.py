@@ -83,7 +83,7 @@ async def test_what_connection_tracking_does_not_see_is_not_translated(family: s
 
 @pytest.mark.slow("packets that each kind of rule stops")
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_what_a_rule_of_routing_stops_is_said(family: str, live: Live) -> None:
+async def test_a_connection_stopped_by_routing_is_reported(family: str, live: Live) -> None:
     name = f"routed-{family.lower()}"
     live.service(name, "b1", ipFamilies=[family])
     front, pod, end = live.front(name, family=family), live.ips["pod"][family], live.ips["b1"][family]

@@ -57,7 +57,7 @@ def test_what_cannot_be_printed_is_an_error_without_a_traceback(flag):
     assert done.stderr == "Error: cannot write to standard output: No space left on device\n"
 
 
-def test_a_reader_that_went_away_is_not_told():
+def test_a_disconnected_reader_gets_nothing():
     command = [sys.executable, "-m", "kubeproxy.cli", "--help"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()

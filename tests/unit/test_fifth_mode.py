@@ -134,7 +134,7 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
     assert ("Warning", "MemoryDeprecation", "StartKubeProxy", "Memory fades") in events
 
 
-def test_what_the_configuration_says_of_it_counts(memory, tmp_path):
+def test_the_configured_value_is_used(memory, tmp_path):
     config = configured(tmp_path)
     assert (config.masquerade_bit, config.sync_period) == (5, 30)
     with pytest.raises(ConfigError, match=r"iptables\.syncPeriod: is too long for the memory"):

@@ -96,7 +96,7 @@ def test_a_bad_entry_costs_only_itself() -> None:
         assert sets.entries("A") == set(good)
 
 
-def test_a_full_set_says_so() -> None:
+def test_a_full_set_is_an_error_that_names_the_limit() -> None:
     with Ipsets.open() as sets:
         sets.create("A", SetKind(HASH_IP, IPV4), hashsize=64, maxelem=2)
         with pytest.raises(EntriesRefusedError, match="full"):

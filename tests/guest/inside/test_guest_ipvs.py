@@ -119,6 +119,6 @@ def test_timeouts() -> None:
         assert ipvs.timeouts() == Timeouts(123, 45, 7)
 
 
-def test_a_missing_family_is_said() -> None:
+def test_a_missing_family_is_reported() -> None:
     with Netlink.open(NETLINK_GENERIC) as netlink, pytest.raises(Unsupported, match="NONSENSE"):
         family_id(netlink, "NONSENSE")

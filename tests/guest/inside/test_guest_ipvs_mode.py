@@ -137,7 +137,7 @@ def test_start_sets_what_the_kernel_must_do() -> None:
             assert read_sysctl(key) == "1"
 
 
-def test_a_scheduler_that_the_kernel_does_not_have_is_told() -> None:
+def test_a_scheduler_that_the_kernel_lacks_is_reported() -> None:
     with pytest.raises(Unsupported, match=r"ipvs\.scheduler: .* has no scheduler 'twos'"):
         OPERATIONS.check(KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(scheduler="twos")), [V4])
     with Ipvs.open() as kernel:

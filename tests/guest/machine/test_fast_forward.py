@@ -58,7 +58,7 @@ def test_udp_only_where_its_flows_can_be_forgotten(backends, allowed):
         assert bool(offloaded()) == (UDP in allowed.protocols)
 
 
-def test_who_goes_straight_to_a_pod_does_not(backends, monkeypatch):
+def test_connections_straight_to_a_pod_are_not_affected(backends, monkeypatch):
     monkeypatch.setattr("bench.flowtable_ground.SERVICE", POD)
     monkeypatch.setattr("bench.flowtable_ground.PORT", POD_PORT)
     with closing(Connection(V4, TCP)) as connection:

@@ -186,7 +186,7 @@ def test_what_others_do_to_chains_of_theirs_is_not_even_looked_at(netns):
     made.close()
 
 
-def test_one_family_knows_what_the_other_one_wrote(netns):
+def test_one_family_uses_the_writes_of_the_other(netns):
     """Both families' transactions count the same generation."""
     four, six = opened("nft"), opened("nft", Family.IPV6)
     for made in (four, six):
@@ -232,7 +232,7 @@ def test_announcements_that_do_not_fit_are_no_quiet(netns):
     made.close()
 
 
-def test_who_only_lists_legacy_rules_makes_audits_rare(netns):
+def test_programs_that_only_list_legacy_rules_cause_rare_audits(netns):
     made, wanted = opened("legacy"), state()
     list(made.resync(wanted))
     run("iptables-legacy", "-t", "nat", "-S", "POSTROUTING")

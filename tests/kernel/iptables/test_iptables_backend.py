@@ -159,7 +159,7 @@ def test_what_others_do_elsewhere_is_no_drift(variant):
     made.close()
 
 
-def test_a_chain_whose_name_is_no_text_is_removed_as_any_that_is_stale(variant):
+def test_a_chain_with_a_name_that_is_not_utf8_is_removed_like_any_stale_chain(variant):
     made, wanted = opened(variant), state()
     subprocess.run([f"iptables-{variant}", "-t", "nat", "-N", b"KUBE-SEP-\xff"], check=True)
     list(made.resync(wanted))
@@ -200,7 +200,7 @@ def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, loc
     made.close()
 
 
-def test_who_waits_for_the_lock_while_we_write_is_noticed(netns, lock_file):
+def test_a_waiter_for_the_lock_during_our_write_is_noticed(netns, lock_file):
     """Also if it leaves the table as large as it was."""
     made, wanted = opened("legacy"), state()
     list(made.resync(wanted))

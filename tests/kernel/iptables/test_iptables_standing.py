@@ -52,7 +52,7 @@ def test_rules_that_are_there_stay_with_their_counters_and_are_watched(variant, 
 
 
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
-def test_what_others_did_while_nobody_looked_is_put_right(variant, harm, restores):
+def test_foreign_changes_between_inspections_are_repaired(variant, harm, restores):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     made.close()
@@ -65,7 +65,7 @@ def test_what_others_did_while_nobody_looked_is_put_right(variant, harm, restore
     again.close()
 
 
-def test_what_changed_while_nobody_looked_is_written(variant):
+def test_changes_between_readings_are_written(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     made.close()

@@ -124,7 +124,7 @@ def tracked():
 @pytest.mark.parametrize("family", list(Family))
 @pytest.mark.parametrize("affinity", [0, 10800])
 @pytest.mark.parametrize("algorithm", ["maglev-251", "maglev", "maglev-4093"])
-def test_maglev_sends_each_client_where_its_hash_says(family, affinity, algorithm):
+def test_maglev_picks_the_endpoint_of_the_clients_hash(family, affinity, algorithm):
     globals_ = CONNECTION_COUNTERS.on(world(families=[family]), True)
     found = plans(globals_, (None, range(1, 8)), ("30", range(10, 12)), affinity=affinity, algorithm=algorithm)
     (plan,) = found[WEB]

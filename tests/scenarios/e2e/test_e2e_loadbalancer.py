@@ -205,7 +205,7 @@ async def test_udp_clients_follow_through_the_balancer(stage: Stage, second: str
         ),
     ],
 )
-async def test_a_rolling_update_disrupts_nobody(stage: Stage, policy: str) -> None:
+async def test_a_rolling_update_disrupts_no_client(stage: Stage, policy: str) -> None:
     """As a DaemonSet does it: one pod on each node, replaced one by one, the next when the new one is ready."""
     stage.service(type="LoadBalancer", externalTrafficPolicy=policy)
     await stage.pods("v0-a@a v0-b@b", drain=DRAIN)

@@ -70,7 +70,7 @@ async def test_a_terminating_pod_serves_while_the_health_check_fails(stage: Stag
     " externallTrafficPolicy=Cluster",
 )
 @modes(*EVERY_MODE)
-async def test_a_terminating_pod_serves_everybody(stage: Stage) -> None:
+async def test_a_terminating_pod_serves_all_clients(stage: Stage) -> None:
     stage.service(type="NodePort")
     await stage.pods("echo@a", drain=FOREVER)
     await stage.reachable("echo")

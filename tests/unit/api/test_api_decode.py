@@ -157,13 +157,13 @@ def test_rejected_objects_with_a_name_are_kept():
         {"metadata": {"name": "web", "namespace": 5}},
     ],
 )
-def test_when_an_object_of_a_list_cannot_be_told_any_may_be_it(junk):
+def test_an_unidentifiable_object_of_a_list_may_be_any(junk):
     page = decode_page("services", page_of(junk, changed(SERVICE, ("metadata", "name"), "b")))
     assert page.rejected
     assert kept_identities(page.objects, page.rejected) is None
 
 
-def test_nodes_can_be_told_without_a_namespace():
+def test_nodes_are_identified_without_a_namespace():
     page = decode_page("nodes", page_of({"metadata": {"name": "a", "labels": 5}}, resource="nodes"))
     assert page.rejected
     assert kept_identities(page.objects, page.rejected) == frozenset()

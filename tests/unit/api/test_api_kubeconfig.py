@@ -381,7 +381,7 @@ def test_an_exec_credential_that_expired_is_renewed(tmp_path, expiry, expected):
     assert runs(tmp_path) == expected
 
 
-def test_an_exec_plugin_is_told_of_the_cluster(tmp_path):
+def test_an_exec_plugin_gets_the_cluster_information(tmp_path):
     entry = plugin(
         tmp_path, "cluster = info['spec']['cluster']; status = {'token': cluster['server'] + cluster['config']['a']}"
     )
@@ -421,7 +421,7 @@ def test_an_exec_plugin_that_fails_is_a_source_error(tmp_path, code, message):
     assert "users[u].user.exec" in str(caught.value)
 
 
-def test_an_exec_plugin_that_is_missing_says_how_to_get_it(tmp_path):
+def test_the_install_hint_of_a_missing_exec_plugin_is_reported(tmp_path):
     entry = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin", "installHint": "install it"}
     with pytest.raises(SourceError, match=r"no-such-plugin cannot be run.*install it"):
         headers_of(load_cluster(kubeconfig(tmp_path, user={"exec": entry}), ""))
@@ -449,7 +449,7 @@ def shell_plugin(folder, code):
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves the session"])
 @pytest.mark.parametrize("how", ["hangs", "cancelled"])
-def test_what_an_exec_plugin_has_started_holds_up_nobody(tmp_path, monkeypatch, how, leaves):
+def test_children_of_an_exec_plugin_delay_no_request(tmp_path, monkeypatch, how, leaves):
     """As a shell script that runs the program: it has the script's output, which nobody waits for."""
     monkeypatch.setattr(credentials, "EXEC_TIMEOUT", 2.0 if how == "hangs" else 1000.0)
     command = "setsid sleep 1000" if leaves else "sleep 1000"
@@ -481,7 +481,7 @@ def has_ended(pid):
         return True
 
 
-def test_an_exec_plugin_that_we_may_not_end_holds_up_nobody(monkeypatch):
+def test_an_exec_plugin_that_cannot_be_killed_delays_no_request(monkeypatch):
     """As one with another user's rights, for a proxy that is not root."""
     monkeypatch.setattr(credentials, "_END_TIMEOUT", 0.1)
     kill = os.kill

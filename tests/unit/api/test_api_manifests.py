@@ -144,7 +144,7 @@ def test_zones_are_read_for_services_that_weigh_by_them(folder):
     assert folder.events[1].object.endpoints[0].zone == "eu-1"
 
 
-def test_zones_of_a_service_are_read_for_who_asks(folder, monkeypatch):
+def test_zones_of_a_service_are_read_for_questions(folder, monkeypatch):
     folder.write(
         "a.yaml", slice_text("web-1", "web") + "---\n" + slice_text("other-1", "other").replace("eu-1", "eu-2")
     )
@@ -290,7 +290,7 @@ def test_the_first_file_by_name_wins(folder):
     assert folder.scan(after=1) == ["+x"]
 
 
-def test_of_what_the_watches_exclude_only_services_are_taken_for_who_asks_about_them(tmp_path):
+def test_of_excluded_objects_only_services_are_kept_for_questions(tmp_path):
     folder = Folder(tmp_path, "here")
     head = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"
     documents = [

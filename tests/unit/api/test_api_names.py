@@ -66,7 +66,7 @@ def test_neither_the_kernel_nor_the_end_waits_for_a_name(resolver, monkeypatch):
     assert not resolver.answer.is_set()
 
 
-def test_who_asks_the_same_meanwhile_gets_the_same_answer(resolver):
+def test_equal_concurrent_questions_share_an_answer(resolver):
     async def main():
         loop = asyncio.get_running_loop()
         asking = [asyncio.create_task(loop.getaddrinfo("api.test", 1)) for _ in range(5)]
@@ -82,7 +82,7 @@ def test_who_asks_the_same_meanwhile_gets_the_same_answer(resolver):
     assert len(resolver.asked) == 2
 
 
-def test_a_name_that_is_none_is_an_error_for_each_who_asked(resolver):
+def test_an_unresolvable_name_is_an_error_for_each_caller(resolver):
     async def main():
         asked = client("missing.test", 30)
         asking = [asyncio.create_task(asked.request("GET", "/")) for _ in range(3)]

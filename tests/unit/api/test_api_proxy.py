@@ -100,7 +100,7 @@ def test_what_is_no_proxy_is_refused_without_its_password(url, kind, message):
     assert "ss:w" not in str(caught.value)
 
 
-def test_a_variable_that_is_no_proxy_is_passed_over_and_told(caplog):
+def test_a_variable_that_is_no_proxy_is_skipped_and_logged(caplog):
     server = parse_server("https://10.0.0.1:6443", "test")
     assert proxy_of(server, "", "f", {"HTTPS_PROXY": f"http://u:{SECRET}@p:port"}) is None
     assert "HTTPS_PROXY: is no URL of a proxy" in caplog.text

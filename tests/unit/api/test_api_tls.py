@@ -97,7 +97,7 @@ def test_a_certificate_that_is_refused_is_named_with_what_to_look_at(own_certifi
     assert connection_reason(expired, cluster_at("https://x")).startswith("the server's certificate has expired")
 
 
-def test_a_port_that_speaks_something_else_is_told_apart():
+def test_a_port_with_another_protocol_is_distinguished():
     assert listening(reason).startswith("the server at this address does not use TLS")
 
     async def alert(request, reply):
@@ -121,7 +121,7 @@ def test_names_that_are_none_are_errors_as_any_other():
     assert reason("http://a..b:1") == "the name cannot be resolved: it is no host name"
 
 
-def test_what_python_says_of_errors_is_not_what_operators_read():
+def test_errors_have_system_texts_instead_of_pythons():
     assert os_reason(OSError("Multiple exceptions: [Errno 113] Connect call failed ('::1', 1)")) == "No route to host"
     assert os_reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == "connection refused"
     assert os_reason(TimeoutError(110, "x")) == "Connection timed out"

@@ -3,7 +3,7 @@
 from kubeproxy.api.source import Trouble
 
 
-def test_a_trouble_is_said_when_it_changes_and_once_a_minute():
+def test_a_failure_is_logged_when_it_changes_and_once_a_minute():
     said, now = [], 0.0
     trouble = Trouble(said.append, lambda: now)
     for moment in (0.0, 1.0, 30.0, 59.0, 60.0, 61.0, 119.0, 120.0):

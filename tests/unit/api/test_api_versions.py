@@ -64,7 +64,7 @@ def test_of_one_service_by_selectors_as_lists_alone_are_allowed():
     assert other["labelSelector"] == "!service.kubernetes.io/headless,kubernetes.io/service-name=web"
 
 
-def test_what_is_no_list_is_told():
+def test_an_answer_that_is_no_list_is_reported():
     client = Client(services=["nonsense"], endpointslices=[[]])
     with pytest.raises(MalformedAnswer, match="cannot be read"):
         asyncio.run(versions(client, None))

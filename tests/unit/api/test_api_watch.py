@@ -215,7 +215,7 @@ def test_a_watch_that_ends_at_once_does_not_spin():
     assert watch(script, use) < 25  # 0.02 s doubling to 0.1 s; unpaced it would be thousands
 
 
-def test_a_short_watch_that_said_something_is_no_failure():
+def test_a_short_watch_with_an_event_is_no_failure():
     """As when a load balancer cuts all that it carries: what it said counts, and the next one need not wait."""
     several = [watches(event("ADDED", service(f"s{n}", n)), then="end at once") for n in range(2, 8)]
     script = scripted(lists(version="1"), *several, watches())

@@ -81,7 +81,7 @@ def test_bookmarks_break_the_silence_and_cut_lines_do_not():
     assert watch(script, use, pace=IMPATIENT) > 0.06 * 4
 
 
-def test_silence_of_servers_without_bookmarks_is_met_with_more_patience():
+def test_the_silence_limit_grows_for_servers_without_bookmarks():
     silence = Silence(ListPace(silence=100.0, longest_silence=350.0))
     patience = []
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_a_server_that_goes_back_is_listed_from_anew(what, caplog):
 
 
 @pytest.mark.parametrize(("known", "seen_next"), [("9", "10"), ("10", "10"), ("a9", "a1"), ("7", "x")])
-def test_versions_that_go_on_or_cannot_be_compared_are_believed(known, seen_next):
+def test_increasing_and_incomparable_versions_are_accepted(known, seen_next):
     script = scripted(lists(version=known), watches(bookmark(seen_next)))
 
     async def use(seen, server, reflector):

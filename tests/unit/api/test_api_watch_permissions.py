@@ -94,7 +94,7 @@ def test_retry_after_is_honoured():
     assert watch(script, use) >= 1.0
 
 
-def test_a_server_that_knows_no_field_selector_is_asked_without():
+def test_a_server_without_the_field_selector_gets_requests_without_it():
     async def script(request, reply):
         if "fieldSelector" in request.query:
             return await reply.status(400, 'field label not supported: "spec.clusterIP"')

@@ -136,7 +136,7 @@ def test_the_refusal_is_remembered_for_all_resources():
     assert streamed_lists() <= 4
 
 
-def test_who_wants_no_streamed_lists_asks_for_none():
+def test_streamed_lists_can_be_turned_off():
     support = WatchListSupport()
     support.refused("a feature gate")
     assert streamed_lists(support) == 0

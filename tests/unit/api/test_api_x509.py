@@ -44,7 +44,7 @@ def test_each_certificate_of_a_file(certificate):
     assert expiries(both) == [openssl_says(TLS / "client.crt"), openssl_says(certificate)]
 
 
-def test_a_certificate_begins_as_it_says(certificate):
+def test_a_certificate_starts_at_its_not_before_time(certificate):
     ((begins, _),) = validities(certificate.read_bytes())
     assert begins == openssl_says(certificate, "-startdate")
 
@@ -74,7 +74,7 @@ def test_the_clients_and_the_last_of_the_authorities_count(certificate, tmp_path
     assert Trust().validities(None) == {}
 
 
-def test_rotations_are_told(certificate, tmp_path):
+def test_rotations_are_reported(certificate, tmp_path):
     ca, told = tmp_path / "ca.crt", []
     ca.write_bytes((TLS / "ca.crt").read_bytes())
     cluster = Cluster(parse_server("https://127.0.0.1:1", "test"), Trust(ca_file=str(ca)), Credentials())

@@ -94,7 +94,7 @@ def placed(seen):
     return [found.object.metadata.name for found in seen.raw if isinstance(found, ZonedSlice)]
 
 
-def test_who_weighs_by_no_zone_is_asked_for_nothing_more():
+def test_services_without_zone_weights_cause_no_requests():
     async def use(api, seen):
         await eventually(lambda: len(seen.raw) == 4)
         await api.lines[SLICES].put(event("MODIFIED", slice_of("web", "10")))
@@ -234,7 +234,7 @@ def test_a_service_that_comes_again_while_the_zones_of_the_former_one_are_asked_
     run(use, [service("web")], [slice_of("web")])
 
 
-def test_a_server_that_wishes_to_be_left_alone_for_a_while_is():
+def test_retry_after_of_a_server_is_obeyed():
     def prepare(api):
         api.refused, api.refusal, api.refusal_headers = 1000, 429, {"Retry-After": "100"}
 

@@ -67,7 +67,7 @@ def test_a_certificate_is_read():
     assert [greeting.certificate] == validities((TLS / "server.crt").read_bytes())[:1]
 
 
-def test_nobody_there():
+def test_no_proxy_answers():
     with create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(SourceError, match=f"127.0.0.1:{port}: "):

@@ -76,7 +76,7 @@ def _versioned():
         ("why", ["why", "node", "198.51.100.1:80", "--no-probe"]),
     ],
 )
-def test_answers_about_a_folder_are_as_it_says(name, words, folder, capfd):
+def test_answers_about_a_folder_match_its_files(name, words, folder, capfd):
     run([*words, *folder])
     assert valid(name, capfd.readouterr().out)["schemaVersion"] == SCHEMA_VERSION
 

@@ -93,7 +93,7 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
         (gone(30), 0, None),
     ],
 )
-def test_what_else_decides_on_the_node_is_told_and_counts(findings, status, line):
+def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings, status, line):
     told = Explanation(why(), tuple(around(Checkup(list(findings), []))))
     lines = [one.text for one in told.findings]
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
@@ -224,7 +224,7 @@ class Asked:
         return SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
 
 
-def test_an_answer_of_old_objects_says_how_old_they_are(monkeypatch):
+def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a")))

@@ -56,7 +56,7 @@ def test_a_fix_names_the_field(subject, target, fix):
 @pytest.mark.parametrize(
     ("source", "allowed"), [("node", f"{NODE_IPS[Family.IPV4]}/32"), ("198.51.100.9", "198.51.100.9/32")]
 )
-def test_who_is_kept_out_by_source_ranges_is_named_in_the_fix(source, allowed):
+def test_clients_outside_the_source_ranges_are_named_in_the_fix(source, allowed):
     planner = Planner(world())
     guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=["10.9.0.0/16"])
     planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])

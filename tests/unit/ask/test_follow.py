@@ -68,7 +68,7 @@ def test_a_beginning_and_its_end(known, monkeypatch):
     assert str(follower.line(event(b"2", ended=True, status=0))).endswith("(10.244.0.1:8080), never answered")
 
 
-def test_connections_of_nobody_are_left_out_and_asked_about_once(known, where):
+def test_connections_without_a_service_are_left_out_and_looked_up_once(known, where):
     follower = Follower(known)
     assert follower.line(event(b"1", vip="10.96.0.2")) is None
     known.renew()

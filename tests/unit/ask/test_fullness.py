@@ -51,7 +51,7 @@ def test_with_room_all_is_well():
         (look(500, chains=1), "the hash table is too small"),
     ],
 )
-def test_what_is_wrong_is_said(state, said):
+def test_errors_are_reported(state, said):
     (problem,) = state.problems
     assert said in problem
     assert "conntrack.maxPerCore" in state.fixes[-1]
@@ -65,7 +65,7 @@ def test_without_a_limit_nothing_fills():
     assert look(10**6, before=0, limit=0).problems == ()
 
 
-def test_who_fills_it_is_named_and_services_come_apart():
+def test_the_largest_users_are_named_and_services_are_separate():
     who = fillers(
         ("10.0.0.1", "10.96.0.1", TCP, 3, 5), ("10.0.0.2", "10.0.0.9", UDP, 0, 20), ("10.0.0.3", "10.0.0.9", TCP, 7, 1)
     )

@@ -81,7 +81,7 @@ def test_a_policy_is_named():
     )
 
 
-def test_ours_says_what_it_decided():
+def test_our_chains_are_reported_as_decisions():
     refused = [
         Step(1, IP, "ours", "output", 7, "rule", -3, "refuse", headers(CLIENT, VIP)),
         Step(1, IP, "ours", "refuse", 9, "rule", 0),
@@ -101,7 +101,7 @@ def chosen_by_others(to=POD) -> list[Step]:
     ]
 
 
-def test_who_chose_the_destination_is_said_where_it_was_not_the_running_proxy():
+def test_a_destination_chosen_by_leftover_rules_is_reported():
     served = [("10.244.0.1:8080", True)]
     (journey,), made = told(marked(1), chosen_by_others(), served=served, proxied=True)
     assert journey.met[0].words == ("left by another kube-proxy: about nat", "about svc", "about sep")
@@ -128,7 +128,7 @@ def test_a_rule_without_text_is_named_by_its_handle():
     assert 'rule "handle 77"' in told(marked(1), [gone])[1].text
 
 
-def test_the_answer_is_told_from_the_request():
+def test_the_reply_is_distinguished_from_the_request():
     back = marked(5, "answers-prerouting", POD, CLIENT)
     lost = [Step(5, INET, "firewall", "forward", 4, "rule", 0, "", headers(POD, CLIENT))]
     found, made = told(marked(1), picked(1), back, lost)
@@ -143,7 +143,7 @@ def test_others_traces_are_left_out():
     assert made.passed is not None
 
 
-def test_who_answered_is_told():
+def test_the_answering_endpoint_is_reported():
     made = told(marked(1), picked(1), served=[("10.244.0.2:8080", False), ("10.244.0.1:8080", True)])[1]
     assert (made.text, made.passed) == ("nothing here dropped it, and 10.244.0.1:8080 answered", True)
     made = told(marked(1), served=[("192.168.0.1:33000", True)], proxied=True)[1]

@@ -48,7 +48,7 @@ def test_what_arrives_a_moment_later_is_fine(behind):
     assert behind({A: Versions("6")}, [held()], [held("6")]) == []
 
 
-def test_an_older_slice_is_named_with_how_long_nothing_was_heard(behind):
+def test_an_outdated_slice_is_reported_with_the_silence_of_the_watch(behind):
     (finding,) = behind({A: Versions("5", {"a-1": "8"})}, [held(**{"a-1": "7"})])
     assert (finding.service, finding.kind) == (A, Kind.DIFFERENT)
     assert finding.what == "EndpointSlice a-1 as the proxy has it"

@@ -50,12 +50,12 @@ def folder(tmp_path: Path) -> list[str]:
     ("text", "name"),
     [("web", ("default", "web")), ("shop/web", ("shop", "web")), ("s/" + "n" * 253, ("s", "n" * 253))],
 )
-def test_a_name_is_one_of_default_unless_it_says_more(text: str, name: tuple[str, str]) -> None:
+def test_a_name_without_namespace_is_in_default(text: str, name: tuple[str, str]) -> None:
     assert service_name(text) == name
 
 
 @pytest.mark.parametrize("text", ["", "/web", "shop/", "a/b/c", "n" * 7000])
-def test_what_is_no_name_is_said_to_be_none(text: str) -> None:
+def test_an_invalid_name_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match="NAME: expected NAMESPACE/NAME, or a NAME in default, got '") as error:
         service_name(text)
     assert len(str(error.value)) < 400
@@ -135,7 +135,7 @@ def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> Facts:
     ],
 )
 @pytest.mark.usefixtures("unlisted")
-def test_of_a_proxy_that_never_got_a_list_nothing_is_told(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_proxy_without_a_list_gives_no_answers(words: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(words.split()) == 2
     out, error = capfd.readouterr()
     assert (out, "never had a list of all Services and EndpointSlices" in error, TROUBLE in error) == ("", True, True)
@@ -297,7 +297,7 @@ class OutOfReach:
         (OutOfReach("", *["forbidden (code 403)"] * 3), "forbidden (code 403)", "bind the identity of the kubeconfig"),
     ],
 )
-def test_who_waits_for_what_does_not_come_is_told_the_fix(
+def test_a_wait_without_end_is_reported_with_the_fix(
     sources: OutOfReach,
     what: str,
     fix: str,
@@ -317,7 +317,7 @@ def test_who_waits_for_what_does_not_come_is_told_the_fix(
 
 
 @pytest.mark.parametrize("content", [None, "nonsense", "[]"])
-def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
+def test_a_file_that_is_no_kubeconfig_is_reported_with_a_fix(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
@@ -329,7 +329,7 @@ def test_a_file_that_is_no_kubeconfig_is_told_with_a_fix(
     assert (str(file) in found["what"], "kubectl --kubeconfig FILE" in found["fix"]) == (True, True)
 
 
-def test_nobody_waits_for_a_node_that_does_not_exist() -> None:
+def test_no_answer_waits_for_a_missing_node() -> None:
     watched = (WatchStanding(resource="nodes", synced=True, connected=True, stale=0.0),)
     reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
 

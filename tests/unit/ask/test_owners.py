@@ -65,7 +65,7 @@ def test_connections_are_counted_with_their_shares():
     assert counts.take(2.0) == {}
 
 
-def test_the_busiest_are_told_of():
+def test_the_busiest_service_ports_are_reported():
     known = owners()
     counts = Beginnings(known, endpoints=True)
     for number in range(MOST_SERVICES + 1):
@@ -80,7 +80,7 @@ def test_the_busiest_are_told_of():
     assert len(found["default/s200"]["endpoints"][HTTP]) == MOST_ENDPOINTS
 
 
-def test_who_gets_them_is_not_known_where_they_end_at_the_proxy():
+def test_endpoints_are_unknown_in_modes_that_end_connections_at_the_proxy():
     known = owners()
     known.put("default/web", {HTTP: (key("10.96.0.1:80"),)})
     counts = Beginnings(known, endpoints=False)

@@ -52,7 +52,7 @@ def test_an_answer_holds_for_a_while():
     assert asyncio.run(main()) == (["zone-1", "zone-1", "zone-2", "zone-2"], ["web", "web"])
 
 
-def test_one_question_at_a_time_and_one_for_all_who_ask_the_same():
+def test_one_question_at_a_time_and_one_for_all_equal_questions():
     async def main():
         world = World()
         seen = await asyncio.gather(*(world.zone(name) for name in ["a", "b", "a", "b", "c"]))
@@ -96,7 +96,7 @@ def test_a_page_that_goes_while_it_waits_leaves_nothing_behind():
     assert asyncio.run(main()) == ("zone-2", ["web", "web"])
 
 
-def test_nobody_waits_for_long(monkeypatch):
+def test_no_caller_waits_long(monkeypatch):
     monkeypatch.setattr(places_module, "TIMEOUT", 0.02)
 
     async def main():

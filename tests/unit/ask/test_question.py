@@ -82,7 +82,7 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("node", "default/names:80", "Service default/names has nothing to connect to here: its type is ExternalName"),
     ],
 )
-def test_what_cannot_be_understood_says_what_can(subject, source, target, said):
+def test_an_invalid_value_is_reported_with_the_valid_ones(subject, source, target, said):
     with pytest.raises(QuestionError) as error:
         packet(subject, source, target)
     assert said in str(error.value)

@@ -48,7 +48,7 @@ def heard(sampled: Sampled) -> int:
     return sum(weight for _, weight in sampled.for_a_while(math.inf))
 
 
-def test_what_costs_little_is_heard_in_full(clock):
+def test_cheap_traffic_is_read_in_full(clock):
     events = FakeEvents(1000, 1e-6)
     sampled = Sampled(events, spent=lambda: events.spent)
     assert [heard(sampled) for _ in range(4)] == [1000] * 4
@@ -64,7 +64,7 @@ def test_what_costs_too_much_is_halved_until_it_does_not(clock):
     assert sampled.left_out == 1024 * 6 - sampled.received
 
 
-def test_all_are_heard_again_when_there_are_fewer(clock):
+def test_all_events_are_read_again_when_there_are_fewer(clock):
     events = FakeEvents(1024, 2e-3)
     sampled = Sampled(events, spent=lambda: events.spent)
     for _ in range(5):

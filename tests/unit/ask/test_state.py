@@ -192,7 +192,7 @@ def test_a_programmed_service():
     }
 
 
-def test_weights_and_who_is_drained():
+def test_weights_and_drained_endpoints():
     slices = [
         endpoints("web", "10.244.0.1", "10.244.1.2"),
         endpoints("web", "10.244.1.3", piece="y", weight="5"),
@@ -352,7 +352,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize(("fields", "reason"), IGNORED.values(), ids=IGNORED)
-def test_what_is_ignored_says_why(fields, reason):
+def test_an_ignored_value_is_reported_with_the_reason(fields, reason):
     kit = Kit(service("web", **fields))
     assert (kit.one()["state"], kit.one()["reason"]) == ("ignored", reason)
     assert f"default/web: ignored, version 1\n  {reason}\n" in kit.ask("format=text")[1]

@@ -44,7 +44,7 @@ def ports() -> ServedPorts:
         ((NODE, UDP, 30080), None),
     ],
 )
-def test_whose_a_connection_is(ports, target, service):
+def test_the_service_of_a_connection(ports, target, service):
     address, protocol, port = target
     found = ports.of(target_of(pack(address) or b"", protocol, port))
     assert (found.service if found else None) == service

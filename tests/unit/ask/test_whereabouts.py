@@ -88,7 +88,7 @@ def test_a_client_of_another_node_is_named_with_it(source, local, node, reason):
         ("10.244.1.7", "10.96.0.10:80", "veth7", ()),  # somebody saw it come in here
     ],
 )
-def test_who_is_here_or_asks_this_node_is_answered_here(source, target, interface, local):
+def test_clients_on_this_node_and_of_its_addresses_are_answered_here(source, target, interface, local):
     there = subject(*local)
     assert explain(there, packet(there, source, target, interface)).why.elsewhere is None
 
@@ -114,7 +114,7 @@ def test_who_is_here_or_asks_this_node_is_answered_here(source, target, interfac
         ),
     ],
 )
-def test_the_first_line_says_what_this_proxy_decides(source, target, heading):
+def test_the_first_line_is_the_proxys_decision(source, target, heading):
     there = subject(GATEWAY)
     why = explain(there, packet(there, source, target)).why
     assert why.heading.startswith(heading)

@@ -170,7 +170,7 @@ def test_a_wrong_question_is_refused_before_a_node_is_asked(
     assert asked(cluster) == []
 
 
-def test_options_of_the_command_reach_the_node_as_one_word_each(cluster: StandIn, run: Run):
+def test_options_of_the_command_reach_the_node_as_single_arguments(cluster: StandIn, run: Run):
     cluster.node("node-a", **why("a -> b: kube-proxy forwards it"))
     run("why", "shop/client", "shop/web:80", "--interface=--no-probe", "--no-probe")
     (_, command), *_ = asked(cluster)
@@ -204,7 +204,7 @@ def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run
     assert (status, "asked on node-a" in text) == (YES, True)
 
 
-def test_what_all_nodes_have_is_said_once_and_differences_by_node(cluster: StandIn, run: Run):
+def test_common_values_are_reported_once_and_differences_by_node(cluster: StandIn, run: Run):
     for number in range(4):
         found = [finding(f"the Go kube-proxy runs here too (pid {number})")] if number else []
         cluster.node(f"node-{number}", **doctor(finding("a note of all", "note"), *found))
@@ -349,7 +349,7 @@ def _error(result: tuple[int, str, str]) -> str:
     return result[1] + result[2]
 
 
-def test_without_kubectl_the_error_says_so(
+def test_a_missing_kubectl_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -141,7 +141,7 @@ def test_a_shell_reads_its_script(tmp_path: Path, shell: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_completion_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "bash"]) == 0
     assert capsys.readouterr().out == SCRIPTS["bash"]
     # No proxy answers here, or only one whose Services have other names.

@@ -89,7 +89,7 @@ def test_a_missing_port_is_appended(text, result):
     assert with_port(text, 10256) == result
 
 
-def test_ipv6_is_told_from_ipv4():
+def test_ipv6_is_distinguished_from_ipv4():
     assert is_ipv6("::")
     assert not is_ipv6("0.0.0.0")
     assert not is_ipv6("::ffff:10.0.0.1")

@@ -89,7 +89,7 @@ def test_what_is_written_is_the_owners_alone_and_no_link_is_followed(tmp_path):
         ("iptables: {masqueradeBit: 3, syncPeriod: 9s}", ("nftables", "ClusterCIDR", ["primary"])),
     ],
 )
-def test_a_file_says_what_empty_fields_mean(tmp_path, text, shown):
+def test_a_written_file_has_the_meaning_of_empty_fields(tmp_path, text, shown):
     """As the Go kube-proxy writes and shows it, whose own default mode is another one."""
     config = load_text(f"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}\n")
     write_file(config, tmp_path / "out.yaml")

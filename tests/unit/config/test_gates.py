@@ -85,7 +85,7 @@ def test_the_gates_that_help_shows_are_known_and_read():
         ({"AllAlpha": True, "NativeHistograms": False}, ["ClientsAllowCBOR=true has", "ClientsPreferCBOR=true has"]),
     ],
 )
-def test_what_cannot_be_switched_here_is_told(gates, told):
+def test_gates_without_effect_are_reported(gates, told):
     found = [line.removeprefix("Feature gate ") for line in gate_warnings(gates) if "no effect" in line]
     assert bool(found) is bool(told)
     assert all(any(line.startswith(start) for line in found) for start in told)
@@ -122,7 +122,7 @@ def test_one_gate_is_as_among_all():
         assert states(**gates) == {name: gate_enabled(gates, name) for name in GATES}
 
 
-def test_who_sets_what_will_go_is_told():
+def test_gates_that_will_be_removed_are_reported():
     assert list(gate_warnings({"WatchList": True, "NFTablesProxyMode": True, "KMSv1": False})) == [
         "Setting deprecated feature gate KMSv1=false. It will be removed in a future release.",
         "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release.",

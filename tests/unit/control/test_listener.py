@@ -39,7 +39,7 @@ def test_what_a_dead_process_left_is_replaced(path: str) -> None:
         pass
 
 
-def test_who_serves_already_is_named(path: str) -> None:
+def test_the_process_that_already_serves_is_named(path: str) -> None:
     with listen(path):
         with pytest.raises(OSError, match=f"process {os.getpid()} serves it already"):
             listen(path)
@@ -72,7 +72,7 @@ def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
         connect(path, 1.0)
 
 
-def test_who_cannot_be_accepted_waits_in_line(path: str) -> None:
+def test_connections_that_cannot_be_accepted_wait_in_the_backlog(path: str) -> None:
     with listen(path) as server, ExitStack() as opened:
         for _ in range(WAITING):
             opened.enter_context(connect(path, 5.0))
@@ -100,7 +100,7 @@ def test_a_folder_in_which_anybody_may_put_a_socket_is_refused(tmp_path: Path) -
         listen(path)
 
 
-def test_a_start_does_not_wait_for_a_process_that_accepts_nobody(path: str) -> None:
+def test_a_start_does_not_wait_for_a_process_that_accepts_no_connection(path: str) -> None:
     with listen(path), ExitStack() as opened:
         for _ in range(WAITING):
             opened.enter_context(connect(path, 5.0))

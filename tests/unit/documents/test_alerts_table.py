@@ -11,7 +11,7 @@ RULES = yaml.safe_load((ROOT / "deploy/alerts/kube-proxy.rules.yaml").read_text(
 PAGE = document("docs/monitoring.md")
 
 
-def test_each_alert_stands_below_its_name_as_the_rule_file_says_it() -> None:
+def test_each_alert_is_documented_as_in_the_rule_file() -> None:
     text = PAGE.path.read_text().split("## Alerts\n", 1)[1].split("\n## ", 1)[0]
     shown = {
         name: [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]

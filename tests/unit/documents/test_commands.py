@@ -65,7 +65,7 @@ def after(program: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_make_knows_the_targets_and_variables() -> None:
+def test_make_has_the_documented_targets_and_variables() -> None:
     calls = after("make")
     assert len(calls) > 8
     for place, words in calls:

@@ -29,7 +29,7 @@ def test_every_room_is_in_a_layer() -> None:
     }
 
 
-def test_the_other_contracts_are_said() -> None:
+def test_the_other_differences_are_reported() -> None:
     text = " ".join(PAGE.path.read_text(encoding="utf-8").split())
     assert [
         contract["name"] for contract in CONTRACTS if contract["type"] != "layers" and contract["name"] not in text

@@ -178,7 +178,7 @@ def test_a_run_begins_with_the_baseline_replaces_each_program_and_ends_with_a_ch
         chosen(found, "sleep")
 
 
-def test_the_page_says_which_disruptions_focus_can_choose():
+def test_the_page_lists_the_disruptions_that_focus_selects():
     others = run._others(argparse.Namespace(proxy="go", mode="nftables", previous=""), Path("x"))
     for name in (*CalmStage().disruptions(others), "previous"):
         assert f"`{name}`" in PAGE.read_text()

@@ -128,7 +128,7 @@ def test_the_page_has_a_row_for_each_test_and_a_column_for_each_run():
     assert "| x | why |" in page
 
 
-def test_the_page_says_what_was_interrupted_and_what_passed_only_alone():
+def test_the_page_lists_interrupted_tests_and_tests_that_pass_only_alone():
     second = Verdict("passed", "", 3, 2, "timed out")
     page = render([result("ours", "nftables", pending=[INTERNET], serve=second)])
     assert "**ours nftables was interrupted** after 1 of 2 tests." in page

@@ -41,7 +41,7 @@ def failing(*numbers):
     return Upserted("endpointslices", EndpointSlice(meta, "IPv4", found, [EndpointPort(port=8080)]))
 
 
-def test_who_is_gone_is_told_and_committed_in_time():
+def test_deleted_endpoints_are_passed_on_and_committed_in_time():
     async def scene(stage):
         await started(stage, service("a"), failing(1, 2))
         stage.tell(failing(1))
@@ -53,7 +53,7 @@ def test_who_is_gone_is_told_and_committed_in_time():
     play(scene, features=Features({RESETS.flag: True}))
 
 
-def test_unless_asked_for_nobody_is_told():
+def test_without_the_flag_nothing_is_reported():
     async def scene(stage):
         await started(stage, service("a"), failing(1, 2))
         stage.tell(failing(1))

@@ -84,7 +84,7 @@ def test_a_family_that_waits_for_a_full_sync_is_not_looked_at():
     play(scene)
 
 
-def test_looks_are_thorough_in_each_period_and_a_second_look_convicts():
+def test_inspections_are_thorough_once_per_period_and_a_second_difference_is_repaired():
     async def scene(stage):
         await started(stage, service("a"))
         stage.backend.looks.clear()
@@ -111,7 +111,7 @@ def test_looks_are_quick_between_the_periods():
     play(scene, pace=Pace(period=3600.0))
 
 
-def test_a_suspicion_that_does_not_hold_is_dropped():
+def test_an_unconfirmed_difference_is_dropped():
     async def scene(stage):
         await started(stage)
         answers = [ELEMENTS, None, ELEMENTS, None]

@@ -34,7 +34,7 @@ def test_a_failed_sync_is_tried_again_as_a_resync():
     play(scene)
 
 
-def test_what_others_change_during_a_sync_is_told_as_drift():
+def test_foreign_changes_during_a_sync_are_reported_as_drift():
     async def scene(stage):
         await started(stage, service("a"))
         stage.backend.failures, stage.backend.mood = [True], ChangedByOthersError("rules were changed")

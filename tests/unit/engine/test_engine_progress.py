@@ -29,7 +29,7 @@ def told(caplog):
         (FakeBackend, ["Programming 3"]),
     ],
 )
-def test_a_long_full_sync_says_how_far_it_is(caplog, monkeypatch, kind, words):
+def test_a_long_full_sync_logs_its_progress(caplog, monkeypatch, kind, words):
     monkeypatch.setattr(engine_module, "PROGRESS_SECONDS", 0.001)
     caplog.set_level("INFO", logger="kubeproxy.engine")
 
@@ -58,7 +58,7 @@ def test_a_long_full_sync_says_how_far_it_is(caplog, monkeypatch, kind, words):
     play(scene)
 
 
-def test_a_short_one_says_nothing(caplog):
+def test_a_short_sync_logs_nothing(caplog):
     caplog.set_level("INFO", logger="kubeproxy.engine")
 
     async def scene(stage):

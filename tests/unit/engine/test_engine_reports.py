@@ -41,7 +41,7 @@ def test_problems_survive_a_failed_sync():
     play(scene)
 
 
-def test_rejected_objects_are_reported_and_wake_nobody():
+def test_rejected_objects_are_reported_without_a_sync():
     async def scene(stage):
         await started(stage)
         rejected = Rejected("services", "ns", "a", "uid", "spec", "is no object")
@@ -150,7 +150,7 @@ def test_nothing_is_queued_before_everything_is_listed_and_then_the_first_sync_i
     play(scene)
 
 
-def test_queued_is_said_once_until_it_is_committed():
+def test_queued_is_reported_once_until_committed():
     async def scene(stage):
         await started(stage, service("a"))
         for n in range(1, 4):
@@ -163,7 +163,7 @@ def test_queued_is_said_once_until_it_is_committed():
     play(scene)
 
 
-def test_a_node_that_changed_is_queued_as_a_change_is_and_one_that_says_the_same_is_not():
+def test_a_changed_node_is_queued_and_an_equal_one_is_not():
     async def scene(stage):
         await started(stage)
         stage.tell(node())

@@ -117,7 +117,7 @@ def test_node_cidr_mode_gives_up_without_pod_networks():
 
 
 @pytest.mark.parametrize(("address", "bind", "runs"), [("fd00::1", "", False), ("fd00::1", "192.0.2.1", True)])
-def test_a_node_whose_first_address_cannot_be_served_here(address, bind, runs):
+def test_a_node_with_an_unserved_first_address_is_refused(address, bind, runs):
     """As the Go kube-proxy, which ends with "no support for primary IP family"."""
 
     async def scene(stage):

@@ -43,7 +43,7 @@ def test_a_backend_that_asks_for_it_is_synced_as_a_whole():
 @pytest.mark.parametrize(
     "event", [node(), node(name="another"), Replaced("servicecidrs", []), Deleted("nodes", "", "x")]
 )
-def test_a_node_that_says_the_same_is_no_work(event):
+def test_an_equal_node_causes_no_work(event):
     async def scene(stage):
         await started(stage)
         stage.backend.worlds.clear()
@@ -110,7 +110,7 @@ def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_wh
 
 
 @pytest.mark.parametrize("later", [(), ("192.0.2.7",)])
-def test_a_node_whose_address_is_never_known_has_ipv4_first(later):
+def test_a_node_without_a_known_address_has_ipv4_as_primary_family(later):
     """As with the Go kube-proxy, which takes 127.0.0.1 for it: IPv6 alone is for nodes that say they are."""
 
     async def scene(stage):
@@ -122,7 +122,7 @@ def test_a_node_whose_address_is_never_known_has_ipv4_first(later):
     play(scene, families=(V6,))
 
 
-def test_a_node_whose_first_address_is_ipv6_does_without_ipv4():
+def test_a_node_with_a_first_ipv6_address_can_run_without_ipv4():
     async def scene(stage):
         stage.tell(*LISTS, node("fd00::7"))
         await stage.settled()

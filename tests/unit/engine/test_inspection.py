@@ -17,11 +17,11 @@ def test_a_look_is_thorough_once_in_a_period():
     ]
 
 
-def test_what_is_certain_convicts_at_once():
+def test_a_certain_difference_is_repaired_at_once():
     assert RepairPolicy(30.0, 0.0).should_repair(CERTAIN)
 
 
-def test_what_is_in_doubt_is_looked_at_thoroughly_and_convicts_the_second_time():
+def test_an_uncertain_difference_is_inspected_thoroughly_and_repaired_the_second_time():
     policy = RepairPolicy(30.0, 0.0)
     assert not policy.should_repair(DOUBTFUL)
     assert policy.depth(1.0) is Depth.THOROUGH
@@ -32,7 +32,7 @@ def test_what_is_in_doubt_is_looked_at_thoroughly_and_convicts_the_second_time()
 @pytest.mark.parametrize(
     "settle", [lambda s: s.should_repair(None), lambda s: s.reset(1.0)], ids=["nothing", "full sync"]
 )
-def test_a_doubt_ends(settle):
+def test_an_uncertain_difference_expires(settle):
     policy = RepairPolicy(30.0, 0.0)
     policy.should_repair(DOUBTFUL)
     settle(policy)

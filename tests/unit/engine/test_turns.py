@@ -12,7 +12,7 @@ from kubeproxy.engine.pacing import exhaust, to_its_end
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_is_cancelled_waits_for_the_thread(fails, times):
+def test_a_cancelled_caller_waits_for_the_thread(fails, times):
     """What it works with is closed by then: a listener of userspace mode would wait for half a minute for an answer."""
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
@@ -40,7 +40,7 @@ def test_who_is_cancelled_waits_for_the_thread(fails, times):
     assert ended == [True]
 
 
-def test_who_is_cancelled_has_ended_what_was_begun():
+def test_a_cancelled_caller_has_ended_its_call():
     """As a socket that did not listen to the transactions and is to listen again, before it is closed."""
     steps, begun = [], threading.Event()
 
@@ -66,7 +66,7 @@ def test_who_is_cancelled_has_ended_what_was_begun():
     assert steps == ["ended", "closed"]
 
 
-def test_an_error_is_handed_on_and_kept_by_nobody():
+def test_an_error_is_passed_on_without_references_to_it():
     async def main():
         with pytest.raises(ZeroDivisionError) as caught:
             await to_its_end(lambda: 1 // 0)

@@ -12,7 +12,7 @@ def inotify():
     made.close()
 
 
-def test_all_that_happened_is_one_mask_and_told_once(inotify, tmp_path):
+def test_all_events_are_one_mask_and_reported_once(inotify, tmp_path):
     assert inotify.watch(tmp_path, IN_CREATE | IN_CLOSE_WRITE)
     assert inotify.happened() == 0
     for name in ("a", "a much longer name than the other one"):
@@ -29,12 +29,12 @@ def test_a_file_that_goes_ends_its_watch(inotify, tmp_path):
     assert inotify.happened() & IN_IGNORED
 
 
-def test_what_cannot_be_watched_is_said(inotify, tmp_path):
+def test_an_unwatchable_resource_is_reported(inotify, tmp_path):
     assert not inotify.watch(tmp_path / "missing", IN_OPEN)
 
 
 @pytest.mark.parametrize("none", [Inotify(-1), None], ids=["system gives none", "closed"])
-def test_no_descriptor_never_says_anything(inotify, tmp_path, none):
+def test_a_missing_descriptor_has_no_events(inotify, tmp_path, none):
     if none is None:
         inotify.close()
     silent = none or inotify

@@ -25,7 +25,7 @@ from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
         (1, "", CommandError),
     ],
 )
-def test_a_lock_that_another_program_holds_is_told_from_what_is_missing(tmp_path, monkeypatch, status, said, kind):
+def test_a_lock_held_by_another_program_is_not_a_missing_requirement(tmp_path, monkeypatch, status, said, kind):
     (tmp_path / "said").write_text(said)
     command = tmp_path / "ip6tables-save"
     command.write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit {status}\n")

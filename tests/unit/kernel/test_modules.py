@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_is_named_with_the_fix(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_a_missing_modprobe_is_said(tmp_path: Path) -> None:
+def test_a_missing_modprobe_is_reported(tmp_path: Path) -> None:
     assert "No such file" in load(["ip_vs"], str(tmp_path / "nothing"))["ip_vs"]
     with pytest.raises(Unsupported, match="the kernel module ip_vs,"):
         require(["ip_vs"], "ipvs mode", files(tmp_path), str(tmp_path / "nothing"))

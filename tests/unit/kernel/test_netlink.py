@@ -177,7 +177,7 @@ def test_a_dump_may_end_in_a_datagram_of_its_own_and_passes_over_older_answers()
     assert playing(stale, first, done).dump_all(22, b"", "addresses") == [first, done]
 
 
-def test_a_dump_that_fails_at_its_end_says_so() -> None:
+def test_a_dump_that_fails_at_its_end_raises_an_error() -> None:
     failed = message(20, 0, 1, ENTRY) + message(NLMSG_DONE, 0, 1, struct.pack("=i", -errno.ENOMEM))
     with pytest.raises(NetlinkError, match="cannot read addresses: Cannot allocate memory"):
         list(playing(failed).dump(22, b"", "addresses"))

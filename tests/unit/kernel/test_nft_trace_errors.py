@@ -35,14 +35,14 @@ def refused(monkeypatch, code: int) -> Refusing:
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT])
-def test_a_kernel_that_cannot_says_what_it_needs(monkeypatch, code):
+def test_a_kernel_that_lacks_a_feature_names_the_requirement(monkeypatch, code):
     kernel = refused(monkeypatch, code)
     with pytest.raises(Unsupported, match=r"this kernel cannot trace packets .* needs Linux 5\.12"):
         Mark.open(FLOW)
     assert kernel.closed
 
 
-def test_who_may_not_is_not_told_to_get_another_kernel(monkeypatch):
+def test_a_missing_right_is_not_reported_as_an_old_kernel(monkeypatch):
     kernel = refused(monkeypatch, errno.EPERM)
     with pytest.raises(NetlinkError, match="not permitted"):
         Mark.open(FLOW)

@@ -42,7 +42,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def test_orphans_are_reaped_and_children_left_to_who_waits_for_them():
+def test_orphans_are_reaped_and_own_children_are_left_to_their_waiters():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False, start_new_session=True
     )

@@ -62,7 +62,7 @@ def hide(monkeypatch, *pids):
     monkeypatch.setattr(processes, "_holds", holds)
 
 
-def test_only_who_listens_counts(proc):
+def test_only_listening_sockets_count(proc):
     proc(1, "init", [12])
     proc(7, "nginx", [12, 78])
     proc(9, "kube-proxy", [77])

@@ -36,7 +36,7 @@ def test_a_larger_table_stays(tree: Path) -> None:
     assert (tree / "hashsize").read_text() == "256\n"
 
 
-def test_a_hash_table_that_cannot_be_grown_is_only_told(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hash_table_that_cannot_grow_is_only_logged(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         written = apply_settings([("net/netfilter/nf_conntrack_max", 4000)], tree, tree / "nothing")
     assert written == ["net/netfilter/nf_conntrack_max"]

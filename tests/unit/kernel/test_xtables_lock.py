@@ -90,7 +90,7 @@ def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
     until(lambda: not waiting())
 
 
-def test_who_waited_in_vain_keeps_no_lock_and_gets_it_later(path):
+def test_a_timed_out_waiter_holds_no_lock_and_gets_it_later(path):
     lock = Lock.open(path)
     with holding(path):
         for _ in range(3):
@@ -104,7 +104,7 @@ def test_who_waited_in_vain_keeps_no_lock_and_gets_it_later(path):
     assert is_free(path)
 
 
-def test_who_comes_back_has_not_lost_its_place(path):
+def test_a_returning_namespace_keeps_its_position(path):
     lock = Lock.open(path)
     with holding(path) as file:
         with pytest.raises(ApplyError), lock.held(0.01):
@@ -156,7 +156,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_who_looks_once_a_second_finds_it_free_though_changes_never_cease(path, monkeypatch, wanted):
+def test_a_polling_waiter_gets_the_lock_despite_constant_changes(path, monkeypatch, wanted):
     """As iptables before 1.8.8, for 5 s by kubelet, for ever by CNI plugins: as long as that no pod would start."""
     clock = Clock()
     monkeypatch.setattr(xtables_lock, "time", clock)

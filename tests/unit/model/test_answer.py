@@ -53,7 +53,7 @@ def slice_of(*endpoints, ports=PORTS):
     return endpoint_slice(*endpoints, ports=ports)
 
 
-def test_the_way_of_a_connection_is_told_step_by_step():
+def test_the_path_of_a_connection_is_reported_step_by_step():
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1", HERE), endpoint("10.244.2.1", THERE))), "10.96.0.10")
     assert told(made) == (
         "ok 10.96.0.10:80/TCP is the cluster IP of default/web, port http [spec.clusterIPs]\n"
@@ -144,7 +144,7 @@ def test_a_port_that_no_service_has_at_the_address():
     assert elsewhere.outcome is Outcome.NOT_OURS
 
 
-def test_an_address_of_nobody():
+def test_an_address_without_an_owner():
     made = ask(planner(WEB), "192.0.2.200")
     assert (made.outcome, made.notice) == (Outcome.NOT_OURS, Notice.UNKNOWN)
     assert made.steps[-1].text == "192.0.2.200:80/TCP: no Service has this address and port"
@@ -164,12 +164,12 @@ def test_a_pod_that_reaches_itself_is_masqueraded():
         (Detector(), "cbr0", "outside"),
     ],
 )
-def test_who_asks_is_known_by_the_detector(detector, interface, who):
+def test_the_detector_recognises_the_client(detector, interface, who):
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=detector), "10.96.0.10", interface=interface)
     assert made.steps[1].text.startswith(f"the client is {who}: ")
 
 
-def test_who_cannot_be_told_for_a_pod_is_said_to_be_so():
+def test_unrecognisable_pods_are_reported():
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1")), detector=Detector()), "10.96.0.10")
     assert made.steps[1].text.endswith("10.244.7.7 is not this node's, and pods are not recognised (see clusterCIDR)")
 
@@ -211,7 +211,7 @@ def test_nodeports_on_loopback(care, protocol, outcome, said):
 @pytest.mark.parametrize(
     ("loopback", "outcome"), [(Loopback.SERVED, Outcome.FORWARDED), (Loopback.NOTHING, Outcome.NOT_OURS)]
 )
-def test_nodeports_answer_on_loopback_in_iptables_mode_only_where_the_configuration_says_so(loopback, outcome):
+def test_nodeports_answer_on_loopback_in_iptables_mode_only_if_configured(loopback, outcome):
     made = planner(WEB, slice_of(endpoint("10.244.1.1", HERE)), nodeports="all")
     made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=loopback)))
     assert ask(made, "127.0.0.1", 30080, None, habits=iptables.MODE.habits).outcome is outcome

@@ -63,11 +63,11 @@ def test_the_next_oldest_takes_over(order):
         assert claims.contested is (len(left) > 1)
 
 
-def test_nobody_owns_what_nobody_asks_for():
+def test_an_unclaimed_key_has_no_owner():
     assert Claims().owner(K) is None
 
 
-def test_who_has_to_be_looked_at_again():
+def test_services_to_compile_again():
     claims = Claims()
     assert claim(claims, MID, K) == set()
     assert claim(claims, NEW, K) == set()  # it loses, and knows
@@ -75,7 +75,7 @@ def test_who_has_to_be_looked_at_again():
     assert release(claims, OLD, K) >= {name(MID)}  # it owns again
 
 
-def test_losers_hear_of_a_new_owner_too():
+def test_claimants_without_ownership_get_a_new_owner_too():
     """Their reports name the owner."""
     claims = Claims()
     for claimant in (OLD, MID, NEW):
@@ -197,7 +197,7 @@ compared = [0]
 
 @pytest.mark.parametrize("coming", ["oldest first", "youngest first", "anyhow"])
 @pytest.mark.parametrize("going", ["oldest first", "youngest first", "anyhow"])
-def test_many_who_ask_for_the_same_keys_cost_what_each_of_them_costs(coming, going):
+def test_the_cost_of_many_claimants_of_the_same_keys_is_linear(coming, going):
     """3,000 Services that shared 20 external IPs made a first list take 36 s longer."""
 
     def cost(number):

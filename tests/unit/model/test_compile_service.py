@@ -395,7 +395,7 @@ LOCAL_BALANCER = {"type": "LoadBalancer", "external_traffic_policy": "Local", "h
         ({"health_check_node_port": 0}, False),
     ],
 )
-def test_who_has_a_health_check(change, expected):
+def test_services_with_a_health_check(change, expected):
     health = compiled(service(**(LOCAL_BALANCER | change)), parsed(endpoint("10.244.0.1", HERE))).health
     assert health == (HealthCheck(32000, ((V4, 1),)) if expected else None)
 
@@ -580,5 +580,5 @@ def test_source_ranges_without_a_balancer_are_none():
 @pytest.mark.parametrize(
     ("change", "port"), [({}, 32000), ({"health_check_node_port": 70000}, 0), ({"type": "NodePort"}, 0)]
 )
-def test_every_port_knows_the_health_check_port(change, port):
+def test_every_port_has_the_health_check_port(change, port):
     assert only_plan(service(**LOCAL_BALANCER | change)).health_port == port

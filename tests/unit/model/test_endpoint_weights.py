@@ -47,7 +47,7 @@ def shared(*slices, **more):
     return dict(zip(plan.cluster, weights, strict=True)), balance.drained
 
 
-def test_without_annotations_nothing_is_said_of_shares():
+def test_without_annotations_shares_are_not_mentioned():
     (plan,) = compile_service(service(), [parsed(ONE, TWO)], WORLD).plans
     assert plan.balance is None
 
@@ -81,7 +81,7 @@ def test_weight_0_drains_and_the_others_share_evenly():
     assert plan.balance == Balance(drained=EVERY[:1])
 
 
-def test_where_all_are_drained_weights_do_not_count_and_an_event_says_so():
+def test_if_all_endpoints_are_drained_shares_are_equal_and_an_event_reports_it():
     found = compiled(parsed(ONE, TWO, weight="0"))
     (plan,) = found.plans
     assert (plan.cluster, plan.balance) == (EVERY[:2], None)
@@ -161,7 +161,7 @@ def test_a_wrong_slow_start_is_named_and_does_not_count(text):
     assert problem.field == "metadata.annotations[kube-proxy-py/slow-start]"
 
 
-def test_a_mode_that_shares_evenly_says_so_once():
+def test_a_mode_with_equal_shares_reports_it_once():
     globals_ = BALANCING.on(world(families=[Family.IPV4, Family.IPV6]), 0)
     slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
     (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
@@ -222,7 +222,7 @@ def asked(subject):
     return answer(subject, Packet(None, address("10.96.0.1"), 6, 80), [address("192.0.2.1")])
 
 
-def test_why_knows_shares_and_who_is_drained():
+def test_why_has_shares_and_drained_endpoints():
     subject = planner(
         service(annotations=Annotations(weights="elsewhere=0")),
         endpoint_slice(ONE, TWO, name="stable"),
@@ -299,14 +299,14 @@ def test_a_new_endpoint_grows_in_ten_steps_and_then_nothing_waits():
     assert subject.compiled[WEB].plans[0].balance is None
 
 
-def test_who_is_there_at_the_start_is_not_new():
+def test_endpoints_at_the_start_are_not_new():
     subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO, THREE))
     assert weights_at(subject, 1) == [100, 100, 100]
     taken(subject, upserted(service(annotations=Annotations(slow_start="40"))))
     assert weights_at(subject, 2) == [100, 100, 100]
 
 
-def test_who_comes_back_is_new_and_a_service_that_is_gone_waits_for_nothing():
+def test_a_returning_endpoint_is_new_and_a_deleted_service_has_no_timer():
     subject = planner(service(annotations=Annotations(slow_start="20")), endpoint_slice(ONE, TWO))
     taken(subject, upserted(endpoint_slice(ONE)))
     taken(subject, upserted(endpoint_slice(ONE, TWO)))

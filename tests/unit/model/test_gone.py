@@ -89,7 +89,7 @@ def test_the_last_state_decides(scene, before, after, gone):
     assert scene.gone() == gone
 
 
-def test_who_is_on_the_way_to_another_slice_is_not_gone(scene):
+def test_an_endpoint_that_moves_to_another_slice_is_not_deleted(scene):
     scene.write("a1", "1 2/draining")
     scene.write("a1", "1")
     assert scene.gone(UPDATED - 0.1) == set()
@@ -99,7 +99,7 @@ def test_who_is_on_the_way_to_another_slice_is_not_gone(scene):
     assert scene.gone() == {"2:80"}
 
 
-def test_who_is_gone_is_so_as_a_whole_and_for_all_services(scene):
+def test_a_deleted_endpoint_is_deleted_for_all_ports_and_services(scene):
     scene.write("a1", "2/draining")
     scene.write("b1", "2/draining", port=9090)
     scene.write("a1", "")
@@ -165,7 +165,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from(["a1", "a2", "b1"]), st.one_of(st.no
 
 
 @given(_STEPS)
-def test_nobody_is_gone_who_is_in_a_slice_or_was_last_seen_well(steps):
+def test_an_endpoint_in_a_slice_or_last_seen_ready_is_not_deleted(steps):
     scene, there, terminated = Scene(), {}, set()
     for name, text in steps:
         if text is None:
@@ -196,7 +196,7 @@ def test_when_all_slices_are_gone_nothing_is_remembered(steps):
     assert not any(left.values()), left
 
 
-def test_who_asks_hears_of_who_is_gone_until_it_is_forgotten_or_there_again():
+def test_deleted_endpoints_are_listed_until_they_expire_or_return():
     scene = Scene()
     scene.write("a1", "1/draining 2/draining 3")
     scene.write("b1", "4/draining")

@@ -68,7 +68,7 @@ MOVED = {(251, 2): 0.005, (1021, 2): 0.005, (1021, 3): 0.01, (4093, 3): 0.005, (
 
 
 @pytest.mark.parametrize(("size", "count"), MOVED)
-def test_who_stays_keeps_nearly_all_clients(size, count):
+def test_remaining_endpoints_keep_nearly_all_clients(size, count):
     chance, besides = random.Random(1), []
     for _ in range(10):
         pool = tuple(sorted(chance.randbytes(4) + b"\x1f\x90" for _ in range(count)))

@@ -89,7 +89,7 @@ def test_an_older_one_that_asks_for_more_takes_it_from_younger_ones():
     assert not subject.compiled["default", "b"].problems
 
 
-def test_who_has_no_table_is_served_evenly_and_drained_endpoints_stay_drained():
+def test_services_without_a_table_have_equal_shares_and_drained_endpoints_stay_drained():
     first, other = hashing("a", created=1), hashing("b", created=2, weights=f"{HERE}=0")
     subject = small(first, other)
     members = [endpoint("10.244.0.1", HERE), endpoint("10.244.0.2"), endpoint("10.244.0.3")]
@@ -117,7 +117,7 @@ def test_weights_count_as_well_as_tables():
     assert not any(plan.balance for plan in subject.compiled["default", "b"].plans)
 
 
-def test_without_entries_enough_for_all_nobody_is_looked_at_again(monkeypatch):
+def test_without_enough_entries_no_service_is_compiled_again(monkeypatch):
     subject = small(*(hashing("web", f"n{age}", created=age) for age in range(6)))
     looked = []
     compile_one = subject._compile
@@ -139,7 +139,7 @@ SUBJECTS = [
 
 
 @given(st.permutations(SUBJECTS), st.lists(st.sampled_from(SUBJECTS), max_size=6))
-def test_who_is_served_depends_on_the_services_alone_not_on_their_order(order, gone):
+def test_the_served_services_do_not_depend_on_their_order(order, gone):
     subject = planner(balancing_entries=3000)
     for one in order:
         taken(subject, upserted(one), upserted(slice_of(one)))
@@ -202,7 +202,7 @@ def test_a_planner_that_begins_leaves_nothing_for_later():
     assert not subject.dirty
 
 
-def test_who_gets_no_table_does_not_wait_for_those_that_do():
+def test_services_without_a_table_do_not_wait_for_services_with_one():
     subject = planner(service("there", "10.97.0.2"), balancing_entries=SHARES * TURN)
     noisy = crowd("noisy", 4)
     subject.apply([upserted(one) for one in (*noisy[::-1], *map(slice_of, noisy))])

@@ -184,7 +184,7 @@ def test_destinations_are_written_as_users_write_them():
     assert destination_text(b"\xfd" + b"\0" * 14 + b"\x01\0\x50") == "[fd00::1]:80"
 
 
-def test_destinations_are_told_with_their_addresses():
+def test_destinations_are_reported_with_their_addresses():
     found = destination_texts([b"\x0a\0\0\x02\x1f\x90", b"\x0a\0\0\x01\0\x50"])
     assert list(found.items()) == [("10.0.0.2:8080", "10.0.0.2"), ("10.0.0.1:80", "10.0.0.1")]
     assert destination_texts([b"\xfd" + b"\0" * 14 + b"\x01\0\x50"]) == {"[fd00::1]:80": "fd00::1"}

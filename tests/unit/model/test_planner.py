@@ -189,7 +189,7 @@ def test_a_list_removes_what_is_not_in_it():
     assert cluster_pool(subject) == ()
 
 
-def test_a_list_that_says_the_same_changes_nothing():
+def test_an_equal_list_changes_nothing():
     objects = [service(), endpoint_slice(ONE)]
     subject = planner(*objects)
     assert taken(subject, Replaced("services", [objects[0]]), Replaced("endpointslices", [objects[1]])) == {}
@@ -210,7 +210,7 @@ def test_lists_of_other_kinds_leave_services_alone():
     assert taken(subject, Replaced("nodes", [node_object()]), Replaced("servicecidrs", [])) == {}
 
 
-def test_objects_are_those_whose_changes_are_counted():
+def test_objects_are_those_with_counted_changes():
     subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
     assert subject.objects == Counts(2, 1)
     subject.apply([upserted(endpoint_slice(name="nobodys", of=None)), Deleted("services", "default", "other")])

@@ -117,7 +117,7 @@ REMEMBERED_CASES = {
 
 
 @pytest.mark.parametrize("case", REMEMBERED_CASES)
-def test_what_a_node_says_no_more_is_remembered_and_what_changes_is_followed(case):
+def test_removed_node_fields_are_kept_and_changed_ones_followed(case):
     now, addresses, cidrs = REMEMBERED_CASES[case]
     node = remembering(FULL, now)
     assert [node_addresses(settings(), node, family) for family in BOTH] == [(address(text),) for text in addresses]
@@ -126,7 +126,7 @@ def test_what_a_node_says_no_more_is_remembered_and_what_changes_is_followed(cas
     assert node.metadata == now.metadata
 
 
-def test_a_node_that_says_everything_is_as_it_is():
+def test_a_complete_node_is_unchanged():
     assert remembering(None, FULL) is FULL
     assert remembering(node_object(HERE, ("InternalIP", "192.0.2.5")), FULL) is FULL
     assert remembering(FULL, node_object(HERE, zone="z")).metadata.labels.zone == "z"

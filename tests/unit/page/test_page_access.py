@@ -32,7 +32,7 @@ def test_loopback_is_let_in(peer: str) -> None:
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1", "2001:db8::1", "", "nonsense"])
-def test_others_are_told_how_to_come(peer: str) -> None:
+def test_refused_clients_get_the_allowed_ways(peer: str) -> None:
     why = asked(peer=peer)
     assert why is not None
     assert f"not for clients at {peer}" in why
@@ -111,7 +111,7 @@ def test_pages_of_others_get_no_state(origin: str, site: str, answered: bool) ->
     assert asked(origin=origin, site=site, content=Content.PAGE) is None  # a link to it may stand anywhere
 
 
-def test_what_the_flags_cannot_mean_is_said_together() -> None:
+def test_all_errors_in_flags_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         page_access(["10.0.0.0/33", "x"], ["a b", "node:80", "ok.example"])
     assert str(caught.value).splitlines() == [

@@ -45,14 +45,14 @@ def test_one_runs_at_a_time(tmp_path):
         (ECHO, "", "--control-socket"),
     ],
 )
-def test_without_an_answer_it_says_why(monkeypatch, program, socket, said):
+def test_without_an_answer_the_reason_is_reported(monkeypatch, program, socket, said):
     monkeypatch.setattr(module, "QUESTION_SECONDS", 0.5 if "600" in program else 30.0)
     (error,) = ask(program, {}, socket=socket)
     assert isinstance(error, UnansweredError)
     assert said in str(error)
 
 
-def test_one_that_cannot_be_started_is_said():
+def test_a_process_that_cannot_be_started_is_reported():
     async def main():
         await FormQuestions("/run/s", lambda: ["/nowhere/python"]).why({})
 

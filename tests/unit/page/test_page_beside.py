@@ -56,7 +56,7 @@ async def looked(told, times):
         await asyncio.sleep(0.001)
 
 
-def test_a_look_begins_at_once_and_says_when_it_was():
+def test_a_check_starts_at_once_and_reports_its_time():
     async def scene(_, told):
         await looked(told, 1)
         assert [(message["looking"], message["lookedAt"] is None) for message in told] == [(True, True), (False, False)]

@@ -62,7 +62,7 @@ def is_there(pid):
     return True
 
 
-def test_it_is_greeted_told_and_heard_and_ends_with_us():
+def test_the_process_gets_greeting_and_input_and_ends_with_the_proxy():
     stage = Stage(ECHO, hello)
     pids = []
 
@@ -90,7 +90,7 @@ def test_one_that_ends_is_started_again(monkeypatch):
     assert stage.ended[0] == "the process beside the proxy (echo) ended with exit code 3; it is tried again"
 
 
-def test_one_that_cannot_be_started_is_said(monkeypatch):
+def test_a_process_that_cannot_be_started_is_reported(monkeypatch):
     monkeypatch.setattr(module, "FIRST_RETRY", 0.01)
     stage = Stage("")
     stage.companion._command = lambda: ["/nowhere/python"]
@@ -130,7 +130,7 @@ def test_one_that_does_not_read_is_not_kept_for(monkeypatch):
     assert "ended with exit code -9" in stage.ended[0]
 
 
-def test_one_that_says_too_much_is_ended(monkeypatch):
+def test_a_process_with_too_much_output_is_ended(monkeypatch):
     monkeypatch.setattr(module, "_LONGEST", 1000)
     stage = Stage("import time; print('x' * 100_000, flush=True); time.sleep(600)")
 

@@ -113,7 +113,7 @@ def test_nothing_runs_without_a_page():
     play(scene)
 
 
-def test_a_page_is_greeted_and_told():
+def test_a_page_gets_a_greeting_and_events():
     async def scene(stage):
         async with aclosing(stage.feed.stream()) as page:
             first = await anext(page)
@@ -211,7 +211,7 @@ def test_a_page_that_does_not_read_skips_and_is_greeted_anew():
     play(scene)
 
 
-def test_a_page_that_hears_nothing_is_kept_alive(monkeypatch):
+def test_a_page_without_events_gets_keepalive_comments(monkeypatch):
     monkeypatch.setattr(module, "ALIVE", 0.005)
     monkeypatch.setattr(module, "IDLE", 100.0)
 

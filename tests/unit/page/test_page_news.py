@@ -225,7 +225,7 @@ def test_rows_tell_policies_and_when_it_changed(node):
     assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
 
 
-def test_hints_that_leave_endpoints_out_are_told(node):
+def test_hints_that_exclude_endpoints_are_reported(node):
     near, far = (EndpointHints([NameHint(zone)]) for zone in ("zone-a", "zone-b"))
     node.hears(
         service("web"),

@@ -14,7 +14,7 @@ from kubeproxy.program import app
 from kubeproxy.setup import modes
 
 
-def test_a_removal_that_failed_is_tried_again_and_told_once(monkeypatch, caplog):
+def test_a_failed_removal_is_retried_and_logged_once(monkeypatch, caplog):
     """As when another program holds the lock of iptables just then: its stale rules would be met until a restart."""
     answers = [["held"], ["held"], ["held", "other"], []]
     monkeypatch.setattr(modes, "remove_others", lambda mode: answers.pop(0))
@@ -33,6 +33,6 @@ def test_a_variant_that_cannot_be_looked_up_does_not_end_the_proxy(monkeypatch):
     assert leftovers.remove_iptables_rules(keeps) == ["no ip6tables works"]
 
 
-def test_what_two_modes_fail_at_is_told_once(monkeypatch):
+def test_a_failure_of_two_modes_is_reported_once(monkeypatch):
     monkeypatch.setattr(Mode, "cleanup", lambda mode, keeps: ["iptables-legacy: Permission denied"])
     assert modes.remove_others(modes.named("nftables")) == ["iptables-legacy: Permission denied"]

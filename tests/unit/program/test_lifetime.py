@@ -63,7 +63,7 @@ def test_parts_that_are_cancelled_at_the_end_change_nothing():
     assert ended
 
 
-def test_the_first_word_about_the_end_counts():
+def test_the_first_exit_code_is_used():
     async def end():
         lifetime = Lifetime(lambda: None)
         lifetime.stop(2)

@@ -29,7 +29,7 @@ def first(clock):
     return said, Neighbours("nftables", ("127.0.0.1", 1), said.append, lambda *_: None, clock)
 
 
-def test_who_asks_for_our_mode_is_named_once_a_minute():
+def test_the_sender_of_a_mode_request_is_logged_once_a_minute():
     clock = Clock()
     said, neighbours = first(clock)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_who_asks_for_our_mode_is_named_once_a_minute():
     ],
     ids=["none", "curl", "Go", "itself", "line", "long", "number", "terminal", "more"],
 )
-def test_nobody_else_can_make_it_say_so(agent):
+def test_another_program_cannot_cause_this_report(agent):
     said, neighbours = first(Clock())
     neighbours.asked_by(agent)
     assert said == []
@@ -111,7 +111,7 @@ GO, NGINX = Process(812, "kube-proxy"), Process(55, "nginx")
         (b"SSH-2.0-OpenSSH_9.2\r\n", None, None, HIDDEN),
     ],
 )
-def test_who_has_the_port(answer, health, metrics, said):
+def test_the_process_that_uses_the_port(answer, health, metrics, said):
     assert answering(answer, {False: health, True: metrics}, 10256)[0] == said
 
 

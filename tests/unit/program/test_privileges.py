@@ -69,7 +69,7 @@ def test_all_of_it_is_given_up_at_once(steps):
     assert steps == [raw, "no new privileges", raw | {Capability.DAC_READ_SEARCH}, "no new privileges"]
 
 
-def test_a_node_that_refuses_is_told_and_served(steps, monkeypatch, caplog):
+def test_a_node_of_a_refusing_kernel_is_reported_and_served(steps, monkeypatch, caplog):
     def refuses(wanted):
         raise ApplyError("cannot set capabilities: Operation not permitted")
 

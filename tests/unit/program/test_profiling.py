@@ -88,7 +88,7 @@ def test_a_profile_has_a_length(query):
     assert pages()(Request("GET", "/debug/pprof/profile", query)).status == 400
 
 
-def test_a_profile_ends_when_nobody_wants_it():
+def test_a_profile_ends_when_its_client_disconnects():
     stop = threading.Event()
     stop.set()
     assert not sample(60, stop)

@@ -104,7 +104,7 @@ def test_it_is_tried_until_it_is_gone(answers, nodes, told, patches):
     assert {path for path, _ in api.patches} <= {"/api/v1/nodes/node-a"}
 
 
-def test_who_may_not_is_told_what_to_bind():
+def test_a_missing_right_is_reported_with_the_role_to_bind():
     api = Api([403, 200], [node(KEY)])
     api.remove()
     assert "kube-proxy-py-startup-taint" in api.told[0][2]

@@ -230,7 +230,7 @@ def wanted(cleaner, now):
     return translations(cleaner.due(V4, now), [])
 
 
-def test_a_second_look_knows_what_serves_by_then(cleaner):
+def test_a_second_search_uses_the_present_serving_endpoints(cleaner):
     cleaner.changed([change(meaning(A), meaning(B))], full=False)
     assert wanted(cleaner, 0.0) == [Translation(VIP + b"\0\x35", A)]
     cleaner.changed([change(meaning(B), meaning(A, B))], full=False)
@@ -258,7 +258,7 @@ def relaying(*ports):
     return FlowCleaner(ProxyMetrics(), [V4], dict, Notes(), relays={V4: lambda _: ports})
 
 
-def test_flows_to_a_listener_of_the_proxy_are_told_by_its_port():
+def test_flows_to_a_listener_are_identified_by_its_port():
     """In userspace mode none goes to an endpoint: those that go to an open listener of their service port stay."""
     cleaner = relaying(1053)
     cleaner.changed([change(NOTHING, meaning(A))], full=False)
@@ -288,7 +288,7 @@ def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
     assert cleaner.due(V4, 2.0) == {FRONT: Suspects(frozenset(), None)}
 
 
-def test_a_look_under_way_knows_what_serves_by_then():
+def test_a_running_search_uses_the_present_serving_endpoints():
     """A Service that is made anew while the kernel's table is read has another listener, and flows to it."""
     notes, ports = Notes(), []
     cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes, relays={V4: lambda _: ports})
@@ -390,7 +390,7 @@ def test_addresses_that_cannot_be_read_end_nothing(again):
     assert asyncio.run(scene()) == [[A, A]]
 
 
-def test_a_family_is_told_of_its_own_syncs_only():
+def test_a_family_gets_reports_of_its_own_syncs_only():
     cleaner = FlowCleaner(ProxyMetrics(), [V4, V6], dict, Notes())
     six = meaning(A, family=V6, vip=bytes(16))
     cleaner.changed([change(meaning(A), NOTHING), change(six, NOTHING, "six")], full=False, families=[V4])

@@ -112,7 +112,7 @@ def test_text_cannot_be_made_to_look_like_another_line() -> None:
     assert all(line.startswith("  ") for line in lines[1:])
 
 
-def test_json_keeps_what_was_said_and_shows_it_as_ascii() -> None:
+def test_json_keeps_the_text_as_ascii() -> None:
     for text in (FORGED[:-1], "\x7f", "\U000e0001", "Grüße"):
         for made in (record(logging.INFO, "%s", text), record(logging.INFO, "A name=%s", text)):
             line = JsonFormatter().format(made)
@@ -175,7 +175,7 @@ def test_errors_may_go_to_a_stream_of_their_own(pipe: tuple[int, int]) -> None:
     os.close(other_writer)
 
 
-def test_a_stream_that_was_closed_or_a_wrong_call_disturbs_nobody(pipe: tuple[int, int]) -> None:
+def test_a_closed_stream_or_a_wrong_call_affects_no_caller(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     handler = StreamHandler(writer, writer)
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -40,7 +40,7 @@ def test_each_path_shows_what_was_handed_in() -> None:
     }
 
 
-def test_pages_that_nobody_fills_are_not_there() -> None:
+def test_pages_without_content_are_missing() -> None:
     always = {"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"}
     assert set(metrics_pages(ProxyMetrics(), lambda: "ipvs")) == always
 
@@ -49,7 +49,7 @@ def test_pages_that_nobody_fills_are_not_there() -> None:
     ("accepted", "zipped"),
     [("gzip", True), ("deflate, gzip;q=1.0, *;q=0.5", True), ("gzip; q=0", False), ("", False), ("br", False)],
 )
-def test_metrics_are_compressed_for_those_who_take_it(accepted: str, zipped: bool) -> None:
+def test_metrics_are_compressed_for_clients_that_accept_it(accepted: str, zipped: bool) -> None:
     response = metrics_pages(ProxyMetrics(), lambda: "ipvs")["/metrics"](
         Request("GET", "/metrics", "", accept_encoding=accepted)
     )

@@ -138,7 +138,7 @@ def test_a_closed_port_is_free_at_once_and_its_connections_end() -> None:
     run(work)
 
 
-def test_a_taken_port_is_told_once_and_tried_again_without_disturbing_others() -> None:
+def test_a_port_in_use_is_reported_once_and_retried_and_others_are_served() -> None:
     async def work(kit: Kit) -> None:
         free, busy = free_ports(2)
         with socket.create_server(("127.0.0.1", busy)):

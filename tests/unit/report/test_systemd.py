@@ -73,7 +73,7 @@ def test_ready_status_life_and_end(notified, monkeypatch):
         ({}, 0.0),
     ],
 )
-def test_whose_watchdog_it_is(environment, seconds):
+def test_the_process_of_the_watchdog(environment, seconds):
     assert Notifier.of_environment(environment)._watchdog == seconds
 
 
@@ -84,7 +84,7 @@ def test_without_systemd_nothing_happens():
     notifier.stopping()
 
 
-def test_a_socket_that_is_gone_is_said_once(tmp_path, caplog):
+def test_a_missing_socket_is_reported_once(tmp_path, caplog):
     notifier = Notifier(str(tmp_path / "none"))
     notifier.ready()
     notifier.stopping()

@@ -59,7 +59,7 @@ def test_among_equals_the_oldest_goes() -> None:
     assert repr(door.held) == "[2, 3, 4]"
 
 
-def test_nobody_goes_for_nobody() -> None:
+def test_no_endpoint_leaves_without_a_tracker() -> None:
     door = Door(2)
     door.come("192.0.2.1", "a")
     door.come("192.0.2.1", "b")
@@ -67,7 +67,7 @@ def test_nobody_goes_for_nobody() -> None:
     assert not any(one.aborted for one in door.held)
 
 
-def test_who_is_about_to_go_still_holds_a_descriptor() -> None:
+def test_a_closing_connection_still_counts_its_descriptor() -> None:
     admission = Admission(lambda: (2, 1))
     first, second = Connection("first"), Connection("second")
     admission.enter(first, "192.0.2.1")

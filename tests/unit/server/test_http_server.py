@@ -164,7 +164,7 @@ def test_a_page_elsewhere_cannot_read_ours_by_a_name_that_leads_here() -> None:
     serve(talk)
 
 
-def test_half_open_requests_of_one_client_keep_nobody_else_out() -> None:
+def test_incomplete_requests_of_one_client_exclude_no_other_client() -> None:
     """Over all servers: each had 256 of its own once, and health check ports are as many as there are Services."""
     admission = Admission(lambda: (10, 2))
 
@@ -500,7 +500,7 @@ def collecting_nothing() -> Iterator[None]:
         gc.enable()
 
 
-def test_a_client_that_goes_away_amid_requests_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_between_requests_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def talk(port: int) -> None:
         for _ in range(5):
             sock = socket.create_connection(("127.0.0.1", port))

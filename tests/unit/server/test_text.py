@@ -49,7 +49,7 @@ def test_what_is_printable_is_one_line_and_what_is_not_is_still_seen(text: str) 
 
 
 @given(st.text())
-def test_json_says_the_same(text: str) -> None:
+def test_json_has_the_same_content(text: str) -> None:
     data = json_bytes({"name": text})
     assert json.loads(data) == {"name": text}
     assert data.decode().isprintable()

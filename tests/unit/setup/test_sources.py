@@ -14,7 +14,7 @@ from kubeproxy.setup import sources
 from kubeproxy.setup.sources import RateLimit
 
 
-def test_nobody_waits_for_zones_from_a_server_that_is_out_of_reach():
+def test_no_answer_waits_for_zones_from_an_unreachable_server():
     async def main():
         options = Options(config=KubeProxyConfiguration(), master="http://127.0.0.1:1")
         source = sources.open_sources(options, "node-a", lambda events: None, ProxyMetrics())

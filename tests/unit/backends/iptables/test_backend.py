@@ -142,7 +142,7 @@ def test_the_rules_that_depend_on_the_node():
     assert "! -d 127.0.0.0/8" in liberal["nat", "KUBE-SERVICES"][-1]
 
 
-def test_route_localnet_that_cannot_be_set_is_told_once(monkeypatch, caplog):
+def test_a_failure_to_set_route_localnet_is_logged_once(monkeypatch, caplog):
     """In a container /proc/sys is read-only, and syncs come every second."""
 
     def refused(key, value):

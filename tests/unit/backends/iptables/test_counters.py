@@ -45,7 +45,7 @@ def test_a_kernel_has_them_or_not(answers, code, there):
 
 
 @pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EPERM])
-def test_a_refusal_for_another_reason_says_nothing_about_the_kernel(answers, code):
+def test_a_refusal_for_another_reason_is_no_property_of_the_kernel(answers, code):
     answers.extend([code, code])
     with pytest.raises(NetlinkError):
         xtables.ensure_counter("x")

@@ -150,7 +150,7 @@ def test_rules_that_are_only_printed_otherwise_are_right():
     assert list(node.examiner(printed).everything(node.wanted)) == []
 
 
-def test_where_no_copy_can_be_printed_that_is_told():
+def test_a_copy_that_cannot_be_printed_is_reported():
     def refuse(*_):
         raise Unsupported("no rights")
 

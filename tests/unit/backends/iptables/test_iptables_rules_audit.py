@@ -92,7 +92,7 @@ def test_harm_to_what_all_share_asks_for_everything(place):
 
 
 @pytest.mark.parametrize("chain", ["KUBE-PROXY-CANARY", "PREROUTING", WEB])
-def test_what_is_gone_is_said(chain):
+def test_removed_objects_are_reported(chain):
     made = opened({a("web"): plans("web", 1, "10.244.0.1")})
     del made.tables.chains["nat", chain]
     said = {"KUBE-PROXY-CANARY": "table nat of iptables", "PREROUTING": "the jump from PREROUTING", WEB: "Service"}

@@ -101,7 +101,7 @@ def test_rules():
     assert masquerade.wanted == "-A KUBE-POSTROUTING -j MASQUERADE --random-fully"
 
 
-def test_rules_that_cannot_be_printed_are_told():
+def test_rules_that_cannot_be_printed_are_reported():
     def refuse(_):
         raise Unsupported("no rights")
 

@@ -30,7 +30,7 @@ def test_a_kernel_without_ip_sets_has_none_to_remove(monkeypatch):
     assert cleanup.cleanup() == []
 
 
-def test_sets_that_cannot_be_read_are_told(monkeypatch):
+def test_unreadable_sets_are_reported(monkeypatch):
     monkeypatch.setattr(Ipsets, "names", refuse(errno.EPERM))
     monkeypatch.setattr(xtables, "installed", list)
     assert cleanup.cleanup() == ["cannot read the ip sets: Operation not permitted"]

@@ -74,7 +74,7 @@ def test_without_local_endpoints_a_local_policy_drops(internal, external, pods_k
 
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-def test_frontends_are_in_the_sets_that_say_who_is_masqueraded(policy) -> None:
+def test_frontends_are_in_the_sets_for_masquerade(policy) -> None:
     found = wish(*BOTH, external_traffic_policy=policy).entries
     port, local = SetEntry(port=30080), policy == "Local"
     assert found[IpsetId.CLUSTER_IP] == {at(CLUSTER)}

@@ -38,7 +38,7 @@ def test_the_chains_are_those_that_are_named_and_every_jump_leads_to_one(family)
         (Detector(), "-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"),
     ],
 )
-def test_cluster_ips_masquerade_who_is_no_pod(detector, expected) -> None:
+def test_cluster_ips_masquerade_clients_that_are_no_pods(detector, expected) -> None:
     lines = rules(detector).tables["nat"]["KUBE-SERVICES"]
     assert any("KUBE-CLUSTER-IP" in line and line.endswith(expected) for line in lines)
 
@@ -118,7 +118,7 @@ def test_excluded_networks_are_by_family() -> None:
     assert len(excluded(config, Family.IPV6)) == 1
 
 
-def test_the_scheduler_is_rr_unless_said_otherwise() -> None:
+def test_the_default_scheduler_is_rr() -> None:
     assert scheduler_named("") == Scheduler("rr")
     assert scheduler_named("twos") == Scheduler("twos")
     assert scheduler_named("mh").flags

@@ -40,5 +40,5 @@ def target(**more):
         ({"algorithm": "maglev", "session_affinity": "ClientIP"}, {ONE: 1, TWO: 1, THREE: 1}, LONGEST_AFFINITY),
     ],
 )
-def test_weights_count_and_who_is_to_stay_is_remembered(asked, pool, affinity):
+def test_weights_apply_and_kept_endpoints_are_remembered(asked, pool, affinity):
     assert target(**asked) == (pool, affinity)

@@ -80,7 +80,7 @@ def numbers(ground, name="session-pools"):
     return dict(element.split(" : ") for element in ground.elements(name))
 
 
-def test_a_restart_knows_the_numbers_and_gives_none_of_them_to_another(ground):
+def test_a_restart_keeps_the_numbers_and_reuses_none(ground):
     plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}
     resync(ground.start(), plans)
     before = numbers(ground)
@@ -128,7 +128,7 @@ def test_numbers_that_another_program_wrote_are_put_right(ground, number):
     ground.is_clean(again, plans)
 
 
-def test_ports_that_part_while_nobody_looks_have_numbers_of_their_own(ground):
+def test_ports_that_split_between_inspections_have_separate_numbers(ground):
     name = ("default", "a")
     one = [ServicePort(port=80, name="one", node_port=30080)]
     two = [ServicePort(port=80, name="one", node_port=30081), ServicePort(port=81, name="two", node_port=30080)]

@@ -41,7 +41,7 @@ def test_an_empty_cluster_is_a_table_too(ground):
     ground.is_clean(backend, {})
 
 
-def test_elements_are_in_the_kernel_as_the_plan_says(ground):
+def test_elements_in_the_kernel_match_the_plan(ground):
     ports = [ServicePort(port=80, node_port=30080)]
     backend = ground.start()
     resync(backend, cluster("a", endpoints=2, ports=ports))

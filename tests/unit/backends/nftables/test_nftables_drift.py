@@ -163,7 +163,7 @@ def test_changed_elements_are_noticed_and_repaired(ground, case):
     ground.is_clean(backend, plans)
 
 
-def test_changed_elements_are_found_by_reading_them_where_the_kernels_word_was_missed(ground):
+def test_changed_elements_are_found_by_reading_after_a_missed_announcement(ground):
     backend, plans = disturbed(ground)
     before = ground.contents()
     backend.inspect(Depth.QUICK)

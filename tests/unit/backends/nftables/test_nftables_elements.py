@@ -126,7 +126,7 @@ def test_a_key_goes_from_one_service_to_another_in_one_sync(ground):
         assert ground.difference(backend) is None
 
 
-def test_a_full_sync_says_how_many_services_the_kernel_has(ground, monkeypatch):
+def test_a_full_sync_reports_the_number_of_written_services(ground, monkeypatch):
     monkeypatch.setattr(backend_module, "BATCH", 1)
     wanted = {("default", f"s{number}"): plans_of(f"s{number}", number, 2) for number in range(1, 6)}
     backend = ground.start()

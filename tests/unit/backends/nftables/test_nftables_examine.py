@@ -143,7 +143,7 @@ def test_an_endpoint_too_many_and_one_twice(ground):
         )
 
 
-def test_what_becomes_of_a_frontend_is_told(ground):
+def test_the_outcome_for_a_frontend_is_reported(ground):
     plans = cluster("a")
     resync(ground.start(), plans)
     ground.disturb("add element ip kube-proxy no-local-endpoint-services { 10.96.0.1 . tcp . 80 }")

@@ -93,7 +93,7 @@ def test_a_name_that_comes_back_is_another_interface(node, devices):
     assert node.committed[1:] == [["veth1"]]
 
 
-def test_one_that_goes_meanwhile_keeps_nobody_else_out(node, devices):
+def test_an_interface_deleted_in_the_meantime_excludes_no_other(node, devices):
     node.gone = {"veth1"}
     devices.upkeep(node.commit)
     assert node.committed == [["eth0"], ["veth2"]]
@@ -124,7 +124,7 @@ def test_no_message_has_more_than_the_kernel_takes(devices):
         ("6.12.1", ApplyError("No such file or directory"), Forwarding(), "this kernel has no flowtables"),
     ],
 )
-def test_what_the_kernel_cannot_do_is_said_and_left_out(monkeypatch, caplog, release, refusal, left, said):
+def test_features_that_the_kernel_lacks_are_logged_and_left_out(monkeypatch, caplog, release, refusal, left, said):
     def run():
         if refusal is not None:
             raise refusal
@@ -138,7 +138,7 @@ def test_what_the_kernel_cannot_do_is_said_and_left_out(monkeypatch, caplog, rel
     assert bool(caplog.records) == bool(said)
 
 
-def test_who_does_not_ask_is_not_looked_at(monkeypatch):
+def test_services_without_the_annotation_are_not_tracked(monkeypatch):
     monkeypatch.setattr(forwarding, "_probe", pytest.fail)
     settings = Settings("node", (V4,))
     assert within(settings) is settings

@@ -42,7 +42,7 @@ def test_without_the_flag_there_is_no_such_set(ground):
     assert not [rule for rules in ground.chains().values() for rule in rules if "dnat" in rule and "reply" in rule]
 
 
-def test_who_is_gone_comes_in_and_leaves_when_the_address_is_taken(ground):
+def test_deleted_endpoints_are_added_and_removed_when_the_address_is_used(ground):
     backend = ground.start(RESETTING)
     resync(backend, PLANS)
     assert backend.depart(departed(key(1), key(2), key(2, 53, 17)), nobody)
@@ -80,7 +80,7 @@ def test_what_the_kernel_has_forgotten_can_leave_too(ground):
     assert not listed(ground)
 
 
-def test_a_restart_keeps_what_the_kernel_knows_but_for_who_is_there(ground):
+def test_a_restart_keeps_the_set_except_endpoints_in_use(ground):
     backend = ground.start(RESETTING)
     resync(backend, PLANS)
     backend.depart(departed(key(1), key(2), key(3)), nobody)
@@ -125,7 +125,7 @@ def test_what_is_known_has_an_end():
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-def test_who_waits_to_be_written_is_not_forgotten_by_a_full_sync(in_use):
+def test_unwritten_endpoints_survive_a_full_sync(in_use):
     endpoints = GoneEndpoints(V4)
     endpoints.note(departed(key(1)), 0.0)
     endpoints.found([Element(service_key(key(2)), b"", 0, 5000)], lambda _: in_use, 1.0)

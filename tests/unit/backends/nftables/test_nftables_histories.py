@@ -76,7 +76,7 @@ def test_a_history_without_refusals_needs_no_repair(family, world, sequence):
 
 @examples(100)
 @given(random_plans.histories())
-def test_packets_meet_with_what_the_plan_says_in_every_state(states):
+def test_packets_have_the_planned_outcome_in_every_state(states):
     world, clusters = states
     (family,) = world.families
     with FakeGround.fresh() as ground:

@@ -34,7 +34,7 @@ def chains(ground):
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 @pytest.mark.parametrize("affinity", [None, "ClientIP"])
-def test_packets_go_where_the_answer_says(affinity, policy):
+def test_packets_have_the_predicted_outcome(affinity, policy):
     with FakeGround.fresh() as ground:
         backend = ground.start()
         resync(backend, {})

@@ -55,7 +55,7 @@ def test_what_is_missing(node, lacks, message, monkeypatch):
         mode_module.check(KubeProxyConfiguration(), ())
 
 
-def test_an_old_kernel_is_tried_where_the_operator_says_so(node, monkeypatch):
+def test_an_old_kernel_is_tried_if_the_operator_allows_it(node, monkeypatch):
     """As 4.18 of Red Hat, whose nf_tables is a later one (kubernetes issue 122743)."""
     monkeypatch.setenv(mode_module.SKIP_KERNEL, "true")
     node("4.18.0-553.el8.x86_64")

@@ -100,7 +100,7 @@ def test_clients_stay_with_their_endpoints_whatever_weights_those_get(states, ch
     everybody_stays(states, chance)
 
 
-def test_a_client_whose_endpoint_was_moved_does_not_go_with_who_came_after_it():
+def test_a_client_of_a_moved_endpoint_does_not_follow_the_endpoint_that_replaced_it():
     """Endpoint 4 goes to the slot of 2 with its clients; 9 gets the slot that was 4's, and goes on to that of 1."""
     for seed in range(10):
         everybody_stays([[1, 2, 3, 4], [1, 3, 4], [1, 3, 4, 9], [3, 4, 9]], random.Random(seed))

@@ -186,7 +186,7 @@ def test_a_restart_writes_no_service_cidrs_that_are_there(ground, cidrs):
     ground.is_clean(other, plans)
 
 
-def test_node_addresses_change_while_nobody_looks(ground):
+def test_node_addresses_change_between_inspections(ground):
     resync(ground.start(node_world((ONE,), (CIDR,))), {})
     backend = ground.start(node_world((TWO,), (NEXT,)))
     resync(backend, {})

@@ -78,7 +78,7 @@ def test_a_change_moves_as_few_slots_as_possible(before, wanted):
 
 
 @given(members)
-def test_who_is_to_have_fewer_slots_keeps_the_first(before):
+def test_an_endpoint_with_fewer_slots_keeps_the_first_ones(before):
     wanted = tuple(sorted({*before}))
     now = assign(tuple(before), wanted)
     for member in wanted:

@@ -93,7 +93,7 @@ def test_a_frontend_that_another_program_drops(wanted):
     assert (finding.kind, finding.present) == (Kind.EXTRA, "dropped when it comes from this node")
 
 
-def test_nobody_listens(wanted):
+def test_no_process_listens(wanted):
     table = Table(wanted)
     table.listeners.clear()
     (finding,) = shown(table, wanted)
