@@ -11,9 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import fields
 
 from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.ask.flows.follow import Cost, FlowEvent
+from kubeproxy.ask.flows.fullness import Filler, Fullness
+from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
+from kubeproxy.ask.kernel.looks import Seen
+from kubeproxy.ask.kernel.present import Report
+from kubeproxy.ask.kernel.probe import Probe
+from kubeproxy.ask.kernel.tracing import Journey, Met, TracedReply, Verdict
+from kubeproxy.ask.outlook import Outlook, Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
+from kubeproxy.ask.why import Elsewhere, Missing, Target, Why
 from kubeproxy.commands import ALONE, COMMANDS, services
 from kubeproxy.commands.main import run
 from support.answers import SCHEMA, valid
@@ -63,6 +73,24 @@ def test_it_is_a_schema_with_a_definition_for_each_command():
 
 def _versioned():
     return [one for one in SCHEMA["$defs"].values() if "schemaVersion" in one.get("properties", {})]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Met, Journey, TracedReply, Verdict, Cost, ClientUse, EndpointUse, PortUse, FlowEvent, Filler, Fullness),
+        *(Missing, Target, Why, Elsewhere, Probe, Outlook, Shift),
+    ],
+)
+def test_fields_have_the_names_of_the_schema(kind):
+    names = {"Fullness": "conntrack", "Outlook": "plan"}
+    known = SCHEMA["$defs"][names.get(kind.__name__, kind.__name__)]["properties"].keys()
+    assert {field.encode_name for field in fields(kind)} == known - {"schemaVersion", "version"}
+
+
+def test_verify_has_the_fields_of_the_schema():
+    report = Report(SimpleNamespace(mode="nftables"), Seen(0), (), ())
+    assert report.fields().keys() == SCHEMA["$defs"]["verify"]["properties"].keys() - {"schemaVersion", "version"}
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Report(Struct, frozen=True):
             "findings": [finding._asdict() for finding in seen.findings],
             "behind": [finding._asdict() for finding in self.behind],
             "onTheirWay": ["/".join(name) for name in seen.on_their_way],
-            "unstable": ["/".join(name) for name in seen.unstable],
+            "restless": ["/".join(name) for name in seen.unstable],
             "caveats": seen.caveats,
             "troubles": self.troubles,
         }
