@@ -1,6 +1,6 @@
 """Makes the files of dist/ from this checkout and a folder of wheels: `tools/dist` fetches the wheels and calls it.
 
-python deploy/release.py WHEELS OUT            # the wheel and kube-proxy.pyz
+python deploy/release.py WHEELS OUT            # the wheel, kube-proxy.pyz, kubectl-kubeproxy
 python deploy/release.py WHEELS OUT --all      # also image recipe, chart, bill of materials, SHA256SUMS
 
 The same commit and the same wheels give the same bytes with the same Python and zlib: archives are sorted, have fixed
@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import sbom
-from node.bundle import bundle
+from node.bundle import bundle, plugin
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -125,7 +125,12 @@ def release(wheels: Path, out: Path, *, everything: bool, tag: str) -> None:
             "has that NUMBER"
         )
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("kubeproxy-*"), *out.glob("kube-proxy.pyz"), *out.glob("SHA256SUMS")):
+    for old in (
+        *out.glob("kubeproxy-*"),
+        *out.glob("kube-proxy.pyz"),
+        *out.glob("kubectl-kubeproxy"),
+        *out.glob("SHA256SUMS"),
+    ):
         old.unlink()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or git("show", "--no-patch", "--format=%ct"))
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "KUBE_PROXY_BUILD": " ".join(build)}
@@ -133,12 +138,13 @@ def release(wheels: Path, out: Path, *, everything: bool, tag: str) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     (wheel,) = out.glob("kubeproxy-*.whl")
     bundle(wheel, wheels, out / "kube-proxy.pyz")
+    plugin(wheel, wheels, out / "kubectl-kubeproxy")
     if not everything:
         return
     pack(out / f"kubeproxy-{build.version}-image.tar.gz", image_recipe(build, epoch), epoch)
     pack(out / f"kubeproxy-{build.version}.tgz", chart(build.version), epoch)
     (out / f"kubeproxy-{build.version}.spdx.json").write_text(bill(wheel, wheels, epoch))
-    made = sorted((*out.glob("kubeproxy-*"), out / "kube-proxy.pyz"))
+    made = sorted((*out.glob("kubeproxy-*"), out / "kube-proxy.pyz", out / "kubectl-kubeproxy"))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
     (out / "SHA256SUMS").write_text("".join(lines))
 

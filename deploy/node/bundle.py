@@ -1,11 +1,12 @@
-"""Makes dist/kube-proxy.pyz of wheels: `python bundle.py WHEEL FOLDER OUT`, FOLDER having one folder of wheels for each
-Python and processor, as cp311-x86_64. The same wheels give the same bytes.
+"""Makes dist/kube-proxy.pyz of wheels (`python bundle.py WHEEL FOLDER OUT`), and dist/kubectl-kubeproxy. FOLDER has one
+folder of wheels for each Python and processor, as cp311-x86_64. The same wheels give the same bytes.
 """
 
 from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -13,11 +14,23 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def bundle(wheel: Path, folder: Path, out: Path) -> None:
-    """Write the archive: the installer as its entry point, what it installs, and the wheels, ours among them."""
+    """Write the archive that installs a node: the installer as its entry point, what it installs, and all wheels."""
     files = {"__main__.py": HERE / "install.py", "manual.py": HERE / "manual.py"}
     files["kube-proxy.service"] = HERE.parent / "systemd/kube-proxy.service"
-    files[f"wheels/any/{wheel.name}"] = wheel
-    files |= {f"wheels/{one.parent.name}/{one.name}": one for one in sorted(folder.glob("*/*.whl"))}
+    _write(out, files | _wheels(wheel, folder, "*.whl"))
+
+
+def plugin(wheel: Path, folder: Path, out: Path) -> None:
+    """Write the archive that is `kubectl kubeproxy`: its entry point, our wheel, and the one package that it needs."""
+    _write(out, {"__main__.py": HERE / "plugin.py"} | _wheels(wheel, folder, "msgspec-*.whl"))
+
+
+def _wheels(wheel: Path, folder: Path, pattern: str) -> dict[str, Path]:
+    others = {f"wheels/{one.parent.name}/{one.name}": one for one in sorted(folder.glob(f"*/{pattern}"))}
+    return {f"wheels/any/{wheel.name}": wheel} | others
+
+
+def _write(out: Path, files: Mapping[str, Path]) -> None:
     fresh = out.with_name(out.name + ".new")
     with fresh.open("wb") as opened:
         opened.write(b"#!/usr/bin/env python3\n")

@@ -98,6 +98,7 @@ def test_another_folder_gives_the_same_bytes(release: Path, source: Path, wheels
 def test_the_files_and_their_checksums(release: Path) -> None:
     expected = [
         "kube-proxy.pyz",
+        "kubectl-kubeproxy",
         f"kubeproxy-{NUMBER}-image.tar.gz",
         f"kubeproxy-{NUMBER}-py3-none-any.whl",
         f"kubeproxy-{NUMBER}.spdx.json",

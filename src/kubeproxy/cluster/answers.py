@@ -86,9 +86,7 @@ class DoctorAnswer(NodeAnswer):
             yield Fact(Severity.UNKNOWN, text, numbered=True)
 
 
-class ReportedDifference(Struct):
-    """A difference between API server, plan and kernel: see backends.state.Finding."""
-
+class _Difference(Struct):
     service: tuple[str, str] | None
     kind: str
     what: str
@@ -101,8 +99,8 @@ class VerifyAnswer(NodeAnswer):
     """An answer of `verify`."""
 
     services: int
-    findings: list[ReportedDifference]
-    behind: list[ReportedDifference]
+    findings: list[_Difference]
+    behind: list[_Difference]
     on_their_way: list[str]
     unstable: list[str]
     caveats: list[str]
@@ -119,9 +117,7 @@ class VerifyAnswer(NodeAnswer):
         yield Fact(Severity.FINE, f"{self.services} Services compared", expected=True)
 
 
-class ServiceRow(Struct):
-    """One Service in an answer of `services`."""
-
+class _Service(Struct):
     namespace: str
     name: str
     state: str
@@ -134,7 +130,7 @@ class ServiceRow(Struct):
 class ServicesAnswer(NodeAnswer):
     """An answer of `services` without a name."""
 
-    services: list[ServiceRow]
+    services: list[_Service]
 
     def facts(self) -> Iterator[Fact]:
         """See NodeAnswer: each Service, in its state."""
@@ -144,20 +140,16 @@ class ServicesAnswer(NodeAnswer):
             yield Fact(_severity(one.state), f"{text}: {' '.join(one.addresses)}", tuple(one.problems), expected=True)
 
 
-class ReportedFrontend(Struct):
-    """An address of a Service."""
-
+class _Frontend(Struct):
     kind: str
     address: str
 
 
-class ReportedPort(Struct, rename="camel"):
-    """A port of a Service in one family."""
-
+class _Port(Struct, rename="camel"):
     name: str
     protocol: str
     family: str
-    frontends: list[ReportedFrontend]
+    frontends: list[_Frontend]
     endpoints: list[str]
     local_endpoints: list[str]
     other_endpoints: list[str] = []
@@ -178,8 +170,8 @@ class ServiceAnswer(NodeAnswer):
     reason: str = ""
     resource_version: str | None = None
     slices: dict[str, str | None] = {}
-    ports: list[ReportedPort] = []
-    committed: list[ReportedPort] | None = None
+    ports: list[_Port] = []
+    committed: list[_Port] | None = None
     problems: list[str] = []
 
     def facts(self) -> Iterator[Fact]:

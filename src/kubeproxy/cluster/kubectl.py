@@ -8,9 +8,10 @@ import selectors
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from kubeproxy.errors import NoAnswerError, QuestionError
 
@@ -26,6 +27,12 @@ _LONGEST: Final = 400
 """Maximum length of an error in a line."""
 _ENDED: Final = re.compile(r"command terminated with exit code \d+|Defaulted container .*|Unable to use a TTY.*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class Items(Struct, Generic[T]):
+    """A list of objects."""
+
+    items: list[T]
 
 
 class Container(NamedTuple):

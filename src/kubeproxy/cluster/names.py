@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from kubeproxy.ask.question import NODE, source_of
-from kubeproxy.cluster.kubectl import Kubectl
-from kubeproxy.cluster.proxies import ListedPod, PodList
+from kubeproxy.cluster.kubectl import Items, Kubectl
+from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
 from kubeproxy.model.objects import ApiStruct, Node, Service, SliceEndpoint
@@ -31,30 +29,17 @@ _NAMED: Final = re.compile(
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
 
 
-class TargetRef(ApiStruct, frozen=True):
-    """An endpoint's targetRef."""
-
-    kind: str | None = None
-    namespace: str | None = None
-    name: str | None = None
+class _TargetRef(ApiStruct, frozen=True):
+    name: str = ""
+    namespace: str = ""
 
 
-class NamedEndpoint(SliceEndpoint, frozen=True):
-    """One entry of a NamedSlice's endpoints."""
-
-    target_ref: TargetRef | None = None
+class _Endpoint(SliceEndpoint, frozen=True):
+    target_ref: _TargetRef = _TargetRef()
 
 
-class NamedSlice(ApiStruct, frozen=True):
-    """An EndpointSlice with the names of its pods."""
-
-    endpoints: list[NamedEndpoint] | None = None
-
-
-class NamedSlices(Struct):
-    """A list of EndpointSlices."""
-
-    items: list[NamedSlice]
+class _Slice(ApiStruct, frozen=True):
+    endpoints: list[_Endpoint] | None = None
 
 
 class End(NamedTuple):
@@ -96,7 +81,7 @@ class Names:
             return End((NODE,), node=name)
         pod = self._pod(namespace, name)
         # Packets of a pod in its node's network leave with an address that the node picks.
-        addresses = (NODE,) if pod.spec.host_network else _addresses(pod)
+        addresses = (NODE,) if pod.spec.host_network else pod.addresses
         return End(addresses, node=pod.spec.node_name)
 
     def target(self, text: str) -> End:
@@ -109,7 +94,7 @@ class Names:
             node = self._node(name)
             return End(tuple(_node_addresses(node)), port=port)
         if kind == "pod":
-            return End(_addresses(self._pod(namespace, name)), port=port)
+            return End(self._pod(namespace, name).addresses, port=port)
         return self._service(namespace, name, port)
 
     def service(self, text: str) -> str:
@@ -127,10 +112,10 @@ class Names:
 
     def _pod(self, namespace: str, name: str) -> ListedPod:
         pod = self._kubectl.get(ListedPod, "pods", name, namespace=namespace or self._namespace)
-        if not pod.spec.node_name or not pod.status.pod_ips or pod.status.phase in {"Succeeded", "Failed"}:
+        if not pod.spec.node_name or not pod.addresses or pod.status.phase in {"Succeeded", "Failed"}:
             raise QuestionError(f"pod {pod.key} has no node and address: it is {pod.status.phase or 'not started'}")
         if not pod.spec.host_network:
-            self.known |= dict.fromkeys(_addresses(pod), pod.key)
+            self.known |= dict.fromkeys(pod.addresses, pod.key)
         return pod
 
     def _node(self, name: str) -> Node:
@@ -154,9 +139,9 @@ class Names:
         """Keep the names of a Service's pods, if its EndpointSlices can be read."""
         label = f"kubernetes.io/service-name={name}"
         with suppress(NoAnswerError):
-            found = self._kubectl.get(NamedSlices, "endpointslices", namespace=namespace, selector=label)
+            found = self._kubectl.get(Items[_Slice], "endpointslices", namespace=namespace, selector=label)
             for one in (each for piece in found.items for each in piece.endpoints or ()):
-                if one.target_ref is not None and one.target_ref.name:
+                if one.target_ref.name:
                     pod = f"{one.target_ref.namespace or namespace}/{one.target_ref.name}"
                     self.known |= dict.fromkeys(one.addresses or (), pod)
 
@@ -168,7 +153,9 @@ class Names:
                 self.known[text] = f"node {node.metadata.name}"
                 return node.metadata.name
         with suppress(NoAnswerError):  # without the right to list pods of all namespaces, pod networks decide
-            found = self._kubectl.get(PodList, "pods", field_selector=f"status.podIP={text}", all_namespaces="true")
+            found = self._kubectl.get(
+                Items[ListedPod], "pods", field_selector=f"status.podIP={text}", all_namespaces="true"
+            )
             for pod in found.items:
                 if pod.runs and pod.spec.node_name:
                     self.known[text] = pod.key
@@ -218,10 +205,6 @@ def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
     kind = _KINDS[match["kind"].lower()] if match["kind"] else usual
     port = f":{match['port']}" if match["port"] else ""
     return kind, match["namespace"] or "", match["name"], port
-
-
-def _addresses(pod: ListedPod) -> tuple[str, ...]:
-    return tuple(one.ip for one in pod.status.pod_ips or ())
 
 
 def _node_addresses(node: Node) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import field
 
-from kubeproxy.cluster.kubectl import Container, Kubectl
+from kubeproxy.cluster.kubectl import Container, Items, Kubectl
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.objects import ApiStruct, Node
 
@@ -18,55 +18,43 @@ KUBE_PROXY: Final = "kube-proxy"
 """The name of the container, and kubeadm's value of the label."""
 
 
-class ListedLabels(ApiStruct, frozen=True):
-    """The label of a pod that is needed."""
-
+class _Labels(ApiStruct, frozen=True):
     app: str = field(default="", name=LABEL)
 
 
-class ListedMeta(ApiStruct, frozen=True):
-    """metadata of a pod."""
-
+class _Meta(ApiStruct, frozen=True):
     name: str
     namespace: str
-    labels: ListedLabels | None = None
+    labels: _Labels = _Labels()
     creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
+    deletion_timestamp: str = ""
 
 
-class ListedContainer(ApiStruct, frozen=True):
-    """One entry of a pod's spec.containers."""
-
+class _Container(ApiStruct, frozen=True):
     name: str
 
 
-class ListedSpec(ApiStruct, frozen=True):
-    """A pod's spec."""
-
-    containers: list[ListedContainer]
+class _Spec(ApiStruct, frozen=True):
+    containers: list[_Container]
     node_name: str = ""
     host_network: bool = False
 
 
-class PodIP(ApiStruct, frozen=True):
-    """One entry of a pod's status.podIPs."""
-
+class _IP(ApiStruct, frozen=True):
     ip: str
 
 
-class ListedStatus(ApiStruct, frozen=True):
-    """A pod's status."""
-
+class _Status(ApiStruct, frozen=True):
     phase: str = ""
-    pod_ips: list[PodIP] | None = field(default=None, name="podIPs")
+    pod_ips: list[_IP] = field(default_factory=list, name="podIPs")
 
 
 class ListedPod(ApiStruct, frozen=True):
     """core/v1 Pod, with the fields that are needed here."""
 
-    metadata: ListedMeta
-    spec: ListedSpec
-    status: ListedStatus = ListedStatus()
+    metadata: _Meta
+    spec: _Spec
+    status: _Status = _Status()
 
     @property
     def key(self) -> str:
@@ -74,26 +62,14 @@ class ListedPod(ApiStruct, frozen=True):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def app(self) -> str:
-        """The value of its label, '' without one."""
-        return self.metadata.labels.app if self.metadata.labels is not None else ""
+    def addresses(self) -> tuple[str, ...]:
+        """Its addresses, of all families."""
+        return tuple(one.ip for one in self.status.pod_ips)
 
     @property
     def runs(self) -> bool:
         """Whether it runs and is not being deleted."""
-        return self.status.phase == "Running" and self.metadata.deletion_timestamp is None
-
-
-class PodList(Struct):
-    """A list of pods."""
-
-    items: list[ListedPod]
-
-
-class NodeList(Struct):
-    """A list of Nodes."""
-
-    items: list[Node]
+        return self.status.phase == "Running" and not self.metadata.deletion_timestamp
 
 
 class ProxyPlace(NamedTuple):
@@ -121,11 +97,11 @@ class Survey(NamedTuple):
 
 def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
     """Find the kube-proxy of each node. Raises NoAnswerError if pods cannot be listed."""
-    pods = kubectl.get(PodList, "pods", namespace=namespace, selector=selector or LABEL)
+    pods = kubectl.get(Items[ListedPod], "pods", namespace=namespace, selector=selector or LABEL)
     listed: list[Node] = []
     problem = ""
     try:
-        listed = kubectl.get(NodeList, "nodes").items
+        listed = kubectl.get(Items[Node], "nodes").items
     except NoAnswerError as error:
         problem = f"nodes could not be listed, so those without a kube-proxy are unknown: {error}"
     found: dict[str, ListedPod] = {}
@@ -140,13 +116,13 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
 
 def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
     """Return a sort key: the last pod of a node is asked. During a roll-out there are two of them."""
-    return pod.runs, pod.app != KUBE_PROXY, pod.metadata.creation_timestamp
+    return pod.runs, pod.metadata.labels.app != KUBE_PROXY, pod.metadata.creation_timestamp
 
 
 def _container(pod: ListedPod, selector: str) -> str:
     """Return the name of the container of kube-proxy, '' if this is no pod of a kube-proxy."""
     names = [one.name for one in pod.spec.containers]
-    if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.app):
+    if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.app):
         return KUBE_PROXY
     return names[0] if selector and names else ""
 

@@ -1,0 +1,65 @@
+"""Completion of `kubectl kubeproxy`: the program kubectl_complete-kubeproxy, with output in the format of cobra."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kubeproxy.cluster.kubectl import Items, Kubectl
+from kubeproxy.cluster.main import parser
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.model.objects import ApiStruct, ObjectMeta
+
+TIMEOUT: Final = 3.0
+"""Seconds to wait for the API server after Tab was pressed."""
+_NO_FILES: Final = ":4"
+"""The last line: the shell proposes no files (cobra's ShellCompDirectiveNoFileComp)."""
+_KINDS: Final = {"CLIENT": ("pod", "node"), "TARGET": ("svc", "node"), "NAME": ("svc",)}
+_RESOURCES: Final = {"pod": "pods", "svc": "services", "node": "nodes"}
+
+
+class _Object(ApiStruct, frozen=True):
+    metadata: ObjectMeta
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what may follow the words of a command line, the last of which is incomplete; return the exit code."""
+    *before, last = (sys.argv[1:] if argv is None else argv) or [""]
+    sys.stdout.writelines(
+        f"{one}\n" for one in (*(one for one in following(before) if one.startswith(last)), _NO_FILES)
+    )
+    return 0
+
+
+def following(before: Sequence[str]) -> Iterable[str]:
+    """Return what may follow these words."""
+    (commands,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    if not before:
+        return list(commands.choices)
+    command = commands.choices.get(before[0])
+    if command is None:
+        return ()
+    options = command._option_string_actions
+    pending, place = None, 0
+    namespace = ""
+    for word in before[1:]:
+        place += pending is None and not word.startswith("-")
+        namespace = word if pending is not None and pending.dest == "namespace" else namespace
+        option = options.get(word) if pending is None else None
+        pending = option if option is not None and option.nargs != 0 else None
+    if pending is not None:
+        return pending.choices or (_names("node", namespace) if pending.dest == "node" else ())
+    positions = command._get_positional_actions()
+    kinds = _KINDS[str(positions[place].metavar)] if place < len(positions) else ()
+    return [*options, *(f"{kind}/{name}" for kind in kinds for name in _names(kind, namespace))]
+
+
+def _names(kind: str, namespace: str) -> Iterator[str]:
+    """Yield the names of objects, none if the API server does not answer."""
+    try:
+        found = Kubectl((), TIMEOUT).get(Items[_Object], _RESOURCES[kind], namespace=namespace)
+    except KubeProxyError:
+        return
+    yield from (one.metadata.name for one in found.items)
