@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -181,8 +181,8 @@ class ServiceAnswer(NodeAnswer):
         """
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
-        version = self.resource_version
-        yield Fact(Severity.FINE, f"the Service in version {version}", expected=True)
+        if self.resource_version:
+            yield Fact(Severity.FINE, f"the Service in version {self.resource_version}", expected=True)
         for name, version in self.slices.items():
             yield Fact(Severity.FINE, f"slice {name} in version {version}", expected=True)
         for text in self.problems:
@@ -195,33 +195,35 @@ class ServiceAnswer(NodeAnswer):
                 yield Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True)
 
 
-class UsedPart(Struct, rename="camel"):
-    """Connections of one endpoint."""
+class Used(Struct, rename="camel"):
+    """Connections of a service port, or of one of its endpoints."""
 
+    connections: int
+    unanswered: int
+    closing: int
+    new_per_second: float
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Connections, new ones a second, unanswered and closing ones."""
+        return self.connections, self.new_per_second, self.unanswered, self.closing
+
+
+class _UsedEndpoint(Used, kw_only=True):
     address: str
     pod: str
-    connections: int
-    unanswered: int
-    closing: int
-    new_per_second: float
 
 
-class UsedPort(Struct, rename="camel"):
-    """Connections of one service port."""
-
+class _UsedPort(Used, kw_only=True):
     service: str
     port: str
-    connections: int
-    unanswered: int
-    closing: int
-    new_per_second: float
-    endpoints: list[UsedPart]
+    endpoints: list[_UsedEndpoint]
 
 
 class FlowsAnswer(NodeAnswer):
     """An answer of `flows`."""
 
-    ports: list[UsedPort]
+    ports: list[_UsedPort]
 
     def facts(self) -> Iterator[Fact]:
         """See NodeAnswer: Services with unanswered connections."""
@@ -233,27 +235,20 @@ def _severity(state: str) -> Severity:
     return Severity.FINE if state in {"programmed", "planned", "ignored"} else Severity.BROKEN
 
 
-def kind_of(command: str, arguments: Sequence[str]) -> type[NodeAnswer]:
-    """Return the type of a command's answer."""
-    if command == "services" and arguments:
-        return ServiceAnswer
-    kinds: dict[str, type[NodeAnswer]] = {
-        "why": WhyAnswer,
-        "doctor": DoctorAnswer,
-        "verify": VerifyAnswer,
-        "services": ServicesAnswer,
-        "flows": FlowsAnswer,
-    }
-    return kinds[command]
+_KINDS: Final[dict[str, type[NodeAnswer]]] = {
+    "why": WhyAnswer,
+    "doctor": DoctorAnswer,
+    "verify": VerifyAnswer,
+    "services": ServicesAnswer,
+    "flows": FlowsAnswer,
+}
 
 
-def decoded(text: bytes, kind: type[NodeAnswer]) -> tuple[NodeAnswer, dict[str, Any]]:
-    """Return an answer, decoded and as JSON values. Raises NoAnswerError for one of another form."""
+def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
+    """Return an answer and its facts. Raises NoAnswerError for one of another form."""
     try:
+        kind = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)
-        list(answer.facts())
-        whole: dict[str, Any] = msgspec.json.decode(text)
+        return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:
-        reason = f"its answer has another form than this plugin knows: {error}"
-        raise NoAnswerError(reason) from None
-    return answer, whole
+        raise NoAnswerError(f"its answer has another form than this plugin knows: {error}") from None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from kubeproxy.ask.finding import Severity
-from kubeproxy.cluster.answers import Fact, NodeAnswer, decoded, kind_of
+from kubeproxy.cluster.answers import Fact, NodeAnswer, decoded
 from kubeproxy.cluster.kubectl import Container, Kubectl
 from kubeproxy.cluster.proxies import ProxyPlace
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
@@ -45,33 +46,30 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question, and their facts."""
+    """The replies to one question, as a `whole` with the answers as JSON values, and their facts."""
 
     def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
         self.command = command
         self.arguments = arguments
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
-        self._whole = whole
-        self._kept = {"why", "flows"}
+        self.whole = whole
         self._answered: list[str] = []
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
-    def add(self, reply: Reply, answer: NodeAnswer | None) -> None:
-        """Take a node's reply. Facts are stored once for all nodes, and answers only where they are needed later."""
+    def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
+        """Take a node's reply. Facts are stored once for all nodes, and answers only where they are printed."""
         self.replies.append(reply)
         if answer is None:
             return
         self._answered.append(reply.node)
-        for fact in {fact.key: fact for fact in answer.facts()}.values():
-            shown, nodes = self._held.setdefault(fact.key, (fact, []))
+        for key, fact in {fact.key: fact for fact in facts}.items():
+            shown, nodes = self._held.setdefault(key, (fact, []))
             nodes.append(reply.node)
             if fact.text < shown.text:
-                self._held[fact.key] = fact, nodes
-        if self.command in self._kept:
+                self._held[key] = fact, nodes
+        if self.command in {"why", "flows"}:
             self.answers[reply.node] = answer
-        if not self._whole:
-            reply.answer = None
 
     @property
     def answered(self) -> int:
@@ -141,26 +139,26 @@ def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: S
 
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
-) -> tuple[Reply, NodeAnswer | None]:
+) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
+    """Return the reply of a node, its answer and the facts of it."""
     where = place.container
     if where is None:
-        return Reply(node=place.node, problem=place.problem), None
+        return Reply(node=place.node, problem=place.problem), None, ()
     reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
-    words = [fleet.command, "-o", "json", *options, "--", *fleet.arguments]
     try:
-        printed = kubectl.execute(where, words)
+        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, "--", *fleet.arguments])
         if not printed.text.lstrip().startswith(b"{"):
-            if _NO_COMMAND.search(printed.errors):
-                reply.go = _go(kubectl, where)
+            reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
             reply.problem = "" if reply.go else printed.reason
-            return reply, None
-        answer, whole = decoded(printed.text, kind_of(fleet.command, fleet.arguments))
+            return reply, None, ()
+        answer, facts = decoded(printed.text, fleet.command, fleet.arguments)
     except NoAnswerError as error:
         reply.problem = str(error)
-        return reply, None
+        return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
-    reply.version, reply.mode, reply.answer = answer.version, answer.mode, whole
-    return reply, answer
+    reply.version, reply.mode = answer.version, answer.mode
+    reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
+    return reply, answer, facts
 
 
 def _go(kubectl: Kubectl, where: Container) -> str:

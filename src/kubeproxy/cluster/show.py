@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
-from kubeproxy.cluster.answers import FlowsAnswer, UsedPart, UsedPort, WhyAnswer
+from kubeproxy.cluster.answers import FlowsAnswer, Used, WhyAnswer
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
@@ -61,7 +60,7 @@ def json(fleet: Fleet) -> None:
         {
             "command": fleet.command,
             "arguments": fleet.arguments,
-            "nodes": [_row(reply) for reply in fleet.replies],
+            "nodes": fleet.replies,
             "differences": [
                 {
                     "severity": each.fact.severity.name.lower(),
@@ -74,17 +73,6 @@ def json(fleet: Fleet) -> None:
             **fleet.counts(),
         }
     )
-
-
-def _row(reply: Reply) -> dict[str, Any]:
-    return {
-        "node": reply.node,
-        "pod": reply.pod,
-        "status": reply.status,
-        "problem": reply.problem,
-        "go": reply.go,
-        "answer": reply.answer,
-    }
 
 
 def _print_counts(fleet: Fleet) -> None:
@@ -132,9 +120,8 @@ def _print_flows(fleet: Fleet) -> None:
         output.table(("NODE", *head), _ranked(by_node), "  ", _FACTS)
 
 
-def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], used: UsedPart | UsedPort) -> None:
-    numbers = used.connections, used.new_per_second, used.unanswered, used.closing
-    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), numbers, strict=True)]
+def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], used: Used) -> None:
+    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), used.numbers, strict=True)]
 
 
 def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Targets: the files that it reads, and what its own ports are asked."""
+"""Targets: the files that it reads, what its own ports are asked, and what pods answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 from kubeproxy.api.credentials import ExecPlugin
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.ask.state import parse_query
+from kubeproxy.cluster.answers import decoded
 from kubeproxy.config.load import read_text
 from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
@@ -55,6 +56,14 @@ def configuration(data: bytes) -> None:
 def flags(data: bytes) -> None:
     """A command line, its words apart by zeros."""
     parse([word.decode(errors="surrogateescape") for word in data.split(b"\0")])
+
+
+def replies(data: bytes) -> None:
+    """An answer to `kubectl kubeproxy`, after a letter for the command, a capital one if it has a name."""
+    commands = {command[0]: command for command in ("why", "doctor", "verify", "services", "flows")}
+    letter = chr(data[0]) if data else ""
+    if letter.lower() in commands:
+        decoded(data[1:], commands[letter.lower()], ["default/web"] if letter.isupper() else [])
 
 
 def _answer(request: Request) -> Response:

@@ -59,6 +59,7 @@ TARGETS: Final[dict[str, Entry]] = {
     "answers": Entry(from_api.answers, words=_HTTP),
     "certificates": Entry(from_api.certificates),
     "requests": Entry(from_files.requests, 20000, _HTTP),
+    "replies": Entry(from_files.replies, words=(*_VALUES, "S{", '"schemaVersion": 1', '"severity": "broken"')),
     "kubeconfig": Entry(from_files.kubeconfig, words=_KUBECONFIG),
     "configuration": Entry(
         from_files.configuration,

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from bench.__main__ import ALL as BENCHMARKS
+from kubeproxy.cluster.main import parser as plugin_parser
 from kubeproxy.commands import COMMANDS
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.config.flags import BY_NAME
@@ -37,6 +38,12 @@ ABSENT = {
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "rest_client_transport_cache_entries",
     "rest_client_transport_create_calls_total",
+}
+PLUGIN = {
+    flag: option
+    for commands in plugin_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    for command in commands.choices.values()  # type: ignore[union-attr, call-arg]
+    for flag, option in command._option_string_actions.items()
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
@@ -111,7 +118,7 @@ def test_the_proxy_has_the_flags() -> None:
     flags += [(place, text) for place, text in spans if re.match("--[a-z]|-v", text)]
     ours = [(place, flag) for place, flag in flags if place not in kubectl]
     assert len(ours) > 15
-    of_commands = {flag for name in COMMANDS for flag in parser_of(name)._option_string_actions}
+    of_commands = {flag for name in COMMANDS for flag in parser_of(name)._option_string_actions} | PLUGIN.keys()
     for place, text in ours:
         name = re.split("[= ]", text)[0]
         if FOREIGN.get(name) is None:
@@ -126,6 +133,17 @@ def test_the_commands_take_their_arguments() -> None:
             parser_of(words[0]).parse_args([word for word in words[1:] if word != "…"])
         except SystemExit:
             pytest.fail(f"{place}: kube-proxy {shlex.join(words)}")
+
+
+def test_the_plugin_takes_its_arguments() -> None:
+    calls = [(place, [word for word in words if word != "…"]) for place, words in after("kubectl kubeproxy")]
+    calls = [(place, words) for place, words in calls if words[1:]]
+    assert len(calls) > 2
+    for place, words in calls:
+        try:
+            plugin_parser().parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{place}: kubectl kubeproxy {shlex.join(words)}")
 
 
 def test_pages_exist_on_the_port_that_is_asked() -> None:
