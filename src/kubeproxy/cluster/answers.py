@@ -102,7 +102,7 @@ class VerifyAnswer(NodeAnswer):
     findings: list[_Difference]
     behind: list[_Difference]
     on_their_way: list[str]
-    unstable: list[str]
+    restless: list[str]
     caveats: list[str]
     troubles: list[str]
 
@@ -111,7 +111,7 @@ class VerifyAnswer(NodeAnswer):
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
         yield from (Fact(Severity.BROKEN, text) for text in self.troubles)
-        yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.unstable)
+        yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
         yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)
         yield from (Fact(Severity.NOTE, text) for text in self.caveats)
         yield Fact(Severity.FINE, f"{self.services} Services compared", expected=True)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
-from kubeproxy.ask.kernel.probe import Probe
 from msgspec.structs import fields
 
 from kubeproxy.api.source import Reach, WatchStanding
@@ -19,7 +18,7 @@ from kubeproxy.ask.flows.follow import Cost, FlowEvent
 from kubeproxy.ask.flows.fullness import Filler, Fullness
 from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
 from kubeproxy.ask.kernel.looks import Seen
-from kubeproxy.ask.kernel.present import Report
+from kubeproxy.ask.kernel.present import Probe, Report
 from kubeproxy.ask.kernel.tracing import Journey, Met, TracedReply, Verdict
 from kubeproxy.ask.outlook import Outlook, Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
