@@ -171,7 +171,7 @@ class Recovery:
                 self._met(self._permission(error))
             case StatusError(code=404) if self._target.optional:
                 self._missing(f"the API server has no {resource}, looking again from time to time")
-                return self._pace.absent * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load only
+                return self._pace.absent * random.uniform(0.8, 1.2)  # noqa: S311 - randomness only to spread load
             case StatusError(expired=True):
                 return self._expired(backoff, listing=listing)
             case _ if listing and self._give_way(error, streamed=streamed):
@@ -196,7 +196,7 @@ class Recovery:
         return backoff.failed() if listing or recent else self._spread()
 
     def _spread(self) -> float:
-        return random.uniform(0.0, self._pace.relist)  # noqa: S311 - spreads load only
+        return random.uniform(0.0, self._pace.relist)  # noqa: S311 - randomness only to spread load
 
     def _give_way(self, error: StatusError, *, streamed: bool) -> bool:
         """Leave out the part of the request that the server may have refused; return whether there is such a part."""
@@ -285,12 +285,12 @@ class StreamClock:
             self._watch_on()
 
     def received(self, count: int, changes: WatchChanges, *, listing: bool) -> None:
-        """Count bytes, and the changes that they completed; `listing`: the list is not complete yet."""
+        """Count received bytes and completed changes; `listing`: the list is not complete yet."""
         now = self._loop.time()
         if listing:
             self._progress.received(count, now)
             self.deadline.reschedule(min(now + self._quiet, self._progress.until))
-        elif changes.events or self._silent_since is None:  # or these bytes end the list
+        elif changes.events or self._silent_since is None:  # the list is complete, or these bytes complete it
             self._silence.broken()
             self._watch_on()
         elif changes.version:

@@ -207,7 +207,7 @@ class Reflector:
         """Watch until the server ends the watch. Raises SourceError, also for a list or a watch that makes no
         progress."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
-        seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spreads load only
+        seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
         clock = StreamClock(self._pace, self._silence)
 
         def on_open() -> None:
@@ -399,7 +399,7 @@ class Zones:
     async def _try(self, status: ResourceStatus) -> None:
         """Make one attempt, except at the start after a random delay: all nodes receive a new Service at the same
         time."""
-        wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - spreads load only
+        wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
         for name in names:  # a Service that is deleted and created again in the meantime needs another answer

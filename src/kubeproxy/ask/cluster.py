@@ -98,9 +98,15 @@ def _differences(read: Read, held: Mapping[ServiceName, ProgrammedService], stal
     for name in sorted(read.keys() | {n for n, one in held.items() if one.version is not None}):
         there, ours = read.get(name), held.get(name)
         if there is None:
-            yield Finding(name, Kind.EXTRA, "the Service, which the proxy still has", _PLACE, present=f"deleted{stale}")
+            yield Finding(
+                name,
+                Kind.EXTRA,
+                "the Service, which is deleted but still exists at the proxy",
+                _PLACE,
+                present=f"deleted{stale}",
+            )
         elif ours is None or ours.version is None:
-            yield Finding(name, Kind.MISSING, "the Service, which the proxy does not have", _PLACE, present=stale[2:])
+            yield Finding(name, Kind.MISSING, "the Service, which is missing at the proxy", _PLACE, present=stale[2:])
         else:
             known: dict[str, tuple[str | None, str | None]] = {"the Service": (there.service, ours.version)}
             for piece in sorted(there.slices.keys() | ours.slices.keys()):

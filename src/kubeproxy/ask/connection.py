@@ -2,8 +2,8 @@
 
 To check other programs' rules, it computes the packets of the connection at the hooks of this node: requests before and
 after translation, and answers. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains
-with the same priority may run before or after it. At the hook output, the interface is that of the route to the
-destination before translation, also after it. Source: include/uapi/linux/netfilter_ipv4.h, and
+with the same priority may run before or after it. At the hook output, the interface follows from the route to the
+original destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and
 net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
 """
 
@@ -40,7 +40,7 @@ PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
 """Protocols of the probes of endpoints."""
 _FOREIGN: Final = ("firewall", "notrack")
 _OPEN: Final = ("endpoints", "proxy", *_FOREIGN)
-"""Checks that may leave the whole answer open."""
+"""The checks that can make the whole answer unknown."""
 
 
 class Explanation(Struct, frozen=True):
@@ -130,7 +130,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
 
 
 def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
-    """Return the clients that failed probes concern, and the chains that stop this node's packets packets."""
+    """Return the clients that failed probes concern, and the chains that stop this node's packets."""
     failed = {}
     for one in probes:
         if one.failed:
@@ -150,7 +150,7 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # for a running proxy, other checks report unreadable rules
-    # The packets of a Service's connection are translated: the checks of a running proxy judge those.
+    # The packets of a Service's connection are translated, which the checks of a running proxy cover.
     untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     return present.ProbedFor(untranslated, own, blocked)
 
@@ -303,7 +303,7 @@ class CheckedConnection(NamedTuple):
 
     @property
     def first_way(self) -> tuple[str, str | None]:
-        """The interfaces of arrival and departure at the hook output, of a connection that begins on this node."""
+        """The incoming and outgoing interface, at the hook output, of a connection that begins on this node."""
         return _NONE, _LOOPBACK if self.packet.destination in self.local else interface_to(self.packet.destination)
 
 
@@ -353,7 +353,7 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
     """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError.
 
-    `ends` is that of `covered`; `mark` is that of packets to be masqueraded.
+    `ends`: see `covered`; `mark` is the mark of packets to masquerade.
     """
     packet, arrival, here = connection.packet, connection.interface, connection.is_local
     client = packet.source if packet.source is not None else source_for(packet.destination)
@@ -440,7 +440,7 @@ def _answers(
 
 
 class _Made(NamedTuple):
-    """The common fields of a connection's packets; `end` is the endpoint, None before one is chosen."""
+    """The common fields of a connection's packets; `end` is the endpoint, None before an endpoint is chosen."""
 
     packet: Packet
     interfaces: tuple[str | None, str | None]
@@ -450,7 +450,7 @@ class _Made(NamedTuple):
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
     ) -> PassingPacket:
-        """Return the first packet at a hook; `interfaces` default to those of the whole way."""
+        """Return the first packet at a hook; `interfaces` are by default those of the whole path."""
         end = self.end or (self.packet.destination, self.packet.port)
         changed = self.by_rules and self.end is not None
         return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)

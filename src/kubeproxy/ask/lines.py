@@ -1,4 +1,4 @@
-"""Answers as lines of text, from values that a program's JSON answer has too: of `why`, and of a difference."""
+"""The text lines of an answer of `why`, and of a difference, from the same values as the JSON answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 10
 """Maximum number of endpoints in the text; `-o json` has them all."""
 
 Marked = tuple[Severity, str]
-"""A line below a heading, after the mark of its severity."""
+"""A line below a heading, printed after the mark of its severity."""
 
 
 def difference(

@@ -1,4 +1,4 @@
-"""Answers of `kube-proxy COMMAND -o json` as docs/answers.schema.json has them, and the facts that nodes differ in.
+"""Answers of `kube-proxy COMMAND -o json` (docs/answers.schema.json), and the facts in which nodes differ.
 
 A fact is a line of text that an answer states. Nodes agree if they state the same facts.
 """
@@ -21,9 +21,9 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class Fact(NamedTuple):
-    """A fact. `more` are lines below it; `expected` facts are those that a node should share with the others.
+    """A fact. `more` are further lines below the fact; `expected` facts should be equal on all nodes.
 
-    Facts with the same `key` are alike: texts that differ in numbers only, as process ids.
+    Facts with the same `key` count as equal: their texts differ only in numbers such as process ids.
     """
 
     severity: Severity
@@ -34,7 +34,7 @@ class Fact(NamedTuple):
 
     @property
     def key(self) -> tuple[Severity, str]:
-        """What makes it the same fact on another node."""
+        """The identity of the fact, equal on all nodes that state it."""
         return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
 
 
@@ -66,7 +66,7 @@ class WhyAnswer(NodeAnswer):
         return list(map(Diagnosis.from_row, self.findings))
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: what becomes of the connection, and what stops it."""
+        """See NodeAnswer: the outcome of the connection, and its causes."""
         severity = {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
         yield Fact(severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
@@ -133,7 +133,7 @@ class ServicesAnswer(NodeAnswer):
     services: list[_Service]
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: each Service, in its state."""
+        """See NodeAnswer: the state of each Service."""
         for one in self.services:
             reason = f" ({one.reason})" * bool(one.reason)
             text = f"{one.namespace}/{one.name}: {one.state}{reason}, {one.endpoints} endpoints"
@@ -157,7 +157,7 @@ class _Port(Struct, rename="camel"):
 
     @property
     def ends(self) -> list[str]:
-        """All endpoints, also those that get no new connections from this node."""
+        """All endpoints, including those without new connections from this node."""
         return sorted({*self.endpoints, *self.local_endpoints, *self.other_endpoints, *self.drained_endpoints})
 
 
@@ -175,7 +175,7 @@ class ServiceAnswer(NodeAnswer):
     problems: list[str] = []
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: its state, the versions of its objects, and what the kernel has.
+        """See NodeAnswer: the Service's state, the versions of its objects, and its rules in the kernel.
 
         Actions and local endpoints differ from node to node by policy, so they are no facts.
         """
@@ -245,7 +245,7 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 
 
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
-    """Return an answer and its facts. Raises NoAnswerError for one of another form."""
+    """Return an answer and its facts. Raises NoAnswerError if the form is invalid."""
     try:
         kind = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)

@@ -25,7 +25,7 @@ class _Object(ApiStruct, frozen=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what may follow the words of a command line, the last of which is incomplete; return the exit code."""
+    """Print the possible continuations of a command line with an incomplete last word; return the exit code."""
     *before, last = (sys.argv[1:] if argv is None else argv) or [""]
     sys.stdout.writelines(
         f"{one}\n" for one in (*(one for one in following(before) if one.startswith(last)), _NO_FILES)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def following(before: Sequence[str]) -> Iterable[str]:
-    """Return what may follow these words."""
+    """Return the possible continuations of these words."""
     (commands,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
     if not before:
         return list(commands.choices)

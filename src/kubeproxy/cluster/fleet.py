@@ -1,4 +1,4 @@
-"""One question to many nodes at once, and what their answers have in common."""
+"""One question to many nodes at the same time, and the common facts of their answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
 from kubeproxy.errors import NoAnswerError
 
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
-"""What the Go kube-proxy prints, and ends, when it is given `-o`: it has no commands."""
+"""The error of the Go kube-proxy, which has no commands, about the option `-o`."""
 _GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
 
 
@@ -38,7 +38,7 @@ class Reply(Struct, kw_only=True):
 
 
 class Shared(Struct):
-    """A fact and the nodes that state it; `lacking` if these are the nodes that do not, though the others do."""
+    """A fact and the nodes that state it; `lacking`: these are instead the nodes that do not state it."""
 
     fact: Fact
     nodes: list[str]
@@ -46,7 +46,7 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question, as a `whole` with the answers as JSON values, and their facts."""
+    """The replies to one question: all answers as JSON values (`whole`), and their facts."""
 
     def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
         self.command = command
@@ -58,7 +58,7 @@ class Fleet:
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
-        """Take a node's reply. Facts are stored once for all nodes, and answers only where they are printed."""
+        """Take a node's reply. A fact is stored once for all nodes, and answers only if they are printed."""
         self.replies.append(reply)
         if answer is None:
             return
@@ -120,7 +120,7 @@ class Fleet:
 
 
 def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:
-    """Put the fleet's question to these nodes, `at_once` at a time, and show the progress on a terminal.
+    """Send the question to these nodes, `at_once` at a time, and print the progress on a terminal.
 
     `options` are further options of the command. Raises QuestionError.
     """

@@ -1,4 +1,4 @@
-"""Runs kubectl: objects of the API server, and commands in containers, in bounded time and size."""
+"""Runs kubectl to read objects and to run commands in containers, with limits of time and size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubeproxy.errors import NoAnswerError, QuestionError
 T = TypeVar("T")
 
 MOST_ANSWER: Final = 4 << 20
-"""Maximum size in bytes of what a container may print."""
+"""Maximum size in bytes of a container's output."""
 MOST_OBJECTS: Final = 256 << 20
 """Maximum size in bytes of a list of objects."""
 _MOST_ERRORS: Final = 256 << 10
@@ -59,7 +59,7 @@ class Printed(NamedTuple):
 
 
 def checked(name: str) -> str:
-    """Return the name of an object. Raises QuestionError for a text that is none, as one that could be an option."""
+    """Return the name of an object. Raises QuestionError for an invalid name, such as a text that may be an option."""
     if not _NAME.fullmatch(name):
         raise QuestionError(f"{name[:_LONGEST]!r} is not the name of an object")
     return name
@@ -108,7 +108,7 @@ class Kubectl:
 
 
 def _read(process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
-    """Return what a process prints until its end. Raises TimeoutError, and NoAnswerError if that is too much."""
+    """Return the complete output of a process. Raises TimeoutError, and NoAnswerError for too much output."""
     pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
     printed = [bytearray() for _ in pipes]
     with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""kubectl kubeproxy: what the kube-proxies of a cluster answer, from a machine that has kubectl and a kubeconfig.
+"""kubectl kubeproxy: answers of all kube-proxies of a cluster, on a machine with kubectl and a kubeconfig.
 
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
 node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
@@ -29,11 +29,11 @@ from kubeproxy.errors import KubeProxyError, QuestionError
 from kubeproxy.release import build
 
 _COMMANDS = {
-    "why": "what becomes of a connection, on the client's node",
-    "doctor": "what is wrong with the nodes for Services, each with its fix",
-    "verify": "in what the kernels, and the API server, differ from what the proxies planned",
-    "services": "the Services as the nodes have them, and in what nodes differ",
-    "flows": "connections of Services now, of all nodes together",
+    "why": "the outcome of a connection, on the client's node",
+    "doctor": "problems of the nodes with Services, each with its fix",
+    "verify": "differences of the kernels, and of the API server, from the proxies' plans",
+    "services": "the Services on the nodes, and the differences between nodes",
+    "flows": "present connections of Services, over all nodes",
 }
 _CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "as-group", "as-uid")
 """Options that are kubectl's own."""
@@ -114,7 +114,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Ask the client's node, or all nodes about a client outside; then the node that the answer names, if any."""
+    """Query the client's node, or all nodes for an outside client; then the node that the answer refers to, if any."""
     source, target = names.client(given.client), names.target(given.target)
     chosen = given.node or ([source.node] if source.node else [])
     if not chosen and source.addresses == (NODE,):

@@ -25,7 +25,7 @@ _NAMED: Final = re.compile(
     r"(?::(?P<port>[a-zA-Z0-9][-a-zA-Z0-9]*(?:/(?:tcp|udp|sctp))?))?",
     re.IGNORECASE,
 )
-"""Neither part begins with a hyphen, so none can be an option of a command."""
+"""No part starts with a hyphen, so none can be an option of a command."""
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
 
 
@@ -43,9 +43,9 @@ class _Slice(ApiStruct, frozen=True):
 
 
 class End(NamedTuple):
-    """One end of a connection, as a kube-proxy takes it: its addresses, or the text of a Service.
+    """One end of a connection in the form for kube-proxy: its addresses, or the text of a Service.
 
-    `node` is the node that it is on, '' if unknown or outside; `port` what follows the address, with its colon.
+    `node` is the node that it is on, '' if unknown or outside; `port` is the text after the address, with the colon.
     """
 
     addresses: tuple[str, ...]
@@ -55,7 +55,7 @@ class End(NamedTuple):
 
 
 class Names:
-    """Resolves names, and keeps the names of the addresses that it meets, as {"10.244.0.7": "default/a"}."""
+    """Resolves names, and stores the names of the resolved addresses, as {"10.244.0.7": "default/a"}."""
 
     def __init__(self, kubectl: Kubectl, nodes: Sequence[Node], namespace: str) -> None:
         self._kubectl = kubectl
@@ -80,7 +80,7 @@ class Names:
             self._node(name)
             return End((NODE,), node=name)
         pod = self._pod(namespace, name)
-        # Packets of a pod in its node's network leave with an address that the node picks.
+        # Packets of a pod with hostNetwork have a source address that the node picks.
         addresses = (NODE,) if pod.spec.host_network else pod.addresses
         return End(addresses, node=pod.spec.node_name)
 
@@ -146,13 +146,16 @@ class Names:
                     self.known |= dict.fromkeys(one.addresses or (), pod)
 
     def _node_of(self, address: bytes) -> str:
-        """Return the node of an address: its own, that of a pod, or that with its pod network; '' for none of them."""
+        """Return the node of an address: the Node with it, the pod's node, or the node with its pod network; '' for
+        none."""
         text = unpack(address)
         for node in self._nodes:
             if address in map(pack, _node_addresses(node)):
                 self.known[text] = f"node {node.metadata.name}"
                 return node.metadata.name
-        with suppress(NoAnswerError):  # without the right to list pods of all namespaces, pod networks decide
+        with suppress(
+            NoAnswerError
+        ):  # without the right to list pods of all namespaces, the pod network determines the node
             found = self._kubectl.get(
                 Items[ListedPod], "pods", field_selector=f"status.podIP={text}", all_namespaces="true"
             )

@@ -73,7 +73,7 @@ class ListedPod(ApiStruct, frozen=True):
 
 
 class ProxyPlace(NamedTuple):
-    """One node: the container of its kube-proxy, or the reason why there is none to ask."""
+    """One node: the container of its kube-proxy, or the reason why it has none."""
 
     node: str
     container: Container | None = None
@@ -81,14 +81,14 @@ class ProxyPlace(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All nodes by name, in order; their Nodes as far as they could be listed; and what could not, '' for nothing."""
+    """All nodes by name; their Node objects, if they could be listed; and the reason for missing ones, '' for none."""
 
     places: Mapping[str, ProxyPlace]
     nodes: Sequence[Node]
     problem: str
 
     def of(self, names: Sequence[str]) -> list[ProxyPlace]:
-        """Return these nodes, all if none is named. Raises QuestionError for an unknown one."""
+        """Return these nodes, all if none is given. Raises QuestionError for an unknown one."""
         for name in names:
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")

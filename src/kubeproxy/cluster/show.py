@@ -1,4 +1,4 @@
-"""Prints the answers of nodes: what they have in common once, and each difference with its nodes."""
+"""Prints the answers of nodes: common facts once, and each difference with its nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTS = 200
 
 
 def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str]) -> None:
-    """Print the answer of `why` of one node, as the node's own command does, with names beside addresses."""
+    """Print the answer of `why` of one node, in the form of the node's command, with names after addresses."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
     output.say(named(answer.heading, known))
     for severity, text in lines.connection(answer.why, answer.diagnoses):

@@ -74,7 +74,7 @@ def _sets_a_field(name: str, path: str) -> bool:
 
 
 def _without_news(given: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments for reading objects: the new configuration must not affect that."""
+    """Return the arguments for reading objects, which the new configuration must not affect."""
     return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": None})
 
 

@@ -62,7 +62,8 @@ class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
-        """The networks in clusterCIDR and ipvs.excludeCIDRs, in every mode: their families show a dual-stack node."""
+        """The networks in clusterCIDR and ipvs.excludeCIDRs, in every mode: their families determine whether a node
+        counts as dual-stack."""
         return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property

@@ -236,8 +236,8 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend, and
-    rules of session affinity, in endpoints.
+    """Return the size of a change's transaction, expressed in endpoints: endpoints and entries per frontend, and
+    affinity rules.
     """
     total = 0
     for entry in (change.before, change.after):

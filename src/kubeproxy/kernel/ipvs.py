@@ -204,7 +204,8 @@ class Ipvs(Closing):
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Make changes that are packed already; `named` returns one by its number, for errors. Raises RefusedError."""
+        """Make changes that are packed already; `named` returns the change with a number, for errors. Raises
+        RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
             (change := named(number), NetlinkError(code, f"cannot {change}", text))

@@ -1,4 +1,4 @@
-"""Why the kernel does not route a packet: the rule of policy routing (`ip rule`) or the route that refuses it.
+"""The reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a route that refuses it.
 
 The kernel decides (`refusal`); `refused_by` finds the name of that rule or route. Sources: rtnetlink(7),
 include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
@@ -39,7 +39,7 @@ _ALL_BITS: Final = 0xFFFFFFFF
 
 
 class RoutedPacket(NamedTuple):
-    """A packet: packed addresses, the source None if the kernel picks it; the interface of arrival, '' for a packet of
+    """A packet: packed addresses, the source None if the kernel picks it; the incoming interface, '' for a packet of
     this node; mark, protocol and destination port.
     """
 
@@ -54,14 +54,14 @@ class RoutedPacket(NamedTuple):
 def refusal(packet: RoutedPacket) -> int:
     """Return the errno with which the kernel refuses to route a packet, 0 if it routes it. Raises NetlinkError.
 
-    It is EXDEV or EINVAL for a refused source, as by the reverse path filter, and EINVAL for a blackhole, too.
+    EXDEV or EINVAL means a refused source (reverse path filter); EINVAL may also mean a blackhole route.
     """
     more = attribute(_FROM, packet.source) if packet.source is not None else b""
     if packet.arrival:
         more += attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
     if packet.mark:
         more += attribute(_MARK, struct.pack("=I", packet.mark))
-    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel looks up no others
+    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel looks up no other families
         more += number_attribute(_PROTOCOL, packet.protocol, 1) + number_attribute(_PORT, packet.port, 2)
     try:
         ask_route(packet.destination, more, has_source=packet.source is not None)
@@ -74,7 +74,7 @@ def refusal(packet: RoutedPacket) -> int:
 
 @understood("the rules of policy routing")
 def marks() -> set[int]:
-    """Return the marks of packets, other than 0, that rules of policy routing test. Raises ApplyError."""
+    """Return the packet marks, except 0, that policy routing rules test. Raises ApplyError."""
     with Netlink.open(NETLINK_ROUTE) as link:
         rules = [
             one
@@ -87,7 +87,7 @@ def marks() -> set[int]:
 
 @understood("the rules of policy routing")
 def refused_by(packet: RoutedPacket) -> str:
-    """Return the first rule, or route, of those for a packet that refuses all its packets: 'ip rule 100 (prohibit)' or
+    """Return the first rule or route for a packet that refuses it: 'ip rule 100 (prohibit)' or
     'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
     """
     family = family_of(packet.destination)
@@ -122,7 +122,7 @@ def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_
 
 
 def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
-    """Return the longest route of a table for a destination, if it refuses packets; else ''."""
+    """Return the most specific route of a table for a destination if it refuses packets, else ''."""
     longest, found = -1, ""
     for place in answers(routes, _HEAD.size):
         _, bits, _, _, own, _, _, kind, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
@@ -135,7 +135,7 @@ def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
 
 
 def _covers(prefix: bytes | None, bits: int, address: bytes | None) -> bool:
-    """Return whether the first bits of an address are those of a prefix; any address if that has none."""
+    """Return whether an address has a prefix; a missing prefix matches every address."""
     if not bits or prefix is None:
         return True
     if address is None:

@@ -141,7 +141,7 @@ class Interfaces:
         return next((bit for bit, known in self.names.items() if known == name), self.OTHER)
 
     def example(self, bits: int) -> str:
-        """Return one name of a set."""
+        """Return a name from a set of interfaces."""
         return self.names[bits & -bits] if bits else ""
 
 

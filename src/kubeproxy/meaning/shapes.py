@@ -299,7 +299,7 @@ def _rest(services: tuple[Service, ...]) -> int:
 
 
 def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Service]:
-    """Yield the single services of rules and elements."""
+    """Yield each service that a rule or an element contains alone."""
     for mention in mentions:
         if isinstance(mention, _Elements):
             found = [mention.table.service(entry) for _, entry in mention.pairs]

@@ -63,7 +63,7 @@ class News:
         self.begin()
 
     def begin(self) -> None:
-        """Reset, because no page was open."""
+        """Discard all changes, because no page was open."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
         self._arrivals.clear()
         self._seen.clear()

@@ -51,8 +51,8 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
             what=f"the API server cannot be reached at {reach.trouble}",
             why=effect,
             fix=_fix(reach.trouble)
-            or f"see that {reach.server} is reachable from this node: is the address right, is it up, does a firewall "
-            "stand between?",
+            or f"see that {reach.server} is reachable from this node: check its address, "
+            "its state, and firewalls in between",
         )
         return
     troubled: dict[str, list[WatchStanding]] = {}

@@ -89,7 +89,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[Drop, str]]:
-    """Yield one of the drops of each chain, hook and direction, sure ones first, with a text of all its packets."""
+    """Yield one drop for each chain, hook and direction, certain ones first, with a text on all its packets."""
     places: dict[tuple[str, str, str, bool], tuple[Drop, dict[str, None]]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):
         is_answer = one.packet.purpose is CompiledFor.ANSWER
@@ -118,20 +118,20 @@ def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
 
 
 _UNORDERED: Final = (
-    "its priority is that of a chain of the connection's translation, so it may come before or after that one, by the "
-    "order in which both were made; `kube-proxy trace` shows it"
+    "it has the priority of a chain that translates the connection, so it may run before or after that chain, by the "
+    "order of their creation; `kube-proxy trace` shows it"
 )
 
 
 def untracking(drops: Iterable[Drop], *, is_answered: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that surely take a connection, or its answers, out of connection tracking.
 
-    `is_answered`: a program of this node listens on the destination, and gets what no rule translates.
+    `is_answered`: a program of this node listens on the destination, and receives packets that no rule translates.
     """
     for one, packets in _by_chain(one for one in drops if one.untracks):
         of_answers = one.packet.purpose is CompiledFor.ANSWER
         end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
-        why = "the client takes them for another connection's" if of_answers else f"{end} them"
+        why = "the client treats them as those of another connection" if of_answers else f"{end} them"
         severity = Severity.NOTE if is_answered and not of_answers else Severity.BROKEN
         yield Diagnosis(
             severity=Severity.UNKNOWN if one.unordered else severity,

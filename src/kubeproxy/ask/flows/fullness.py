@@ -144,7 +144,7 @@ def _fixes(
     if states.get("TCP established", 0) > total / 2:
         yield "most are established TCP: shorten conntrack.tcpEstablishedTimeout to remove abandoned ones"
     if states.get("TCP close-wait", 0) > total / 4:
-        yield "many wait because a program does not close them; conntrack.tcpCloseWaitTimeout shortens the wait"
+        yield "many are in CLOSE_WAIT as a program does not close them: conntrack.tcpCloseWaitTimeout shortens this"
     if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
         yield "most are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
     yield (

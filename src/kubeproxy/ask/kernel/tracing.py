@@ -132,7 +132,8 @@ def _send(packet: Packet) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # EPERM: a rule dropped the packet on the way out. Other errors, such as a missing route: no packet left.
+        # EPERM: a rule dropped the packet on the way out. Any other error, such as a missing route, means that no
+        # packet was sent.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error

@@ -112,7 +112,7 @@ class Place:
         return self._ours
 
     def leave(self) -> bool:
-        """Leave the queue, unless `come_back` follows; return True if this process has the lock already."""
+        """Leave the queue; `come_back` can follow. Return True if this process already has the lock."""
         with self._deciding:
             self._left = True
             return self._ours
@@ -241,7 +241,7 @@ class Lock:
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
-            except (OSError, RuntimeError):  # no descriptor, or no thread
+            except (OSError, RuntimeError):  # the process has no free descriptor, or cannot start a thread
                 time.sleep(min(seconds, _POLL))
                 return
         self._place.came(seconds)
