@@ -231,7 +231,7 @@ class LabCluster:
         while not holds():
             if time.monotonic() > deadline:
                 raise NotInTimeError(f"not within {timeout:g} s: {what}")
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
 
     async def pods_ready(
         self, selector: str, count: int, namespace: str = "default", timeout: float = 5.0
