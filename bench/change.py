@@ -232,7 +232,7 @@ def run(with_: Run) -> Report:
         rows += measured(with_, size)
     notes = [
         "Bytes of the event to the kernel's acknowledgement; engine: the same through the event loop.",
-        "own: what is not the kernel's part, in units of a fixed piece of Python (bench/yardstick.py) of the same run.",
+        "own: the time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py) of the same run.",
         f"goal: p50 under {GOAL_P50:.0f} us and p99 under {GOAL_P99:.0f} us at every size.",
     ]
     notes += _growth(rows)

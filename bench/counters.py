@@ -90,7 +90,7 @@ def run(with_: Run) -> Report:
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
     notes = (
-        "per CPU: for the processors that this machine may have; each counter has 16 bytes for each of them.",
+        "per CPU: each counter has 16 bytes per possible processor of the machine.",
         "pass: every element of the endpoint maps is asked for; uncounted, the same elements without counters.",
     )
     return Report("counters", "What counting connections costs", COLUMNS, rows, _chart(rows), notes)

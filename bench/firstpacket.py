@@ -136,7 +136,7 @@ def run(with_: Run) -> Report:
         figures: dict[str, Value] = {**spreads(each), "ratio": compared}
         rows.append(Row(f"{count} endpoint{'s' * (count != '1')}", figures))
     notes = (
-        "added: to a SYN that the node forwards, in bursts of 100; straight: to the same endpoints without Service.",
+        "added: time added to a forwarded SYN, in bursts of 100; straight: to the same endpoints without Service.",
         "upstream's shape: chains and verdict maps as the Go kube-proxy has them, in the same run.",
         "goal: less than that shape for each number of endpoints.",
     )

@@ -206,7 +206,7 @@ def run(with_: Run) -> Report:
     notes = [
         "In user-mode Linux with one CPU: compare with the limit beside it, not with other tables.",
         "sync: plans to the last acknowledgement, iptables-restore included; limit: the netlink messages of it alone.",
-        "Of both the fastest of three in new namespaces. iptables: three processes, of 30 ms at least.",
+        "Both are the fastest of three runs in new namespaces. iptables: three processes, of 30 ms at least.",
         "same again: a full comparison that finds nothing to do. change: event bytes to acknowledgement; its limit is",
         "one message about one real server.",
     ]

@@ -177,8 +177,8 @@ def run(with_: Run) -> Report:
     kept = with_.in_turns(MODES, count, lambda mode, what: dict(with_.measure(what, measure_memory, mode=mode)), FILLED)
     rows += [Row(f"{mode}, rules of {FILLED}", dict(spreads(found))) for mode, found in kept.items()]
     notes = (
-        f"Through a Service of {SIZE} with one endpoint; datagrams of {DATAGRAM} bytes, counted where they arrive.",
-        "slab, other: what the kernel keeps for the rules: objects of kmalloc, and areas of whole pages.",
+        f"Through a Service of {SIZE} with one endpoint; datagrams of {DATAGRAM} bytes, counted at the receiver.",
+        "slab, other: the kernel's memory for the rules: kmalloc objects, and whole pages.",
         "Client, endpoint and, in userspace mode, proxy share the CPUs.",
     )
     title = "What connections that last get through a Service"

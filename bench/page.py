@@ -150,7 +150,7 @@ def run(with_: Run) -> Report:
     ]
     rows = [Row(f"{SIZE} nftables", dict(spreads(runs)))]
     notes = (
-        f"{RATE} endpoints a second change meanwhile; both are of one proxy, {seconds:.0f} s each in turns.",
+        f"{RATE} endpoints a second change; both figures are of one proxy, in alternating periods of {seconds:.0f} s.",
         f"goal: less than {GOAL} % of a core more, with the processes beside the proxy.",
     )
     chart = Chart(

@@ -213,9 +213,9 @@ def row(with_: Run, size: str, count: int) -> Row:
 
 
 NOTES = (
-    "From exec, over the lab's API server, a Python process on the same CPUs. write: of a slice, to the transaction.",
-    "held: the longest answer of /livez meanwhile. written: elements that the restart wrote or removed.",
-    "compared: a full sync onto a table that is as it should be; dump: reading its elements alone, in CPU time.",
+    "From exec, with the lab's API server, a Python process, on the same CPUs. write: of a slice, to the transaction.",
+    "held: the slowest answer of /livez in that time. written: elements that the restart wrote or removed.",
+    "compared: a full sync of a table that is already correct; dump: reading its elements only, in CPU time.",
 )
 
 

@@ -136,7 +136,7 @@ def run(with_: Run) -> Report:
         _row(f"RSS at most, {FILLED}", [r["peak"] for r in filled], "MB"),
     ]
     notes = (
-        "Over the lab's API server, a Python process on the same CPUs; its share of the time is in ours.",
+        "The lab's API server, a Python process, runs on the same CPUs; its time is included in ours.",
         f"goal of exec to last Service: within {GOAL_TIMES_LIMIT:.0f} times the limit of sync at {FILLED}.",
     )
     return Report("start", "From exec to ready, and to everything programmed", COLUMNS, rows, _chart(rows), notes)

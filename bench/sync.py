@@ -133,7 +133,7 @@ def run(with_: Run) -> Report:
         "ours: decoded pages to the last acknowledgement; limit: the same netlink bytes, replayed in the same process.",
         "ratio CPU: the same of the process's CPU time, which other programs on the machine hardly change.",
         "own: CPU time a Service beside the kernel's, in units of a fixed piece of Python (bench/yardstick.py).",
-        "held: the longest that the event loop was kept from a timer; median of the runs.",
+        "held: the longest delay of a timer on the event loop; median of the runs.",
     ]
     notes += _compared({row.case: row.figures for row in rows})
     return Report("sync", "Full sync: both lists in memory to committed", COLUMNS, rows, _chart(rows), notes)

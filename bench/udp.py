@@ -167,8 +167,8 @@ def run(with_: Run) -> Report:
             figures["ratio"] = ratio([one["cpu"] for one in runs], [one["limit"] for one in runs])
             rows.append(Row(case, figures))
     notes = (
-        "CPU: planner, both looks at the table, and the event loop between them.",
-        "two dumps: the kernel walks its table twice, and sends what goes to one destination.",
+        "CPU: planner, both searches of the table, and the event loop in between.",
+        "two dumps: the kernel walks its table twice, and sends the flows to one destination.",
     )
     panel = panel_by_kind("CPU time of a change", "ms", "change", rows, {"cpu": "ours", "limit": "two dumps"})
     return Report(

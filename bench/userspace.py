@@ -137,8 +137,8 @@ def run(with_: Run) -> Report:
         ]
         rows.append(Row(case, dict(spreads(runs))))
     notes = (
-        f"A request and its answer have {REQUEST} bytes each; one is on its way on each connection.",
-        "own: the request has a connection of its own, made for it. checked: 1 GB, by its length and checksum.",
+        f"A request and its answer have {REQUEST} bytes each; each connection has one outstanding request.",
+        "own: each request opens its own connection. checked: 1 GB, by its length and checksum.",
         "Client, proxy and endpoint share the CPUs.",
     )
     return Report("userspace", "What it costs when the proxy carries the bytes", COLUMNS, rows, _chart(rows), notes)

@@ -51,8 +51,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
     """Trace packets of the flow; print their outcome as text. Raises KubeProxyError."""
-    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - it needs modules that a question does not
-    from kubeproxy.commands import trace  # noqa: PLC0415 - it needs modules that a question does not
+    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - a question without a trace does not need these modules
+    from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
 
     packet = addressed(given.source, why.destination)
     traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked))

@@ -61,7 +61,7 @@ class Property(IntEnum):
     DESTINATION_LOCAL = 12
     CONSTANT = 13
     SOURCE_PORT = 14
-    STATES = 15  # of connection tracking as iptables numbers them, with TRANSLATED_STATE
+    STATES = 15  # states of connection tracking by the numbers of iptables, and TRANSLATED_STATE
 
 
 class CompiledFor(Enum):

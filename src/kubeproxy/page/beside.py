@@ -327,7 +327,7 @@ class Companion:
             await end(process)
 
     async def _tell_all(self, process: Process) -> None:
-        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+        assert process.stdin is not None  # noqa: S101 - the pipe was requested
         with suppress(ConnectionError):
             if self._greet is not None:
                 async for line in self._greet():
@@ -336,7 +336,7 @@ class Companion:
             self._greeted = True
 
     async def _listen(self, process: Process) -> None:
-        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        assert process.stdout is not None  # noqa: S101 - the pipe was requested
         while line := await process.stdout.readline():
             self._received(line.rstrip())
 

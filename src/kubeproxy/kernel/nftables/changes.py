@@ -140,7 +140,7 @@ class ChangeMonitor:
         self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes before the message that ends it
         self._counted = 0  # our transactions, and those announced
         self._began = 0  # the generation before the first of these
-        self._since = 0  # transactions transactions up to this generation are ignored: missed, or announced in part
+        self._since = 0  # transactions up to this generation are ignored: missed, or announced in part
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
         self._late_since: float | None = None  # a transaction has been under way at each check since then
