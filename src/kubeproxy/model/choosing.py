@@ -141,7 +141,7 @@ def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tup
     zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
     by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
     where = f"zone {zone}" if by_zone else endpoint.node or "no node"
-    return f"the weight of {where} is 0: it is drained, and keeps the connections it has", WEIGHTS
+    return f"the weight of {where} is 0: it is drained, and keeps its established connections", WEIGHTS
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:

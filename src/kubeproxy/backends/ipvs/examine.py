@@ -32,7 +32,7 @@ _RULES: Final = "rules"
 
 _MEANINGS: Final = {
     IpsetId.LOOP_BACK: "masqueraded when it connects to itself",
-    IpsetId.LOAD_BALANCER_FW: "closed to all but its source ranges",
+    IpsetId.LOAD_BALANCER_FW: "closed except to its source ranges",
     IpsetId.LOAD_BALANCER_SOURCE_IP: "open to a source address",
     IpsetId.LOAD_BALANCER_SOURCE_CIDR: "open to a source range",
     IpsetId.HEALTH_CHECK_NODE_PORT: "a health check port",

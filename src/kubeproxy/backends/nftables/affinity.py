@@ -26,16 +26,16 @@ from kubeproxy.model.plan import Pool
 from kubeproxy.registry import MetricRegistry
 
 _FULLEST: Final = client_set(0)
-"""Slot 0 exists in every pool, so its set of clients is very likely the fullest."""
+"""Every pool has slot 0, so the set of clients of slot 0 is most probably the fullest."""
 
 
 def chains_of(elements: Elements) -> set[ChainName]:
-    """Return the chains of session affinity that elements lead to."""
+    """Return the chains of session affinity to which elements refer."""
     return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
 
 
 def weight(chains: Iterable[ChainName]) -> int:
-    """Return roughly how many rules these chains have: one, and one for each endpoint to pick from."""
+    """Return the approximate number of rules of these chains: one, and one for each endpoint."""
     return sum([1 + (name.endpoints if name.affinity and name.treatment.endswith("pick") else 0) for name in chains])
 
 
@@ -61,7 +61,7 @@ def moves(before: Sequence[Placed], after: Sequence[Placed]) -> Iterator[Move]:
 
 
 def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
-    """Return pairs of source and target slot: an endpoint that loses a slot keeps its clients in its first slot."""
+    """Return pairs of source and target slot: an endpoint that loses a slot moves its clients to its first slot."""
     if was == now[: len(was)]:
         return []
     first: dict[bytes, int] = {}
@@ -74,11 +74,11 @@ def _moved(was: Pool, now: Pool) -> list[tuple[int, int]]:
 def messages(
     wanted: Sequence[Move], table: KernelTable, chains: AbstractSet[ChainName], missing: AbstractSet[ChainName]
 ) -> list[bytes]:
-    """Return the messages that copy the clients, with the time left of each. The sets of clients of `chains` exist,
-    those of `missing` are created before, in the same transaction.
+    """Return the messages that copy the clients, with the remaining time of each. The sets of clients of `chains`
+    exist; the same transaction creates those of `missing` first.
 
-    A client stays in the set of a slot that its endpoint left, so it may be in several sets. The first slot serves it,
-    and only with that slot it moves.
+    A client stays in the set of a slot that its endpoint left, so it may be in several sets. The first of these slots
+    serves the client, and the client moves only with that slot.
     """
     if not wanted:
         return []
@@ -136,7 +136,7 @@ class ClientGauges:
         )
         self._limit = registry.gauge(
             "kubeproxy_session_affinity_clients_limit",
-            "Clients that a set of session affinity has room for (not in the Go kube-proxy)",
+            "Capacity of a set of session affinity in clients (not in the Go kube-proxy)",
             "ip_family",
         )
 
@@ -152,7 +152,7 @@ class ClientGauges:
 
 
 def rooms(families: Sequence[Family]) -> Sequence[Room]:
-    """Return the use of the sets of clients, read with a socket of its own. Raises NetlinkError."""
+    """Return the use of the sets of clients, read with a separate socket. Raises NetlinkError."""
     with Fetcher.open() as fetcher:
         counts = [(family, fetcher.count(family, TABLE, _FULLEST)) for family in families]
     return [

@@ -147,7 +147,7 @@ class Lock:
         self._file = -1
         self._held = 0
         self._waited = NOT_WAITED
-        self._place: Place | None = None  # in the queue for the open file
+        self._place: Place | None = None  # this process's place in the queue for the open file
         self._wanted = False  # whether another program waited while this process held it
         self._released = float("-inf")
         self._busy_since = float("-inf")
