@@ -47,7 +47,7 @@ MUTATIONS: dict[str, Mutation] = {
         "if (present := self._node[name]) != wanted:",
         "if not (present := self._node[name]):",
     ),
-    "other programs are not noticed": Mutation("backends/nftables/backend.py", "if heard.nothing or", "if True or"),
+    "other programs are not noticed": Mutation("backends/nftables/backend.py", "if changes.nothing or", "if True or"),
     "a watch goes on after 410": Mutation("api/watch.py", "raise changes.error", "pass"),
     "a refusal forgets what was queued": Mutation(
         "engine/backlog.py", "self.stale = self.resting = True", "self.resting = True; self.changes.clear()"
