@@ -164,23 +164,27 @@ def _unasked() -> Iterator[Diagnosis]:
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:
     """Report endpoints with answers that do not return through this node, where the translation would be reversed."""
-    lost = [one for one in why.endpoints if not one.returns]
-    if lost:
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="masquerade",
-            what=f"{sum(one.share for one in lost):.1%} of the connections time out",
-            why="client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint "
-            "answers the client directly, with an address that the client did not ask",
-            fix="have pods use the Service's cluster IP, or the NodePort of their own node; or set "
-            "spec.externalTrafficPolicy to Cluster",
+    reason, fix = "the endpoint is the client itself and is not masqueraded, because it has no nodeName", ""
+    for is_client in (True, False):
+        lost = [one.share for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
+        if lost:
+            what = f"{sum(lost):.1%} of the connections time out"
+            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix)
+        reason = (
+            "client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint answers "
+            "the client directly, with an address that the client did not ask"
+        )
+        fix = (
+            "have pods use the Service's cluster IP, or the NodePort of their own node; or set "
+            "spec.externalTrafficPolicy to Cluster"
         )
 
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     """Check the bridge of a client that may reach itself."""
     source = node.packet.source if node.packet is not None else None
-    share = sum(one.share for one in why.endpoints if pack(present.place(one.address)[0]) == source)
+    ends = (one for one in why.endpoints if one.masqueraded)
+    share = sum(one.share for one in ends if pack(present.place(one.address)[0]) == source)
     if source is not None and share:
         yield from unreflecting_bridges(node, source, share)
 

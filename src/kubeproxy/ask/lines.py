@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.why import Missing, Target, Why
+from kubeproxy.ask.why import Missing, Why
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
@@ -33,17 +33,21 @@ def connection(why: Why, findings: Iterable[Diagnosis]) -> Iterator[Marked]:
         yield Severity.BROKEN, f"{why.elsewhere.reason} ({why.elsewhere.field})"
     for step in why.steps:
         yield Severity.FINE if step.passes else Severity.BROKEN, step.text + (f" ({step.field})" if step.field else "")
-    yield from _endpoints(why.endpoints)
+    yield from _endpoints(why)
     yield from _missing(why.missing)
     for finding in findings:
         yield finding.severity, finding.text
 
 
-def _endpoints(endpoints: Sequence[Target]) -> Iterator[Marked]:
+def _endpoints(why: Why) -> Iterator[Marked]:
+    endpoints = why.endpoints
     for one in endpoints[:_SHOWN]:
         where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
         source = ", sees this node as the client" * one.masqueraded
-        source += ", not masqueraded: its answer does not return through this node" * (not one.returns)
+        lost = (
+            "it is the client itself" if one.is_unnamed(why.source) else "its answer does not return through this node"
+        )
+        source += f", not masqueraded: {lost}" * (not one.returns)
         yield Severity.NOTE if one.returns else Severity.BROKEN, f"{one.share:.1%} to {one.address}{where}{source}"
     if len(endpoints) > _SHOWN:
         others = {one.share for one in endpoints[_SHOWN:]}

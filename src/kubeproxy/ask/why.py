@@ -39,6 +39,10 @@ class Target(Struct, frozen=True, rename="camel"):
     zone: str = ""
     returns: bool = True
 
+    def is_unnamed(self, client: str) -> bool:
+        """Return whether it is the client itself, and on an unknown Node."""
+        return not self.node and self.address.rpartition(":")[0].strip("[]") == client
+
 
 class Missing(Struct, frozen=True, rename="camel"):
     """An endpoint that gets no new connections from this node, with the reason.
@@ -173,20 +177,33 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
         endpoints=tuple(_targets(snapshot, packet, made, is_away=is_away)),
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=tuple(_fixes(packet, made, snapshot.planner.world)),
+        fixes=(*_fixes(packet, made, snapshot.planner.world), *_name_fixes(snapshot, packet, made)),
     )
 
 
 def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
     """Yield the endpoints of an answer. If the client is on another node (`is_away`), endpoints on other nodes answer
-    it directly, unless they see this node as the client.
+    it directly, unless they see this node as the client. A pod gets no answer from itself unless it is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     for one in made.choices:
         node, zone = places.get(one.destination, ("", ""))
-        here = one.destination[:-2] != packet.source and node in {own, ""}
-        returns = one.masqueraded or here or not is_away
+        is_itself = one.destination[:-2] == packet.source
+        returns = one.masqueraded or (not is_itself and node in {own, ""}) or not (is_away or (is_itself and not node))
+        returns = returns or packet.source in snapshot.addresses
         yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns)
+
+
+def _name_fixes(snapshot: Snapshot, packet: Packet, made: Answer) -> Iterator[str]:
+    """Yield the fix for a pod that reaches itself without masquerade, as its endpoint has no nodeName."""
+    own, local = snapshot.planner.world.node_name, snapshot.addresses
+    unnamed = [one for one in made.choices if one.destination[:-2] == packet.source and not one.masqueraded]
+    if not unnamed or made.plan is None or packet.source is None or packet.source in local:
+        return
+    namespace, name = made.plan.key.namespace, made.plan.key.name
+    for piece, held in snapshot.planner.slices.get((namespace, name), {}).items():
+        if any(one.address == packet.source and not one.node for one in held.endpoints):
+            yield f"set endpoints[].nodeName: {own} for {unpack(packet.source)} in EndpointSlice {namespace}/{piece}"
 
 
 def _missing(one: Absent) -> Missing:

@@ -140,6 +140,11 @@ class Index:
         return found
 
     @cached_property
+    def hairpins(self) -> frozenset[bytes]:
+        """The addresses of endpoints whose connections to themselves are masqueraded, by any Service."""
+        return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
+
+    @cached_property
     def by_health_port(self) -> Mapping[int, Collection[ServiceName]]:
         """The Services that have a health check port."""
         found: dict[int, list[ServiceName]] = {}
@@ -397,8 +402,9 @@ class _Question:
         pool = plan.local if policy is Policy.LOCAL else plan.cluster
         for destination, share in shares(plan, pool, policy, self._client):
             address = destination[:-2]
-            hairpin = self._habits.hairpins == "all" or address in plan.hairpin
-            to_itself = hairpin and address == self._packet.source
+            to_itself = address == self._packet.source and (
+                self._habits.hairpins == "all" or address in plan.hairpin or address in self._index.hairpins
+            )
             # A packet to an endpoint on the node itself does not pass the hook that translates sources.
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)

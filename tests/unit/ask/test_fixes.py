@@ -12,7 +12,7 @@ from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
-from support.cluster_objects import NODE_IPS, endpoint, endpoint_slice, service, world
+from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, service, world
 from support.snapshots import snapshot
 
 NODE_RANGE = f"{NODE_IPS[Family.IPV4]}/32"
@@ -83,3 +83,30 @@ def test_a_pod_that_is_kept_out_is_not_let_in_by_its_own_address():
 
 def test_what_is_nobodys_has_no_fix(subject):
     assert explain(subject, packet(subject, "node", "198.51.100.1:80")).why.fixes == ()
+
+
+@pytest.mark.parametrize(
+    ("node", "other", "source", "returns"),
+    [
+        (None, None, "10.244.0.7", False),
+        (HERE, None, "10.244.0.7", True),
+        (None, HERE, "10.244.0.7", True),  # the kernel has one element for each address
+        (None, None, "10.244.0.8", True),
+        (None, None, NODE_IPS[Family.IPV4], True),
+    ],
+)
+def test_a_pod_without_a_node_name_does_not_reach_itself(node, other, source, returns):
+    planner = Planner(world())
+    ends = [endpoint("10.244.0.7", node=node), endpoint(NODE_IPS[Family.IPV4], node=node)]
+    slices = [endpoint_slice(*ends, name="mine")]
+    services = [service()]
+    if other:
+        services.append(service("other", "10.96.0.77"))
+        slices.append(endpoint_slice(endpoint("10.244.0.7", node=other), name="theirs", of="other"))
+    planner.apply([Replaced("services", services), Replaced("endpointslices", slices)])
+    planner.take()
+    there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+    why = explain(there, packet(there, source, "10.96.0.1:80")).why
+    (end,) = [one for one in why.endpoints if one.address.startswith(source)] or why.endpoints[:1]
+    fix = f"set endpoints[].nodeName: {HERE} for 10.244.0.7 in EndpointSlice default/mine"
+    assert (why.outcome, end.returns, why.fixes) == ("forwarded", returns, () if returns else (fix,))
