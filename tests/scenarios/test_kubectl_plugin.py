@@ -112,6 +112,9 @@ async def test_the_node_that_differs_is_named(bare: Live) -> None:
     assert f"{bare.ips['a1']['IPv4']} (default/a1) -> " in text
     assert "kube-proxy forwards it" in text
 
+    _, text = await nodes.ask("doctor")
+    assert "3 of 3 nodes answered, 3 in nftables mode" in text
+
     # No change reaches node-c: packets of the API server are dropped there.
     drop = "add table inet cut; add chain inet cut input { type filter hook input priority 0; }; "
     drop += f"add rule inet cut input tcp sport {objects.API_PORT} drop"

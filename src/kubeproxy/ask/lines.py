@@ -16,6 +16,11 @@ Marked = tuple[Severity, str]
 """A line below a heading, printed after the mark of its severity."""
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things as text."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def difference(
     service: Sequence[str] | None, kind: str, what: str, where: str, wanted: str = "", present: str = ""
 ) -> str:

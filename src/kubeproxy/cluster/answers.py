@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.lines import counted
 from kubeproxy.ask.why import Why
 from kubeproxy.errors import NoAnswerError
 
@@ -114,7 +115,7 @@ class VerifyAnswer(NodeAnswer):
         yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
         yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)
         yield from (Fact(Severity.NOTE, text) for text in self.caveats)
-        yield Fact(Severity.FINE, f"{self.services} Services compared", expected=True)
+        yield Fact(Severity.FINE, f"compared {counted(self.services, 'Service')}", expected=True)
 
 
 class _Service(Struct):
@@ -136,7 +137,7 @@ class ServicesAnswer(NodeAnswer):
         """See NodeAnswer: the state of each Service."""
         for one in self.services:
             reason = f" ({one.reason})" * bool(one.reason)
-            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {one.endpoints} endpoints"
+            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {counted(one.endpoints, 'endpoint')}"
             yield Fact(_severity(one.state), f"{text}: {' '.join(one.addresses)}", tuple(one.problems), expected=True)
 
 

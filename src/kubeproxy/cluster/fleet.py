@@ -72,6 +72,11 @@ class Fleet:
             self.answers[reply.node] = answer
 
     @property
+    def words(self) -> list[str]:
+        """The arguments of the node's command; none of them can be an option. A `--` alone is refused by argparse."""
+        return ["--", *self.arguments] if self.arguments else []
+
+    @property
     def answered(self) -> int:
         """Number of nodes that answered."""
         return len(self._answered)
@@ -146,7 +151,7 @@ def _reply(
         return Reply(node=place.node, problem=place.problem), None, ()
     reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
     try:
-        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, "--", *fleet.arguments])
+        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words])
         if not printed.text.lstrip().startswith(b"{"):
             reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
             reply.problem = "" if reply.go else printed.reason

@@ -11,7 +11,7 @@ import argparse
 import os
 
 from kubeproxy.ask.kernel.present import Report, verify
-from kubeproxy.ask.lines import REPAIR, difference
+from kubeproxy.ask.lines import REPAIR, counted, difference
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
@@ -64,13 +64,9 @@ def _print(report: Report, repair: str) -> None:
     families = " and ".join(family.label for family in facts.world.families)
     where = f"({facts.mode}, {families})"
     if seen.findings:
-        output.say(f"{_counted(len(seen.findings), 'difference')} in {_counted(seen.services, 'Service')} {where}")
+        output.say(f"{counted(len(seen.findings), 'difference')} in {counted(seen.services, 'Service')} {where}")
         output.say(f"Fix: {repair}")
     elif seen.services or not report.troubles:
-        output.marked(output.OK, f"{_counted(seen.services, 'Service')} in the kernel as planned {where}")
+        output.marked(output.OK, f"{counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:
         output.say("Fix: changes do not arrive at the proxy: kube-proxy doctor looks at its watches")
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

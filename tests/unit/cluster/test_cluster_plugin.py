@@ -11,6 +11,7 @@ import pytest
 
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.commands.parsers import parser_of
 from support.answers import valid
 from support.kubectl_stand_in import StandIn
 
@@ -177,6 +178,27 @@ def test_options_of_the_command_reach_the_node_as_single_arguments(cluster: Stan
     assert command[4:7] == ["--no-probe", "--interface=--no-probe", "--"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("why", "shop/client", "shop/web:80", "--no-probe"),
+        ("doctor",),
+        ("verify", "--api"),
+        ("verify", "shop/web"),
+        ("services",),
+        ("services", "shop/web"),
+        ("flows", "--seconds", "2"),
+        ("flows", "shop/web"),
+    ],
+)
+def test_the_nodes_command_takes_what_it_is_given(words: tuple[str, ...], cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    run(*words)
+    ((_, (program, command, *given)),) = asked(cluster)
+    found = parser_of(command).parse_args(given)
+    assert (program, command, found.output) == ("kube-proxy", words[0], "json")
+
+
 def test_a_pod_that_has_not_started_is_named(cluster: StandIn, run: Run):
     cluster.node("node-a")
     cluster.pod("new", "shop", "", [], phase="Pending")
@@ -236,7 +258,7 @@ def test_differences_of_the_kernel_are_named_by_node(cluster: StandIn, run: Run)
     status, text, _ = run("verify")
     assert status == NO
     assert "1 of 2 nodes: shop/web: missing: endpoint 10.244.1.8:3000 [map endpoints]: node-b" in text
-    assert "ok 5 Services compared" in text
+    assert "ok compared 5 Services" in text
 
 
 def test_connections_of_all_nodes_are_added_up(cluster: StandIn, run: Run):
