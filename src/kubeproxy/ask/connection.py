@@ -246,7 +246,7 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
-"""Outcomes of connections that the node itself answers: the proxy, or another program, as on port 10256."""
+"""Outcomes of connections that the node itself answers: the proxy, or another program."""
 _TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
 """The hooks at which `to_node` yields every packet of a connection that this node answers."""
 

@@ -9,19 +9,23 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.config.addresses import split_host_port
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
+    PROTOCOLS,
     destination_text,
     family_of,
     front_text,
     is_loopback,
     network_text,
+    pack,
     parse_networks,
+    place_text,
     unpack,
     within,
 )
-from kubeproxy.model.answer import Answer, AnswerStep, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, AnswerStep, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, ServicePlan
 from kubeproxy.model.world import pod_cidrs
@@ -81,8 +85,10 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether this proxy's decision is that the connection reaches an endpoint or the proxy."""
-        return self.outcome in {Outcome.FORWARDED.value, Outcome.HEALTH.value}
+        """Return whether this proxy's decision is that the connection reaches an endpoint or the proxy, which does not
+        take the node out.
+        """
+        return self.forwarded or (self.outcome == Outcome.HEALTH.value and all(step.passes for step in self.steps))
 
     @property
     def forwarded(self) -> bool:
@@ -133,6 +139,8 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     incoming interface.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
+    if made.outcome is Outcome.NOT_OURS and made.plan is None:
+        made = _own_port(snapshot, packet) or made
     client = home(snapshot, packet.source)
     there = None if packet.interface or packet.destination in snapshot.addresses else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
@@ -141,6 +149,20 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
     return Explained(why, made.plan, snapshot.planner.world, unknown)
+
+
+def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
+    """Return the answer of the proxy's own health or metrics port, None for another port or address."""
+    config, destination = snapshot.options.config, packet.destination
+    own = ("healthzBindAddress", config.healthz_bind_address), ("metricsBindAddress", config.metrics_bind_address)
+    for field, text in own if destination in snapshot.addresses or is_loopback(destination) else ():
+        host, port = split_host_port(text) or ("", "")
+        bound = pack(host) or b""
+        answers = bound == destination or not any(bound)
+        if packet.protocol == PROTOCOLS["TCP"] and port == str(packet.port) and answers:
+            step = AnswerStep(True, f"{place_text(destination, packet.port)} is this proxy's own port", field)
+            return Answer(Outcome.HEALTH, (step,), Notice.ANSWER)
+    return None
 
 
 def _nameless(snapshot: Snapshot) -> str:

@@ -80,6 +80,7 @@ class Notice(Enum):
     """The effect on the client."""
 
     ANSWER = "an answer"
+    UNHEALTHY = "503: a load balancer takes this node out"
     ENDPOINT = "the answer of the endpoint"
     RESET = "connection refused, by a reset"
     ICMP = "connection refused, by an ICMP error"
@@ -257,7 +258,8 @@ class _Question:
                     AnswerStep(True, text, "spec.healthCheckNodePort"),
                     AnswerStep(count > 0, f"{count} ready endpoints are on this node"),
                 )
-                return Answer(Outcome.HEALTH, steps, Notice.ANSWER, local_endpoints=count)
+                notice = Notice.ANSWER if count else Notice.UNHEALTHY
+                return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
         return None
 
     def unowned(self) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask.connection import tell
+from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
@@ -180,3 +180,34 @@ def test_a_proxy_without_a_node_of_its_name_does_not_send_to_another_one():
     known = known._replace(reach=lambda: reach)
     (fix,) = explain(known, packet(known, "10.244.1.7", "10.96.0.10:80")).why.fixes
     assert fix == f"there is no Node {HERE}: set hostnameOverride to the name of this node, which may be {THERE}"
+
+
+@pytest.mark.parametrize(("ready", "passes"), [(True, True), (False, False)])
+def test_a_health_check_port_without_local_endpoints_takes_the_node_out(ready, passes):
+    planner = Planner(world())
+    spec = {"type": "LoadBalancer", "external_traffic_policy": "Local", "health_check_node_port": 31000}
+    web = service("web", "10.96.0.10", ingress=["203.0.113.1"], **spec)
+    ends = endpoint_slice(endpoint("10.244.0.7", HERE, ready=ready))
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [ends])])
+    planner.take()
+    node = NODE_IPS[Family.IPV4]
+    there = snapshot(planner, {Family.IPV4: [address(node)]})
+    told = Explanation(explain(there, packet(there, "198.51.100.9", f"{node}:31000")).why)
+    seen = "an answer" if passes else "503: a load balancer takes this node out"
+    assert (told.answer, told.why.passes) == ("yes" if passes else "no", passes)
+    assert told.heading.endswith(f"answered by the proxy, the client sees {seen}")
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome"),
+    [
+        (f"{NODE_IPS[Family.IPV4]}:10256", "answered by the proxy"),
+        ("127.0.0.1:10249", "answered by the proxy"),
+        (f"{NODE_IPS[Family.IPV4]}:10249", "not ours"),  # metricsBindAddress is 127.0.0.1
+        (f"{NODE_IPS[Family.IPV4]}:10256/udp", "not ours"),
+        ("192.0.2.99:10256", "not ours"),
+    ],
+)
+def test_the_proxys_own_ports_are_answered_by_it(target, outcome):
+    there = subject()
+    assert explain(there, packet(there, "node", target)).why.outcome == outcome
