@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from lab.netns import open_socket_in
 from lab.proxyprocess import proxy_command
 from support.live import Front, Live
 from support.modes import modes
@@ -216,3 +218,63 @@ async def test_why_goes_on_with_a_trace(live: Live) -> None:
     found = json.loads(text)
     assert found["why"]["outcome"] == "forwarded"
     assert "table inet firewall, chain late, which is not ours" in found["trace"]["verdict"]["text"]
+
+
+async def trace_of_datagrams(live: Live, sock: socket.socket, front: Front) -> tuple[int, str]:
+    """Trace a UDP client of the place `pod` that sends from one port."""
+    words = ("trace", live.ips["pod"]["IPv4"], f"{front.address}:{front.port}/udp", "--seconds", "6", "--packets", "3")
+    asked = asyncio.ensure_future(live.ask(*words))
+    while not asked.done():
+        with suppress(OSError):  # an ICMP error
+            sock.send(b"?")
+        await asyncio.sleep(0.5)
+    return await asked
+
+
+async def test_an_answer_before_the_trace_is_not_taken_for_one_during_it(live: Live) -> None:
+    live.service("silenced", "a2")
+    front = live.front("silenced")
+    await live.expect(front, {"pod": "a2"})
+    if live.mode.name == "userspace":
+        return  # the proxy answers there
+    with open_socket_in(
+        live.cluster.namespace_of("pod"), lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    ) as sock:
+        sock.settimeout(5.0)
+        sock.connect(front)
+        for _ in range(2):
+            sock.send(b"?")
+            sock.recv(2048)
+        assert (await trace_of_datagrams(live, sock, front))[0] == 0
+        table = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+        await live.run("nft", table + "add rule inet deaf in udp dport 3000 drop", place="a2")
+        try:
+            status, text = await trace_of_datagrams(live, sock, front)
+        finally:
+            await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
+    assert status == 1, text
+    where = f"{live.ips['a2']['IPv4']}:3000"
+    assert f"no answer of {where} came during the trace; the connection was answered earlier" in text
+    assert "no endpoint of" not in text
+
+
+async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_removal(live: Live) -> None:
+    live.service("pinned", "a2")
+    front = live.front("pinned")
+    await live.expect(front, {"pod": "a2"})
+    if live.mode.name == "userspace":
+        return
+    client, gone = live.ips["pod"]["IPv4"], "10.244.0.99"
+    entry = f"-p udp -s {client} --sport 40123 -d {front.address} --dport {front.port}"
+    made = f"-r {gone} -q {client} --reply-port-src 3000 --reply-port-dst 40123 -t 300 -u SEEN_REPLY,ASSURED"
+    await live.run("conntrack", "-I", *entry.split(), *made.split())
+    with open_socket_in(
+        live.cluster.namespace_of("pod"), lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    ) as sock:
+        sock.bind(("0.0.0.0", 40123))
+        sock.connect(front)
+        status, text = await trace_of_datagrams(live, sock, front)
+    assert status == 1, text
+    assert f"{gone}:3000 is no endpoint of default/pinned" in text
+    assert f"conntrack -D {entry}" in text
+    await live.run("conntrack", "-D", *entry.split())

@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from kubeproxy.ask.kernel.tracing import Journey, Limits, Traced, look
+from kubeproxy.ask.kernel.journeys import Journey, Serving
+from kubeproxy.ask.kernel.tracing import Limits, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
+from kubeproxy.ask.why import Explained
 from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
-from kubeproxy.errors import NoAnswerError, QuestionError
-from kubeproxy.model.addresses import front_text, unpack
+from kubeproxy.errors import KubeProxyError, NoAnswerError, QuestionError
+from kubeproxy.model.addresses import destination_text, front_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
@@ -42,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    packet = _question(given, asked)
-    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked))
+    packet, serving = _question(given, asked)
+    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked), serving)
     if given.output == "json":
         output.json(traced)
     else:
@@ -59,28 +61,42 @@ def mode_of(asked: Source) -> Mode | None:
         return None
 
 
-def _question(given: argparse.Namespace, asked: Source) -> Packet:
-    """Return the first packet of the flow to trace. Raises KubeProxyError."""
+def serving_of(explained: Explained) -> Serving | None:
+    """Return the Service that a connection is for, with all its endpoints; None without a Service."""
+    if explained.plan is None:
+        return None
+    unused = (one.address for one in explained.why.missing if one.slice)
+    return Serving(explained.why.service, frozenset((*map(destination_text, explained.plan.serving), *unused)))
+
+
+def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving | None]:
+    """Return the first packet of the flow to trace, and its Service, as far as it is known. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
-        return addressed(given.source, given.target)
+        packet = addressed(given.source, given.target)
+        with contextlib.suppress(KubeProxyError):
+            return packet, serving_of(asked.why(given.source, given.target))
+        return packet, None
     knowing(asked)
-    destination = asked.why(given.source, given.target).why.destination
-    return addressed(given.source, destination)
+    explained = asked.why(given.source, given.target)
+    return addressed(given.source, explained.why.destination), serving_of(explained)
 
 
 def show(packet: Packet, traced: Traced) -> None:
     """Print the outcome of a flow as text: each different path of packets once, and the verdict."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
-    ways = {(one.direction, one.refusal, tuple(_lines(one))): one for one in reversed(traced.journeys)}
-    shown = sorted(ways.values(), key=traced.journeys.index)[:_SHOWN]
-    for one in shown:
-        what = f"{one.direction} {one.source} -> {one.destination}{f' ({one.refusal})' if one.refusal else ''}"
+    ways: dict[tuple[object, ...], list[Journey]] = {}
+    for one in traced.journeys:
+        ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
+    for one, *others in list(ways.values())[:_SHOWN]:
+        why = ": ".join(filter(None, (one.refusal, one.reason)))
+        alike = f", and {len(others)} more packet{'s' * (len(others) > 1)} the same way" if others else ""
+        what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
         output.marked(output.BAD if one.lost or one.refusal else output.OK, what)
         for line in _lines(one):
             output.say(line)
-    if (more := len(traced.journeys) - len(shown)) > 0:
-        output.marked(output.NOTE, f"and {more} more packets, most of which went the same ways; -o json has them")
+    if more := sum(map(len, list(ways.values())[_SHOWN:])):
+        output.marked(output.NOTE, f"more packets went other ways: {more}; -o json has them")
     output.say(f"Verdict: {traced.verdict.text}")
     if traced.lost:
         output.marked(output.NOTE, f"{traced.lost} times more was traced than could be read: some steps are missing")

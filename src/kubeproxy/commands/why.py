@@ -18,7 +18,7 @@ from kubeproxy.ask import lines
 from kubeproxy.ask.connection import PROBES, Explanation, tell
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
-from kubeproxy.ask.why import Why
+from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
 
 if TYPE_CHECKING:
@@ -38,24 +38,25 @@ def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
     knowing(asked)
-    told = tell(asked, asked.why(given.source, given.target, given.interface), PROBES if not given.no_probe else ())
+    explained = asked.why(given.source, given.target, given.interface)
+    told = tell(asked, explained, PROBES if not given.no_probe else ())
     people = given.output != "json"
     if people:
         _print(told, "" if given.trace else told.why.next)
-    traced = _trace(given, asked, told.why, people=people) if given.trace else None
+    traced = _trace(given, asked, explained, people=people) if given.trace else None
     if not people:
         output.json(told.fields() | ({"trace": traced} if traced is not None else {}))
     dropped = traced is not None and traced.verdict.passed is False
     return exit_code(wrong=told.answer == "no" or dropped, unknown=told.answer == "unknown")
 
 
-def _trace(given: argparse.Namespace, asked: Source, why: Why, *, people: bool) -> Traced:
+def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:
     """Trace packets of the flow; print their outcome as text. Raises KubeProxyError."""
     from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - a question without a trace does not need these modules
     from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
 
-    packet = addressed(given.source, why.destination)
-    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked))
+    packet = addressed(given.source, explained.why.destination)
+    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked), trace.serving_of(explained))
     if people:
         trace.show(packet, traced)
     return traced

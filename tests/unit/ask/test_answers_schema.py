@@ -17,9 +17,9 @@ from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.flows.follow import Cost, FlowEvent
 from kubeproxy.ask.flows.fullness import Filler, Fullness
 from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
+from kubeproxy.ask.kernel.journeys import Journey, Met, TracedReply, Verdict
 from kubeproxy.ask.kernel.looks import Seen
 from kubeproxy.ask.kernel.present import Probe, Report
-from kubeproxy.ask.kernel.tracing import Journey, Met, TracedReply, Verdict
 from kubeproxy.ask.outlook import Outlook, Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.ask.why import Elsewhere, Missing, Target, Why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.ask.kernel.tracing import LEFT, KnownRules, TracedReply, journeys, verdict
+from kubeproxy.ask.kernel.journeys import LEFT, KnownRules, Serving, TracedReply, journeys, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
@@ -46,9 +46,14 @@ def picked(packet: int) -> list[Step]:
     ]
 
 
-def told(*steps: list[Step], served=(), protocol: int = TCP, proxied: bool = False):
+WEB = Serving("default/web", frozenset({"10.244.0.1:8080"}))
+ENTRY = "-p tcp -s 10.0.0.1 --sport 40000 -d 10.96.0.1 --dport 80"
+
+
+def told(*steps: list[Step], served=(), protocol: int = TCP, proxied: bool = False, serving: Serving | None = None):
     found = journeys([step for part in steps for step in part], RULES, OWN)
-    return found, verdict(found, [TracedReply(*one) for one in served], RULES, protocol, proxied=proxied)
+    replies = [TracedReply(*one) for one in served]
+    return found, verdict(found, replies, RULES, protocol, proxied=proxied, serving=serving)
 
 
 def dropped(packet: int) -> list[Step]:
@@ -156,10 +161,68 @@ def test_what_is_refused_beyond_this_node():
     assert (found[1].refusal, made.passed) == ("reset", False)
     assert "10.244.0.1:8080 refused it with a reset" in made.text
     icmp = headers(("10.9.9.9", 0), (CLIENT[0], 0))._replace(protocol=1)
-    made = told(
-        marked(1), [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", icmp)], served=[("10.244.0.1:80", False)]
-    )[1]
-    assert made.text == "nothing here dropped it, and 10.9.9.9 answered for 10.244.0.1:80 with an ICMP error"
+    icmp = icmp._replace(flags=0x0301)
+    back = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", icmp)]
+    (_, answer), made = told(marked(1), back, served=[("10.244.0.1:80", False)])
+    assert (answer.reason, answer.local) == ("host unreachable", False)
+    assert made.text == (
+        "nothing here dropped it, and 10.9.9.9 answered for 10.244.0.1:80 with an ICMP error (host unreachable)"
+    )
+
+
+def unreachable() -> list[Step]:
+    """This node's own ICMP error: no interface received it."""
+    icmp = headers(("10.244.0.1", 0), (CLIENT[0], 0), came_by=0, leaves_by=2)._replace(protocol=1, flags=0x0301)
+    return [Step(5, IP, OWN, "answers-output", 3, "rule", -1, "", icmp)]
+
+
+def test_this_nodes_own_icmp_error_means_that_it_could_not_reach_the_endpoint():
+    made = told(marked(1), unreachable(), served=[("10.244.0.1:80", False)])[1]
+    assert (made.text, made.passed) == (
+        "nothing here dropped it, but this node could not reach 10.244.0.1:80 (host unreachable)",
+        False,
+    )
+
+
+def test_an_unreachable_destination_of_leftover_rules_is_reported_as_their_choice():
+    gone = ("10.244.0.99", 3000)
+    served = [("10.244.0.99:3000", False)]
+    made = told(marked(1), chosen_by_others(gone), unreachable(), served=served, serving=WEB)[1]
+    assert (made.text, made.passed) == (
+        (
+            "rules that another kube-proxy left in table ip left chose 10.244.0.99:3000, not the running proxy, and it "
+            "is no endpoint of default/web; nothing here dropped it, but this node could not reach 10.244.0.99:3000 "
+            "(host unreachable): see that no other kube-proxy runs, then restart this one, which removes them"
+        ),
+        False,
+    )
+
+
+def test_an_answer_before_the_trace_is_not_one_during_it():
+    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+    for protocol in (TCP, UDP):
+        made = told(marked(1), out, served=[("10.244.0.1:8080", False, True)], protocol=protocol, serving=WEB)[1]
+        assert (made.text, made.passed) == (
+            (
+                "nothing here dropped it: it left this node, and no answer of 10.244.0.1:8080 came during the trace; "
+                "the connection was answered earlier"
+            ),
+            False,
+        )
+
+
+def test_a_connection_to_an_address_that_is_no_endpoint_is_reported_with_its_removal():
+    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+    stale = ("10.244.0.99:3000", False, True, ENTRY)
+    made = told(marked(1), out, served=[stale], serving=WEB)[1]
+    assert made.passed is False
+    assert made.text.endswith(
+        "answered earlier; 10.244.0.99:3000 is no endpoint of default/web: the connection's entry in connection "
+        f"tracking keeps it there, and this removes the entry: conntrack -D {ENTRY}"
+    )
+    assert "conntrack" not in told(marked(1), out, served=[stale])[1].text  # without a proxy, no Service is known
+    unanswered = (stale[0], False, False, ENTRY)
+    assert "conntrack -D" in told(marked(1), unreachable(), served=[unanswered], serving=WEB)[1].text
 
 
 def test_what_stays_behind_prerouting_has_no_route():

@@ -162,7 +162,10 @@ class Mark(Closing):
 
 
 class Headers(NamedTuple):
-    """A packet that enters a hook: packed addresses, ports (0 for none), TCP flags, interfaces (index or 0)."""
+    """A packet that enters a hook: packed addresses, ports (0 for none), interfaces (index or 0).
+
+    `flags` are those of TCP, or type and code of ICMP in two bytes.
+    """
 
     source: bytes
     source_port: int
@@ -266,7 +269,7 @@ def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Heade
         destination,
         _number(transport[2:4]) if ported else 0,
         protocol,
-        transport[13] if protocol == _TCP and len(transport) > 13 else 0,
+        transport[13] if protocol == _TCP and len(transport) > 13 else _number(transport[:2]) if not ported else 0,
         _number(found.get(nfta.TRACE_IIF, b"")),
         _number(found.get(nfta.TRACE_OIF, b"")),
     )

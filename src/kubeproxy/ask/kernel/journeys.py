@@ -1,0 +1,344 @@
+"""Combines the kernel's steps of traced packets into journeys, and the journeys into a verdict in text form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, Hook
+from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.model.addresses import PROTOCOLS, place_text
+
+DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
+LEFT = "left by another kube-proxy: "
+"""Prefix of the decision of a chain that belongs to another mode than the running one."""
+
+_RST = 0x04
+_ICMP = (1, 58)  # of IPv4 and of IPv6
+_REASONS = {
+    **dict.fromkeys(((1, 0x0300), (58, 0x0100)), "no route"),
+    **dict.fromkeys(((1, 0x0301), (58, 0x0103)), "host unreachable"),
+    **dict.fromkeys(((1, 0x0303), (58, 0x0104)), "port unreachable"),
+    **dict.fromkeys(((1, 0x0309), (1, 0x030A), (1, 0x030D), (58, 0x0101)), "administratively prohibited"),
+    **dict.fromkeys(((1, 0x0304), (58, 0x0200)), "packet too big"),
+    **dict.fromkeys(((1, 0x0B00), (58, 0x0300)), "hop limit exceeded"),
+}
+"""ICMP errors, by protocol, and type and code."""
+_NEAR = 16
+"""Maximum number of earlier packets that are searched for the one that a step continues."""
+
+RuleKey = tuple[int, str, str, int]
+"""A rule: family of its table, table, chain, handle."""
+
+
+class KnownRules(NamedTuple):
+    """Texts and meanings of the rules that packets matched.
+
+    `decision` returns the meaning of one of our chains (table, name); the text begins with LEFT if the running proxy
+    has no such chain; None for a chain of another program.
+    """
+
+    texts: Mapping[RuleKey, str]
+    base_chains: Mapping[tuple[int, str, str], Hook]
+    decision: Callable[[str, str], str | None]
+
+
+class Met(Struct, frozen=True, rename="camel"):
+    """A packet in one base chain. `words` are the rules and decisions that matched, `verdict` is the result.
+
+    `destination` is the packet's destination at that point: translation changes it.
+    """
+
+    hook: str
+    table: str
+    chain: str
+    destination: str
+    words: tuple[str, ...]
+    verdict: str
+
+
+class Journey(Struct, frozen=True, rename="camel"):
+    """The path of one packet through this node.
+
+    `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP error', or '' for another packet, and `reason` the
+    name of the error; `local`: this node sent it. `lost` is the reason why it ended on this node, '' if it continued;
+    `last` is the last hook that it passed.
+    """
+
+    direction: str
+    refusal: str
+    source: str
+    destination: str
+    met: tuple[Met, ...]
+    lost: str
+    last: str
+    reason: str = ""
+    local: bool = False
+
+
+class _Run(NamedTuple):
+    """The steps of a packet in one base chain."""
+
+    headers: Headers
+    steps: list[Step]
+
+
+def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
+    """Return the journeys of packets that `own_table` marked, from trace steps, in the order of their beginnings."""
+    packets: list[list[_Run]] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        if step.headers is not None:
+            place = places.get(step.packet)
+            if place is None:
+                begins = step.table == own_table and step.handle
+                place = len(packets) if begins else _continued(packets, step.headers)
+                places[step.packet] = place
+                if place == len(packets):
+                    packets.append([])
+            packets[place].append(_Run(step.headers, [step]))
+        elif step.packet in places:
+            packets[places[step.packet]][-1].steps.append(step)
+    return [_journey(runs, ruleset, own_table) for runs in packets if _marks(runs, own_table)]
+
+
+def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
+    """Return our chains that marked a packet, none if another program requested its trace."""
+    return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
+
+
+def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
+    """Return the index of the journey that a step continues, or the index for a new journey.
+
+    The kernel's trace id of a packet changes on translation, and when it passes loopback or a bridge.
+    """
+    for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
+        last = packets[place][-1].headers
+        same_end = (last.source, last.source_port) == (headers.source, headers.source_port) or (
+            (last.destination, last.destination_port) == (headers.destination, headers.destination_port)
+        )
+        if same_end and last.flags == headers.flags and headers.came_by in {last.came_by, last.leaves_by}:
+            return place
+    return len(packets)
+
+
+def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journey:
+    first = runs[0].headers
+    answer = _marks(runs, own_table)[0].startswith(ANSWERS)
+    met = tuple(_met(run, ruleset) for run in runs if run.steps[0].table != own_table)
+    lost = next((why for run in reversed(runs) if (why := _lost(run, ruleset))), "")
+    return Journey(
+        "answer" if answer else "request",
+        _refusal(first),
+        place_text(first.source, first.source_port),
+        place_text(first.destination, first.destination_port),
+        met,
+        lost,
+        _last(runs, ruleset),
+        _REASONS.get((first.protocol, first.flags), ""),
+        not first.came_by,
+    )
+
+
+def _refusal(headers: Headers) -> str:
+    if headers.protocol in _ICMP:
+        return "ICMP error"
+    return "reset" if headers.protocol == PROTOCOLS["TCP"] and headers.flags & _RST else ""
+
+
+def _met(run: _Run, ruleset: KnownRules) -> Met:
+    step = run.steps[0]
+    base = ruleset.base_chains.get((step.family, step.table, step.chain))
+    return Met(
+        HOOKS[base.number] if base is not None and base.number < len(HOOKS) else "",
+        f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
+        step.chain,
+        place_text(run.headers.destination, run.headers.destination_port),
+        tuple(dict.fromkeys(_words(run, ruleset))),
+        _verdict(run.steps[-1].verdict),
+    )
+
+
+def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
+    """Yield the decisions of our chains and the rules of others that matched. Consecutive decisions have the prefix
+    LEFT only once."""
+    shown = ""
+    for step in run.steps:
+        decision = ruleset.decision(step.table, step.chain)
+        if decision is not None:
+            yield decision.removeprefix(shown)
+            shown = LEFT if decision.startswith(LEFT) else ""
+        elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
+            yield f'rule "{_text(step, ruleset)}"'
+
+
+def _leads_to_ours(step: Step, ruleset: KnownRules) -> bool:
+    return bool(step.leads_to) and ruleset.decision(step.table, step.leads_to) is not None
+
+
+def _text(step: Step, ruleset: KnownRules) -> str:
+    return ruleset.texts.get((step.family, step.table, step.chain, step.handle), f"handle {step.handle}")
+
+
+def _verdict(code: int) -> str:
+    return {DROP: "dropped", ACCEPT: "accepted", STOLEN: "taken", QUEUE: "queued for a program"}.get(code, "goes on")
+
+
+def _lost(run: _Run, ruleset: KnownRules) -> str:
+    """Return the rule or policy that ended a packet's journey in this chain, '' if none did."""
+    step = run.steps[-1]
+    if step.verdict not in {DROP, QUEUE}:
+        return ""
+    where = f"table {TABLE_FAMILIES.get(step.family, step.family)} {step.table}, chain {step.chain}"
+    decision = ruleset.decision(step.table, step.chain)
+    whose, why = ("which is not ours", "") if decision is None else ("which is ours", f": {decision}")
+    if decision is not None and decision.startswith(LEFT):
+        whose, why = decision, ""
+    if step.kind == "policy":
+        return f"dropped by the policy of {where}, {whose}"
+    text = _text(step, ruleset)
+    done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text.lower() else "dropped"
+    return f'{done} by rule "{text}" of {where}, {whose}{why}'
+
+
+def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
+    """Return the last hook that a packet passed, '' if unknown."""
+    for run in reversed(runs):
+        step = run.steps[0]
+        base = ruleset.base_chains.get((step.family, step.table, step.chain))
+        if base is not None and base.number < len(HOOKS):
+            return HOOKS[base.number]
+    return ""
+
+
+class TracedReply(Struct, frozen=True):
+    """The entry of a traced connection in connection tracking: its endpoint, and whether a reply arrived during the
+    trace, and `earlier`. `selection` are the arguments of conntrack(8) that select it.
+    """
+
+    endpoint: str
+    answered: bool
+    earlier: bool = False
+    selection: str = ""
+
+
+class Serving(NamedTuple):
+    """The traced Service as NAMESPACE/NAME, and all its endpoints, those included that get no new connections."""
+
+    service: str
+    endpoints: frozenset[str]
+
+
+class Verdict(Struct, frozen=True, rename="camel"):
+    """The result for a flow. `passed` is None if it is unknown."""
+
+    text: str
+    passed: bool | None
+
+
+def verdict(
+    found: Sequence[Journey],
+    served: Sequence[TracedReply],
+    ruleset: KnownRules,
+    protocol: int,
+    *,
+    proxied: bool,
+    serving: Serving | None = None,
+) -> Verdict:
+    """Return the outcome of a flow; `proxied`: the proxy on this node answers the client. `serving` is None if no
+    Service is known."""
+    if proxied:
+        serving = None
+    others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
+    made = _became(found, served, ruleset, protocol, proxied=proxied and not others)
+    if others is None:
+        return Verdict(made.text + _strayed(served, serving), made.passed)
+    table, chosen = others
+    stray = serving is not None and chosen not in serving.endpoints
+    what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
+    what += f", and it is no endpoint of {serving.service}" if serving is not None and stray else ""
+    text = f"{made.text}; {what}" if made.passed else f"{what}; {made.text}"
+    fix = "see that no other kube-proxy runs, then restart this one, which removes them"
+    return Verdict(f"{text}: {fix}", made.passed)
+
+
+def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
+    """Return the table of leftover rules, and the destination that they, not the running proxy's, chose."""
+    ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
+    for met, then in zip(request.met, ends, strict=False):
+        if met.destination != then and any(words.startswith(LEFT) for words in met.words):
+            return met.table, then
+    return None
+
+
+def _strayed(served: Sequence[TracedReply], serving: Serving | None) -> str:
+    """Return a text if a connection leads to an address that is no endpoint of its Service, else ''."""
+    stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
+    if stray is None or serving is None:
+        return ""
+    return (
+        f"; {stray.endpoint} is no endpoint of {serving.service}: the connection's entry in connection tracking keeps "
+        f"it there, and this removes the entry: conntrack -D {stray.selection}"
+    )
+
+
+def _became(
+    found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
+) -> Verdict:
+    if not found:
+        text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
+        return Verdict(text, None)
+    for one in found:
+        if one.lost:
+            return Verdict(f"the {one.direction} was {one.lost}", passed=False)
+    refusals = [one for one in found if one.direction == "answer" and one.refusal]
+    if refusals and not any(one.direction == "answer" and not one.refusal for one in found):
+        return _refused(refusals[-1], served)
+    if any(one.answered for one in served):
+        return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
+    last = next((one.last for one in reversed(found) if one.direction == "request"), "")
+    later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
+    if last == HOOKS[PREROUTING] and later:
+        return Verdict(
+            "no rule dropped it, but it went no further than prerouting: there is no route to its destination, "
+            "forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding of the interface of arrival), "
+            "or rp_filter rejects its source",
+            passed=False,
+        )
+    return _unanswered(served, last, protocol)
+
+
+def _refused(answer: Journey, served: Sequence[TracedReply]) -> Verdict:
+    """Return the verdict for a flow whose only answer was a refusal."""
+    asked = f" for {served[-1].endpoint}" if served else ""
+    if answer.refusal == "reset":
+        text = f"nothing here dropped it, and {answer.source} refused it with a reset: nothing listens there"
+    else:
+        reason = f" ({answer.reason})" if answer.reason else ""
+        text = f"nothing here dropped it, and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
+        if answer.local and served:
+            text = f"nothing here dropped it, but this node could not reach {served[-1].endpoint}"
+        text += reason
+    return Verdict(text, passed=False)
+
+
+def _answered(endpoint: str, *, proxied: bool) -> Verdict:
+    if not proxied:
+        return Verdict(f"nothing here dropped it, and {endpoint} answered", passed=True)
+    text = f"nothing here dropped it, and the proxy answered, listening at {endpoint}"
+    return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
+
+
+def _unanswered(served: Sequence[TracedReply], last: str, protocol: int) -> Verdict:
+    if not served:
+        return Verdict("nothing here dropped it, and connection tracking has no such connection (any more)", None)
+    where = "was delivered on this node" if last == HOOKS[INPUT] else "left this node"
+    if any(one.earlier for one in served):
+        text = f"no answer of {served[-1].endpoint} came during the trace; the connection was answered earlier"
+        return Verdict(f"nothing here dropped it: it {where}, and {text}", passed=False)
+    text = f"nothing here dropped it: it {where}, and {served[-1].endpoint} has not answered"
+    if protocol == PROTOCOLS["UDP"]:
+        return Verdict(f"{text}, which over UDP need not mean anything", None)
+    return Verdict(text, passed=False)
