@@ -91,8 +91,7 @@ class Names:
             return End((match["address"].strip("[]"),), port=match["end"] or "") if match else End((text,))
         kind, namespace, name, port = _parts(text, "service")
         if kind == NODE:
-            node = self._node(name)
-            return End(tuple(_node_addresses(node)), port=port)
+            return End(tuple(_node_addresses(self._node(name))), port=port)
         if kind == "pod":
             return End(self._pod(namespace, name).addresses, port=port)
         return self._service(namespace, name, port)
@@ -106,7 +105,7 @@ class Names:
         if kind != "service" or port:
             raise QuestionError(f"{text}: expected svc/NAME or NAMESPACE/NAME")
         if not (namespace := namespace or self._namespace):
-            return (self._service("", name, "")).service.partition(":")[0]
+            return self._service("", name, "").service.partition(":")[0]
         self._endpoints(namespace, name)
         return f"{namespace}/{name}"
 
@@ -146,20 +145,15 @@ class Names:
                     self.known |= dict.fromkeys(one.addresses or (), pod)
 
     def _node_of(self, address: bytes) -> str:
-        """Return the node of an address: the Node with it, the pod's node, or the node with its pod network; '' for
-        none."""
+        """Return the node of an address: its own, that of a pod, or that with its pod network; '' for none of them."""
         text = unpack(address)
         for node in self._nodes:
             if address in map(pack, _node_addresses(node)):
                 self.known[text] = f"node {node.metadata.name}"
                 return node.metadata.name
-        with suppress(
-            NoAnswerError
-        ):  # without the right to list pods of all namespaces, the pod network determines the node
-            found = self._kubectl.get(
-                Items[ListedPod], "pods", field_selector=f"status.podIP={text}", all_namespaces="true"
-            )
-            for pod in found.items:
+        with suppress(NoAnswerError):  # the user may have no right to list the pods of all namespaces
+            options = {"field_selector": f"status.podIP={text}", "all_namespaces": "true"}
+            for pod in self._kubectl.get(Items[ListedPod], "pods", **options).items:
                 if pod.runs and pod.spec.node_name:
                     self.known[text] = pod.key
                     return pod.spec.node_name
@@ -171,16 +165,16 @@ class Names:
 
 def question(source: End, target: End) -> tuple[str, str]:
     """Return the two arguments of `kube-proxy why`. Raises QuestionError if the ends have no family in common."""
-    families = {":" in one for one in target.addresses}
-    first = next((one for one in source.addresses if one == NODE or not families or (":" in one) in families), None)
-    if first is None:
-        ours, theirs = ", ".join(source.addresses), ", ".join(target.addresses)
-        raise QuestionError(f"client ({ours}) and destination ({theirs}) have no address family in common")
-    asked = f"[{first}]{source.port}" if source.port and ":" in first else f"{first}{source.port}"
-    if target.service:
-        return asked, target.service
-    own = [one for one in target.addresses if first == NODE or (":" in one) is (":" in first)]
-    return asked, f"[{own[0]}]{target.port}" if ":" in own[0] else f"{own[0]}{target.port}"
+    there = target.addresses or (("",) if target.service else ())
+    for one, other in ((one, other) for one in source.addresses for other in there):
+        if one == NODE or not other or (":" in one) is (":" in other):
+            return _place(one, source.port), target.service or _place(other, target.port)
+    ours, theirs = ", ".join(source.addresses), ", ".join(target.addresses) or "without an address"
+    raise QuestionError(f"client ({ours}) and destination ({theirs}) have no address family in common")
+
+
+def _place(address: str, port: str) -> str:
+    return f"[{address}]{port}" if port and ":" in address else f"{address}{port}"
 
 
 def named(line: str, known: Mapping[str, str]) -> str:

@@ -152,6 +152,7 @@ def test_names_are_resolved(client: str, target: str, arguments: list[str], node
         (("why", "svc/shop/web", "shop/web:80"), "a Service is no client"),
         (("why", "node/node-z", "shop/web:80"), "node node-z: there is no such Node"),
         (("why", "node", "shop/web:80"), "give its name"),
+        (("why", "10.244.0.7", "[fd00::1]:80"), "client (10.244.0.7) and destination (fd00::1) have no address family"),
         (("why", "shop/client", "[fd00::1]:80", "--node", "node-z"), "node node-z: there is no such Node"),
         (("why", "--", "--all", "shop/web:80"), "'--all' is no address and no name"),
         (("why", "shop/client", "shop/-o:80"), "'shop/-o:80' is no address and no name"),
