@@ -152,3 +152,23 @@ async def test_a_chain_that_accepts_what_is_translated_is_no_fault(live: Live) -
             True,
             True,
         ), said
+
+
+async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Live) -> None:
+    live.service("filtered", "b1", type="NodePort")
+    front, client = live.front("filtered", "nodeport"), live.ips["outside"]["IPv4"]
+    await live.expect(front, {"outside": "b1"})
+    strict = "sysctl -qw net.ipv4.conf.eth0.rp_filter=1", "sysctl -qw net.ipv4.conf.eth0.rp_filter=0"
+    uplink = "ip link add up2 type veth peer name up3", "ip link del up2"
+    rest = [(f"ip {what}", "true") for what in ("addr add 172.30.0.1/24 dev up2", "link set up2 up", "link set up3 up")]
+    await answer(live, "outside", front, 0)
+    async with changed(live, uplink, *rest, (f"ip route add {client}/32 dev up2", "true"), strict):
+        await fails(live, "outside", front, True)
+        said = f"x  the kernel drops packets of {client} that arrive on eth0"
+        await answer(live, "outside", front, 1, said, "rp_filter=2")
+        code, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe", "--interface", "eth0")
+        assert (code, said in text) == (1, True), text
+        code, text = await live.ask("doctor")
+        said = f"answers to {client}/32, which is on the network of eth0, leave by up2"
+        assert (code, said in text) == (1, True), text
+    await answer(live, "outside", front, 0)

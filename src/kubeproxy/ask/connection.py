@@ -10,6 +10,7 @@ net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks import strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
-from kubeproxy.ask.checks.node import CheckedNode, unreflecting_bridges
+from kubeproxy.ask.checks.node import CheckedNode, bypassed, unreflecting_bridges
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
@@ -28,7 +29,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.route import source_for, way_out
+from kubeproxy.kernel.route import SYS, local_addresses, source_for, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
@@ -114,14 +115,16 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
         return Explanation(why)
     node = checked(asked)
     if plan is None:
-        return Explanation(why, tuple(_around(look_at_answer(_way(node, why))) if asked.running else _unasked()))
+        return Explanation(
+            why, tuple(_around(look_at_answer(_way(node, why, explained.interface))) if asked.running else _unasked())
+        )
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
     probes = present.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
-        way = _way(node, why)
+        way = _way(node, why, explained.interface)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
         findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around)]
     else:
@@ -198,10 +201,11 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
-def _way(node: CheckedNode, why: Why) -> CheckedNode:
+def _way(node: CheckedNode, why: Why, given: str) -> CheckedNode:
     """Return the hooks to check for a connection: connections that begin or end on this node are not forwarded.
 
-    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here.
+    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `given`: the
+    incoming interface in the question, '' for none.
     """
     where, _, protocol = why.destination.partition("/")
     front, port = present.place(where)
@@ -209,7 +213,7 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
     packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
     family = family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    whole = CheckedConnection(packet, local, bool(node.mode.interface))
+    whole = CheckedConnection(packet, local, bool(node.mode.interface), _arrival(node, source, given))
     ends = [(*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST]]
     known = [
         (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
@@ -243,6 +247,21 @@ def _way(node: CheckedNode, why: Why) -> CheckedNode:
         answers=why.outcome in _ANSWERED and packet.destination in local,
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
+
+
+def _arrival(node: CheckedNode, client: bytes | None, given: str) -> str:
+    """Return the interface by which packets of a client arrive, if the route to it may be another: the given one,
+    unless it is a port of a bridge, or that of its network; '' for that of the route. Raises NetlinkError.
+    """
+    if client is None:
+        return _NONE
+    if given in {name for _, name in socket.if_nameindex()} and not (SYS / given / "master").exists():
+        return given
+    if family_of(client) is Family.IPV6:
+        return _NONE  # it has no reverse path filter
+    near = bypassed(client, interface_to(client) or _NONE, local_addresses(Family.IPV4))
+    pods = (part.detector for family, part in node.parts if near and family is Family.IPV4)
+    return _NONE if any(each.holds(client, given) for each in pods) else near
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
@@ -287,11 +306,13 @@ class CheckedConnection(NamedTuple):
     """A connection: its first incoming packet, with the source None if the node picks it, and this node's addresses.
 
     `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
+    `arrival`: the interface of incoming packets, '' for that of the route to the client.
     """
 
     packet: Packet
     local: Collection[bytes]
     taken_in: bool = False
+    arrival: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -300,10 +321,13 @@ class CheckedConnection(NamedTuple):
 
     @property
     def interface(self) -> str | None:
-        """The incoming interface, derived from the routes; None if unknown."""
-        if self.is_local or self.packet.source is None:
-            return _NONE
-        return interface_to(self.packet.source)
+        """The incoming interface, derived from the routes if it is not given; None if unknown."""
+        return self.arrival if self.arrival and not self.is_local else self.way_back
+
+    @property
+    def way_back(self) -> str | None:
+        """The outgoing interface of answers to a client elsewhere, '' for one of this node; None if unknown."""
+        return _NONE if self.is_local or self.packet.source is None else interface_to(self.packet.source)
 
     @property
     def first_way(self) -> tuple[str, str | None]:
@@ -372,6 +396,8 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
         exit_ = _NONE if near else interface_to(address)
         if client is not None and exit_ is not None and not (here and near):
             yield RoutedPacket(address, client, exit_)
+    if not ends and arrival and packet.destination in connection.local:
+        yield RoutedPacket(client, packet.destination, arrival)
 
 
 def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
@@ -407,7 +433,7 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
     If `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
     """
     packet, here = connection.packet, connection.is_local
-    entrance = _LOOPBACK if here else connection.interface
+    entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
     made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
     if here:
         yield made.request("output", _FIRST, _LAST, (_NONE, _LOOPBACK))
@@ -416,8 +442,8 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
     yield made.request("input", _FIRST, min(before, _SOURCE))
     client = packet.source if packet.source is not None else source_for(packet.destination)
     if before == _LAST and client is not None:
-        yield made.answer("output", _FIRST, _LAST, client, (_NONE, entrance))
-        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, entrance))
+        yield made.answer("output", _FIRST, _LAST, client, (_NONE, back))
+        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
         if here:
             yield made.answer("prerouting", _FIRST, _LAST, client, (_LOOPBACK, _NONE))
             yield made.answer("input", _FIRST, _SOURCE, client, (_LOOPBACK, _NONE))
@@ -426,8 +452,8 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
 def _answers(
     made: _Made, connection: CheckedConnection, client: bytes, *, masqueraded: bool
 ) -> Iterator[PassingPacket]:
-    entrance, exit_ = made.interfaces
-    out = None if masqueraded else entrance
+    exit_, back = made.interfaces[1], connection.way_back
+    out = None if masqueraded else back
     hook, ways = ("output", (_NONE, out)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
     seen = source_for(made.end[0]) if masqueraded and made.end is not None else client
     if seen is not None:
@@ -438,9 +464,9 @@ def _answers(
         return
     before = _SERVERS if connection.taken_in else _LAST
     if exit_ != _LOOPBACK:
-        yield made.answer("forward", _FIRST, before, client, (exit_, entrance))
+        yield made.answer("forward", _FIRST, before, client, (exit_, back))
     if not connection.taken_in:
-        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, entrance))
+        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
 
 
 class _Made(NamedTuple):

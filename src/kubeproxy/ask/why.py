@@ -123,13 +123,15 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 class Explained(Struct, frozen=True):
     """An answer, with the plan (None without one) and the globals, which a command needs to read the kernel.
 
-    `stranger` is the client's address if it may belong to another Node, which decides in that case; else None.
+    `interface` is the given incoming interface, '' for none. `stranger` is the client's address if it may belong to
+    another Node, which decides in that case; else None.
     """
 
     why: Why
     plan: ServicePlan | None
     world: Globals
     stranger: bytes | None = None
+    interface: str = ""
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
@@ -148,7 +150,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    return Explained(why, made.plan, snapshot.planner.world, unknown)
+    return Explained(why, made.plan, snapshot.planner.world, unknown, packet.interface)
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:

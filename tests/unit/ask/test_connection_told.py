@@ -221,7 +221,9 @@ class Asked:
     def facts(self):
         watched = (WatchStanding(resource="services", synced=True, connected=False, stale=480.0),)
         reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
-        return SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
+        facts = SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
+        facts.world = Globals("node-a")
+        return facts
 
 
 def test_an_answer_from_old_objects_has_their_age(monkeypatch):
@@ -317,3 +319,25 @@ def test_doctor_looks_at_hairpin_mode_of_bridges_of_pods(ports, detector, marks,
     found = list(node_checks.unreflecting_bridges(node))
     assert [one.severity.mark for one in found] == marks
     assert all("time out" in one.why and one.fix for one in found)
+
+
+@pytest.mark.parametrize(
+    ("out", "scope", "uevent", "stacked", "near"),
+    [
+        ("eth1", 0, "INTERFACE=eth1", False, "eth0"),
+        ("eth0", 0, "INTERFACE=eth0", False, ""),
+        ("eth1", 253, "INTERFACE=eth1", False, ""),  # no address by which others reach it, as that of a pod
+        ("eth1", 0, "DEVTYPE=vxlan", False, ""),
+        ("eth1", 0, "DEVTYPE=vlan", False, "eth0"),
+        ("eth1", 0, "INTERFACE=eth1", True, ""),  # macvlan on top of eth0
+    ],
+)
+def test_packets_of_a_neighbour_arrive_on_its_network(out, scope, uevent, stacked, near, tmp_path, monkeypatch):
+    (tmp_path / out).mkdir()
+    (tmp_path / out / "type").write_text("1\n")
+    (tmp_path / out / "uevent").write_text(uevent + "\n")
+    if stacked:
+        (tmp_path / out / "lower_eth0").mkdir()
+    monkeypatch.setattr(node_checks, "SYS", tmp_path)
+    own = [Address(HOST, 24, "eth0", 0), Address(END, 24, "eth1", scope)]
+    assert node_checks.bypassed(HOST[:3] + b"\x32", out, own) == near

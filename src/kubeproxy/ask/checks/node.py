@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from kubeproxy.setup import host, modes
 _ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
 _IP_FORWARD = settings.FORWARDING[Family.IPV4]
 _ROUTES = Path("/proc/thread-self/net/route")
+_ETHERNET = "1"  # ARPHRD_ETHER
+_WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 
 
 class CheckedNode(Struct, frozen=True):
@@ -129,7 +132,7 @@ def _served(node: CheckedNode) -> frozenset[str]:
     addresses = local_addresses(Family.IPV4)
     parts = [part for family, part in node.parts if family is Family.IPV4]
     known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
-    routed = {line.split()[0] for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]}
+    routed = {name for _, _, name in _ipv4_routes()}
     return frozenset(known | routed - {one.interface for one in addresses})
 
 
@@ -192,7 +195,8 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
     part = node.facts.world.ipv4 if node.facts is not None else None
     inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
     everywhere = number("net/ipv4/conf/all/rp_filter") or 0
-    for address in local_addresses(Family.IPV4):
+    own = local_addresses(Family.IPV4)
+    for address in own:
         if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
             continue
         if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
@@ -201,7 +205,33 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
         if filtering == settings.STRICT:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
-            yield settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
+            path = settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
+            yield path
+            for first, bits, by in _ipv4_routes():
+                if bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
+                    yield path._replace(out=by, clients=f"{unpack(first)}/{bits}")
+
+
+def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
+    """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
+
+    `own` are this node's addresses. A tunnel, and an interface on top of that one, as macvlan, are no other uplinks,
+    and neither is one without an address, as a pod's.
+    """
+    near = sorted({one.interface for one in own if within(address, [one.network])})
+    if not near or out in near or not any(one.interface == out and one.scope == SCOPE_UNIVERSE for one in own):
+        return ""
+    kind = (SYS / out / "type").read_text(encoding="ascii").strip(), (SYS / out / "uevent").read_text(encoding="utf-8")
+    is_wired = kind[0] == _ETHERNET and ("DEVTYPE=" not in kind[1] or any(one in kind[1] for one in _WIRED))
+    return near[0] if is_wired and not (SYS / out / f"lower_{near[0]}").exists() else ""
+
+
+def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
+    """Yield the first address, the prefix length and the interface of the main table's routes, without a default."""
+    for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]:
+        name, destination, *rest = line.split()
+        if bits := int(rest[5], 16).bit_count():
+            yield int(destination, 16).to_bytes(4, sys.byteorder), bits, name
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -16,6 +16,7 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 def refused(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
     yield from _if_marked(node)
+    astray = set()
     for packet in dict.fromkeys(node.routed):
         # An interface that does not forward refuses all; `closed_interfaces` reports it.
         is_closed = bool(packet.arrival) and number(f"net/ipv4/conf/{packet.arrival}/forwarding") == 0
@@ -23,10 +24,12 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
         if not code or (is_closed and code == errno.EHOSTUNREACH):
             continue
         by = refused_by(packet)
-        if node.packet is not None and packet.destination == node.packet.destination:
+        if node.packet is not None and packet.destination == node.packet.destination and not packet.arrival:
             yield _untranslated(packet, by)
         elif code in _SILENT and not by and packet.source is not None:
-            yield _astray(packet, unpack(packet.source))
+            if (packet.source, packet.arrival) not in astray:
+                yield _astray(packet, unpack(packet.source))
+            astray.add((packet.source, packet.arrival))
         else:
             yield _stopped(packet, by, is_silent=code in _SILENT)
 
@@ -68,7 +71,7 @@ def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",
-        what=f"the kernel drops packets of {source} to {unpack(packet.destination)} that arrive on {packet.arrival}",
+        what=f"the kernel drops packets of {source} that arrive on {packet.arrival}",
         why=f"its own route to {source} leaves by another interface (reverse path filter)",
         fix=f"see `ip route get {source}`: add the route that is missing"
         + loose * (family_of(packet.destination) is Family.IPV4),

@@ -29,13 +29,17 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use, its reverse path filter, and the interface of its answers."""
+    """An interface with an address that clients use, its reverse path filter, and the interface of its answers.
+
+    `clients` is the part of its own network to which answers leave so, '' for clients of other networks.
+    """
 
     interface: str
     address: str
     filter: int
     out: str
     is_node: bool
+    clients: str = ""
 
 
 def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
@@ -99,14 +103,17 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
     """Check whether a strict reverse path filter drops packets of clients to an address of this node."""
     for one in ways:
         if one.filter == STRICT and one.out and one.out != one.interface:
+            answers, senders = f"answers from {one.address} on {one.interface}", "clients from other networks"
+            if one.clients:
+                answers = f"answers to {one.clients}, which is on the network of {one.interface},"
+                senders = one.clients
             yield Diagnosis(
                 severity=Severity.DEGRADED if one.is_node else Severity.NOTE,
                 about="sysctl",
-                what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but answers from {one.address} on "
-                f"{one.interface} leave by {one.out}",
-                why=f"packets of clients from other networks to NodePorts on {one.address} are dropped without a trace",
+                what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but {answers} leave by {one.out}",
+                why=f"packets of {senders} to NodePorts on {one.address} are dropped without a trace",
                 fix=f"sysctl -w net.ipv4.conf.{one.interface}.rp_filter=2 (loose; the larger one of this and of "
-                f"net.ipv4.conf.all.rp_filter counts), {_PERSIST}; or a route for answers from {one.address}",
+                f"net.ipv4.conf.all.rp_filter counts), {_PERSIST}; or a route for these answers by {one.interface}",
             )
 
 
