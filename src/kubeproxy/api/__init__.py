@@ -1,1 +1,1 @@
-"""Sources of objects: the client of the Kubernetes API, and the folder of manifests."""
+"""The two sources of objects: the client of the Kubernetes API, and the folder of manifests."""

@@ -1,5 +1,5 @@
-"""The address, TLS settings and credentials of an API server, from a kubeconfig or a service account; validity periods
-of certificates and tokens, which Python's ssl module does not return for the client's certificates.
+"""The address, TLS settings and credentials of an API server, from a kubeconfig or a service account. Also reads the
+validity periods of certificates and tokens, because Python's ssl module does not return those of client certificates.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class Server(NamedTuple):
 
 
 def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
-    """Parse the URL of an API server; 'host:port' alone takes `default_scheme`, as client-go's DefaultServerURL.
-
-    Raises ConfigError, starting with `field`, for anything that is no http or https URL.
+    """Parse the URL of an API server. A 'host:port' without a scheme gets `default_scheme`, as in client-go's
+    DefaultServerURL. Anything that is no http or https URL raises ConfigError, with a text that starts with `field`.
     """
     if "@" in text:  # the message does not quote the URL: it may contain a password
         raise ConfigError(
@@ -142,7 +141,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         """Return the validity of the client certificate ("client") and of the authority that expires last
         ("authority").
 
-        Either may be missing; `pair` as for `context`. Raises ConfigError.
+        Each of the two may be missing. `pair` has the meaning of `context`. Raises ConfigError.
         """
         authorities = b""
         if not self.insecure:
@@ -188,7 +187,7 @@ class Proxy(NamedTuple):
 class Cluster:
     """An API server: its address, the proxy before it, TLS settings and credentials.
 
-    `certificates` has the validity of those in use, by the names of Trust.validities.
+    `certificates` has the validity of the certificates in use, by the names of Trust.validities.
     """
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
@@ -243,7 +242,8 @@ class Cluster:
         expiries(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection, a new one after a rotation of certificates; None for http.
+        """Return the TLS context for a new connection; None for http. After a rotation of certificates the context is a
+        new one.
 
         As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five minutes.
         """
@@ -329,7 +329,9 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None if it has none, or for another kind of token."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None if no period is in it, or for other kinds of
+    tokens.
+    """
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None

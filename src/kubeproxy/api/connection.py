@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection on asyncio: one exchange at a time, without policy (http.py has that).
+"""One HTTP/1.1 connection on asyncio: one exchange at a time. Retries and the choice of connections are in http.py.
 
 data_received passes body bytes on at once, because they are on the path from an API write to a packet. The end of a
 connection, for any reason, ends its exchange, so that no caller waits without end.
@@ -46,7 +46,8 @@ BytesSink = Callable[[bytes], None]
 
 
 class AnswerProgress:
-    """Deadline of an answer (`until`): its first byte, its end or LEAST_PROGRESS more bytes within `timeout` seconds.
+    """Deadline of an answer (`until`): within each `timeout` seconds its first byte, its end, or LEAST_PROGRESS more
+    bytes must arrive.
 
     A limit of silence is not enough: a peer that sends one byte a second would block its reader without end.
     """
@@ -290,12 +291,14 @@ class ApiConnection(asyncio.Protocol):
 
 
 def _tls_hint(data: bytes) -> str:
-    # A TLS alert (RFC 8446, 6), the answer of a TLS server to a request without TLS.
+    # A TLS alert (RFC 8446, 6): a TLS server answers a request without TLS with an alert.
     return ", but TLS: the server's URL must begin with https" if data.startswith(b"\x15\x03") else ""
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal queries share a lookup; then a new one begins, as the name servers may have changed."""
+"""Seconds for which equal queries share a lookup; after these a new lookup begins, because the name servers may have
+changed.
+"""
 
 
 class _Lookup(NamedTuple):
@@ -304,10 +307,10 @@ class _Lookup(NamedTuple):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that resolves host names in daemon threads of their own.
+    """An event loop that resolves each host name in a separate daemon thread.
 
-    getaddrinfo(3) cannot be cancelled, and without an answering name server it takes half a minute and more. In the
-    loop's few worker threads, which also write to the kernel, it would delay repairs and the end of the program.
+    getaddrinfo(3) cannot be cancelled, and takes half a minute or more if no name server answers. In one of the loop's
+    few worker threads, which also write to the kernel, the call would delay repairs and the end of the program.
     """
 
     def __init__(self) -> None:

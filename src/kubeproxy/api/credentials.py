@@ -1,6 +1,6 @@
 """Credentials for the API server: fixed headers, a rotating token file, or an exec plugin.
 
-Tokens are never logged. Unavailable credentials raise SourceError, after which the caller tries again.
+Tokens are never logged. If credentials are unavailable, SourceError is raised, and the caller tries again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class KeyPair(NamedTuple):
 class Credentials:
     """Fixed credentials, the same headers for every request; base class of the other kinds.
 
-    `name` is their kind and origin for messages, '' for none. `files` are read again while the credentials are in use;
-    `program` is run to get them, '' for none.
+    `name` is the kind and origin of the credentials for messages, '' for none. `files` are read again while the
+    credentials are in use. `program` is run to get the credentials, '' for none.
     """
 
     files: tuple[str, ...] = ()
@@ -155,7 +155,8 @@ class _ExecCredential(Struct, rename="camel"):
 class ExecPlugin(Credentials):
     """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1).
 
-    Its output is used until it expires or the server refuses it. Only one runs at a time, without a terminal.
+    Its output is used until that expires or the server refuses it. At most one process of the program runs at a time,
+    without a terminal.
     """
 
     def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
@@ -277,7 +278,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
     """Kill a plugin with its children.
 
-    asyncio waits for the end of the output, which other processes may keep open: so it is closed here.
+    The output is closed here, because asyncio would wait for its end, and other processes may keep it open.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; a longer line is a broken stream."""
 
 MAX_PROBLEMS: Final = 10
-"""Maximum number of reported problems per object; the last one has the number of the others."""
+"""Maximum number of reported problems per object; the last of these has the number of omitted problems."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """The annotation of the bookmark that ends a WatchList's initial events (KEP-3157)."""
@@ -92,10 +92,9 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 
 
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
-    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of it.
-
-    A list of another kind may be valid JSON as well, and without items it would delete everything. Slices of the
-    Services `with_zones` are PlacedSlices.
+    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of that resource: a list
+    of another kind may be valid JSON as well, and without items it would delete everything. Slices of the Services
+    `with_zones` are PlacedSlices.
     """
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
@@ -143,9 +142,8 @@ def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple
 def decode_object(
     resource: Resource, data: bytes, kind: type[Object] | None = None
 ) -> tuple[Object | None, list[Rejected]]:
-    """Return the object in `data`, or None, and its rejected parts. Never raises.
-
-    `kind` is the type of the object, if it differs from the resource's.
+    """Return two values: the object in `data` (None if unusable) and the rejected parts. Never raises. `kind` is the
+    type of the object, if that differs from the resource's.
     """
     kind = kind or TYPES[resource]
     try:
@@ -210,7 +208,9 @@ class WatchDecoder:
         return WatchChanges(events, version, initial_end, None)
 
     def _decode_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode one line, append its events; return its resourceVersion and whether it ended the initial events."""
+        """Decode one line and append its events. Return two values: its resourceVersion, and whether it ended the
+        initial events.
+        """
         try:
             line = self._decoder.decode(data)
             if self._with_zones and service_of(line.object) in self._with_zones:
@@ -307,9 +307,8 @@ def service_of(found: Object) -> ServiceName | None:
 def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
 ) -> frozenset[tuple[str, str]] | None:
-    """Return (namespace, name) of the objects in `rejected` that are not among `objects`.
-
-    None if an object has no readable identity, because it may be any of the missing objects.
+    """Return (namespace, name) of the objects in `rejected` that are not among `objects`. If one of them has no
+    readable identity, return None, because it may be any missing object.
     """
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):

@@ -63,24 +63,21 @@ def user_agent() -> str:
 
 
 class Route:
-    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it.
-
-    `changed` is called when there are new ones, before any connection to them.
-    """
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it. When an address is new, `changed` is called before any connection to that address."""
 
     def __init__(self) -> None:
         self.places: frozenset[tuple[str, int]] = frozenset()
         self.changed: Callable[[], None] = lambda: None
 
     def take(self, places: frozenset[tuple[str, int]]) -> None:
-        """Add addresses; earlier ones may belong to open connections, and are kept up to a limit."""
+        """Add addresses. Earlier addresses are kept up to a limit, because open connections may use them."""
         if not places <= self.places:
             self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
             self.changed()
 
 
 class Contact:
-    """Whether the API server can be reached; changes are logged, not each failure."""
+    """Whether the API server can be reached. A change of this is logged, but not each failed attempt."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -138,8 +135,9 @@ class HttpClient:
     ) -> Exchange:
         """Send a request and return its complete exchange, with a body of `most` bytes at most.
 
-        `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and other
-        SourceErrors when the answer is missing or incomplete; then it is unknown whether a change took effect.
+        `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and another
+        SourceError when the answer is missing or incomplete; in the latter case it is unknown whether a change took
+        effect.
         """
         watch = self._stopwatch(method, len(body))
         try:

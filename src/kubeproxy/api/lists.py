@@ -39,7 +39,9 @@ _OF_SERVICE: Final = "kubernetes.io/service-name"
 
 
 class Versions(Struct):
-    """The resourceVersion of a Service, None if it does not exist, and those of its EndpointSlices by name."""
+    """The resourceVersion of a Service (None if it does not exist), and the resourceVersions of its EndpointSlices by
+    name.
+    """
 
     service: str | None = None
     slices: dict[str, str] = msgspec.field(default_factory=dict)
@@ -81,9 +83,8 @@ class _Slice(Struct, rename="camel"):
 
 
 async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[ServiceName, Versions]:
-    """Return the versions of a Service, or of all Services that a proxy watches and those without a cluster IP.
-
-    The proxy's rights are enough. Raises SourceError.
+    """Return the versions of a Service, or of all Services that a proxy watches, without headless ones. The rights of
+    the proxy's service account are enough. Raises SourceError.
     """
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     query = {"labelSelector": NO_PROXY_NAME} | ({"fieldSelector": f"metadata.name={service[1]}"} if service else {})
@@ -161,8 +162,8 @@ _DATE: Final = re.compile(rb"\r\ndate:([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate, None for http; the seconds by which its clock is ahead, None for
-    unknown.
+    """The validity of the server's certificate (None for http), and the seconds by which the server's clock is ahead
+    (None if unknown).
     """
 
     certificate: Validity | None
@@ -170,8 +171,8 @@ class Greeting(NamedTuple):
 
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
-    """Send a request without a token to a server that is reached without a proxy. Blocks for `timeout` seconds
-    at most at each step.
+    """Send a request without a token directly to the server, not through a proxy. Each step blocks for at most
+    `timeout` seconds.
 
     Raises SourceError when it does not answer. Must not be called for a cluster whose client certificate comes from an
     exec plugin.
@@ -190,7 +191,9 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
 
 
 def _ahead(sock: socket.socket, host: str) -> float | None:
-    """Return the seconds by which the Date header of any answer is ahead."""
+    """Send a request, and return the seconds by which the Date header of its answer, of any status, is ahead of this
+    clock.
+    """
     sock.sendall(f"HEAD /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     answer = b""
     while b"\r\n\r\n" not in answer and len(answer) < _MOST and (piece := sock.recv(_MOST)):

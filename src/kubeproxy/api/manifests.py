@@ -34,7 +34,7 @@ POLL = 1.0
 """Seconds between two scans without inotify."""
 
 GRACE = 0.1
-"""Seconds for which a missing or empty file keeps its objects: editors save by renaming or truncating."""
+"""Seconds for which the objects of a missing or empty file are kept: editors save by renaming or truncating."""
 
 SETTLE = 0.005
 """Seconds between the first event of inotify and the scan: saving a file causes several."""
@@ -88,7 +88,7 @@ class _DirectoryWatch:
     def _readable(self) -> None:
         happened = self._inotify.happened()
         if happened & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
-            self.close()  # the directory is deleted, or another one has its name
+            self.close()  # the directory was deleted, or another directory has its name now
         if happened:
             self._changed.set()
 
@@ -291,9 +291,8 @@ class ManifestSource:
 
 
 def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, Object]:
-    """Return the objects of a file; while a part of it is invalid, also its former objects.
-
-    Any former object may be the invalid part, so a mistake in a file never deletes an object.
+    """Return the objects of a file. While a part of the file is invalid, its former objects are returned as well,
+    because the invalid part may be any of them. So a mistake in a file never deletes an object.
     """
     return content.found if content.whole else {**last, **content.found}
 
@@ -377,7 +376,7 @@ def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] =
 def is_watched(found: Object, node_name: str) -> bool:
     """Return whether a proxy watches an object (source.targets); the node name '' selects every Node.
 
-    Services that the selectors of the watches exclude are included: /debug/state shows why they have no effect.
+    Services that the selectors of the watches exclude are used too, so that /debug/state shows why they have no effect.
     """
     labels = found.metadata.labels
     match found:

@@ -1,7 +1,8 @@
 """The HTTP proxy in front of the API server, and the tunnel through it.
 
-The proxy is the kubeconfig's proxy-url, else it follows from HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment,
-read as Go's net/http and golang.org/x/net/http/httpproxy do. No message and no repr contains its password.
+The proxy is the kubeconfig's proxy-url. Without a proxy-url, HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment
+determine the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy. No message and no repr contains the
+proxy's password.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
     """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY.
 
-    NO_PROXY is a comma-separated list of addresses, networks and domains, or * for everything. example.com includes its
-    subdomains; .example.com and *.example.com are the subdomains only. All except networks may have a port.
+    NO_PROXY is a comma-separated list of addresses, networks and domains, or * for everything. The entry example.com
+    includes its subdomains; .example.com and *.example.com are the subdomains only. All entries except networks may
+    have a port.
     """
     host = host.lower()
     address = parse_ip(host)

@@ -1,6 +1,5 @@
 """Reactions to failures of listing and watching one resource: the next request, its delay, and limits of silence.
-
-They follow client-go's reflector where it has a reaction; watch.py sends the requests.
+Reactions that client-go's reflector has as well are the same here. watch.py sends the requests.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # consecutive failures before a new list; one fewer after malformed answers
+_RESUMES: Final = 3  # after so many consecutive failures a list is requested; one fewer for malformed answers
 
 
 class WatchListSupport:
-    """Whether the server streams its lists (KEP-3157), for all resources; the first refusal turns it off."""
+    """Whether the server streams its lists (KEP-3157); the first refusal turns streaming off for all resources."""
 
     def __init__(self) -> None:
         self.supported = True
@@ -40,7 +39,8 @@ class WatchListSupport:
 
 
 class Recovery:
-    """The next request of one reflector, and its delay. `absent` is called when the resource does not exist.
+    """Decides the next request of one reflector and the delay before the request. `absent` is called when the resource
+    does not exist.
 
     `list_needed`: the next request is a list. `list_from` is the minimum version of the list. As in client-go: the
     first list may come from the server's cache ("0"), later ones must not be older than the known version, and ""
@@ -93,7 +93,7 @@ class Recovery:
         self._working()
 
     def listed_in_pages(self) -> None:
-        """Record that a paged list is complete: the next one may be streamed again."""
+        """Record that a paged list is complete: the next list may be streamed again."""
         self._list_in_pages = False
 
     def received(self) -> None:
@@ -109,7 +109,7 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt; after a lost connection, at most until another request gets an answer."""
+        """Wait before the next attempt. After a lost connection the wait ends when another request gets an answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)
@@ -122,12 +122,12 @@ class Recovery:
         return self._watching.failed()
 
     def internal_error(self) -> float:
-        """Request a list; return the seconds to wait after an error in this program."""
+        """Make a list the next request, after an error in this program; return the seconds until then."""
         self.list_needed = True
         return self._listing.failed()
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
-        """Choose the next request after `error`; return the seconds until then.
+        """Choose the next request after `error`; return the seconds to wait before the request.
 
         `listing`: the failed request was a list that is not complete; `streamed`: it was a WatchList.
         """
@@ -187,7 +187,7 @@ class Recovery:
         self.list_from = ""
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """Request a list, soon unless another one was requested recently."""
+        """Make a list the next request; soon, unless a list was requested recently."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
         self.list_needed = True
         if listing:
@@ -238,8 +238,8 @@ class Silence:
     """The total seconds for which watches may be silent before the resource is listed again.
 
     An API server sends a bookmark each minute. Without one for minutes, the watch is dead although its connection is
-    open, or the server was restored from a backup and has not reached the watched version. Silence of a server without
-    bookmarks is weaker evidence: the limit doubles with each list that silence causes.
+    open, or the server was restored from a backup and has not reached the watched version. The silence of a server that
+    sends no bookmarks proves less, so the limit doubles with each list that silence causes.
     """
 
     def __init__(self, pace: ListPace) -> None:
@@ -248,11 +248,13 @@ class Silence:
         self.broken()
 
     def broken(self) -> None:
-        """Start again after an event."""
+        """Count the silence from 0 again, after an event."""
         self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:
-        """Start again after a bookmark: this server sends bookmarks."""
+        """Count the silence from 0 again, after a bookmark; the limit is the first one, because this server sends
+        bookmarks.
+        """
         self._limit = self._pace.silence
         self.broken()
 
@@ -261,7 +263,7 @@ class Silence:
         self.left = max(0.0, self.left - seconds)
 
     def ran_out(self) -> None:
-        """Start again after a list that silence has caused."""
+        """Count the silence from 0 again, after a list that silence has caused; the limit doubles."""
         self._limit = min(2 * self._limit, self._pace.longest_silence)
         self.broken()
 

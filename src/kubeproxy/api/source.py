@@ -92,7 +92,9 @@ class Trouble:
 
 
 class WatchStanding(Struct, frozen=True, kw_only=True):
-    """The state of the source of one resource, for answers: as ResourceStatus, with its staleness in seconds."""
+    """The state of the source of one resource, for answers of commands: the fields of ResourceStatus, and the staleness
+    in seconds.
+    """
 
     resource: str
     synced: bool
@@ -191,8 +193,9 @@ class ListPace(Struct, frozen=True, kw_only=True):
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and last delay of the doubling backoff (client-go: 0.8 to 30); the delays of connections are shorter, for
-    boot."""
+    """First and last delay of the doubling backoff (client-go: 0.8 to 30). The delays of connections are shorter, so
+    that a booting node connects soon.
+    """
     healthy: float = 60.0
     """Time without a failure after which the backoff starts from its first delay."""
     relist: float = 0.5

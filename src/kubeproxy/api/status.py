@@ -103,7 +103,7 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's text of an error; Python and asyncio often use another text."""
+    """Return the operating system's text for an error; Python and asyncio often have a different text."""
     if isinstance(error, ssl.SSLError):
         return tls_words(error)
     if isinstance(error, socket.gaierror):

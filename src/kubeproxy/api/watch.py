@@ -2,7 +2,7 @@
 
 The protocol is client-go's reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after
 410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of Services with
-weights by zone: they would cost time and memory for every endpoint of a cluster.
+weights by zone: for every endpoint of a cluster they would cost time and memory.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Reflector:
 
     @property
     def is_listed(self) -> bool:
-        """Whether a complete list was delivered, and no new one is needed."""
+        """Whether a complete list was delivered, and no new list is needed."""
         return self.status.synced and not self._recovery.list_needed
 
     async def run(self) -> None:
@@ -128,10 +128,10 @@ class Reflector:
             await self._recovery.pause(delay)
 
     async def _step(self) -> float:
-        """List, or watch until that ends; return the seconds to wait before the next step."""
+        """List, or watch until the watch ends; return the seconds to wait before the next step."""
         started, version = time.monotonic(), self.status.resource_version
         listing = self._recovery.list_needed
-        # Constant during the list: in the meantime another reflector may find that this server has no streamed lists.
+        # Read once, before the list: while it runs, another reflector may find that the server has no streamed lists.
         streamed = listing and self._recovery.streamed
         try:
             if streamed:
@@ -152,7 +152,7 @@ class Reflector:
         return 0.0
 
     async def _list(self) -> None:
-        """List page by page, decoding each before the next is fetched."""
+        """List page by page; each page is decoded before the next one is fetched."""
         objects: list[Object | PackedSlice] = []
         rejected: list[Rejected] = []
         version, token, limit = "", "", self._pace.page
@@ -239,7 +239,7 @@ class Reflector:
         self._take(decoder.finish())
 
     def _take(self, changes: WatchChanges) -> None:
-        """Deliver changes, then store their version, then raise their error, if any."""
+        """Deliver the changes of a watch, then store their version, then raise the error that ended the watch, if any."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:
             initial.take(changes.events)
@@ -358,8 +358,9 @@ class Zones:
             self._sink(held)
 
     def _note(self, event: Event) -> None:
-        """Update the set of Services that use zone weights. A Service that stops using them stays in the set until it
-        is deleted; this saves requests."""
+        """Update the set of Services that use zone weights. A Service that no longer uses zone weights stays in the set
+        until the Service is deleted; this saves requests.
+        """
         if isinstance(event, Upserted):
             self._add([event.object])
         elif isinstance(event, Deleted):
@@ -382,7 +383,7 @@ class Zones:
     async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
         """Read zones when a Service starts to use weights by zone. Failures are logged and retried.
 
-        `status` is the status of slices; `listed` returns whether their list is complete and no new one is needed.
+        `status` is the status of slices; `listed` returns whether their list is complete and no new list is needed.
         """
         try:
             while True:
@@ -397,8 +398,9 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Make one attempt, except at the start after a random delay: all nodes receive a new Service at the same
-        time."""
+        """Make one attempt. Except at the start, a random delay precedes it, because all nodes receive a new Service at
+        the same time.
+        """
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]

@@ -35,7 +35,7 @@ class Fact(NamedTuple):
 
     @property
     def key(self) -> tuple[Severity, str]:
-        """The identity of the fact, equal on all nodes that state it."""
+        """The identity of the fact: equal on all nodes that state the fact."""
         return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
 
 

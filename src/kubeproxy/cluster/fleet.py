@@ -38,7 +38,7 @@ class Reply(Struct, kw_only=True):
 
 
 class Shared(Struct):
-    """A fact and the nodes that state it; `lacking`: these are instead the nodes that do not state it."""
+    """A fact and the nodes that state it. With `lacking`, the nodes are those that do not state the fact."""
 
     fact: Fact
     nodes: list[str]
@@ -46,7 +46,7 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question: all answers as JSON values (`whole`), and their facts."""
+    """The replies to one question: the answers as JSON values if they are printed (`whole`), and their facts."""
 
     def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
         self.command = command
@@ -109,7 +109,7 @@ class Fleet:
         return found
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Return the number of nodes by version and by mode, and of those with a Go kube-proxy by its version."""
+        """Return the number of nodes by version and by mode; nodes with a Go kube-proxy are counted by its version."""
         mine = [reply for reply in self.replies if not reply.problem and not reply.go]
         return {
             "versions": Counter(reply.version or "unknown" for reply in mine),
@@ -145,7 +145,7 @@ def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: S
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
 ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    """Return the reply of a node, its answer and the facts of it."""
+    """Return three values: the reply of a node, its answer, and the facts of the answer."""
     where = place.container
     if where is None:
         return Reply(node=place.node, problem=place.problem), None, ()

@@ -66,7 +66,7 @@ def checked(name: str) -> str:
 
 
 class Kubectl:
-    """The user's kubectl, with options for its connection; each call may take `patience` seconds."""
+    """The user's kubectl, with its connection options; each call may take `patience` seconds."""
 
     def __init__(self, options: Iterable[str], patience: float) -> None:
         self._options = tuple(options)

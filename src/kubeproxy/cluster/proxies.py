@@ -81,14 +81,14 @@ class ProxyPlace(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All nodes by name; their Node objects, if they could be listed; and the reason for missing ones, '' for none."""
+    """All nodes by name; the Node objects, if these could be listed; and the reason why nodes are missing, '' for none."""
 
     places: Mapping[str, ProxyPlace]
     nodes: Sequence[Node]
     problem: str
 
     def of(self, names: Sequence[str]) -> list[ProxyPlace]:
-        """Return these nodes, all if none is given. Raises QuestionError for an unknown one."""
+        """Return the nodes with these names, all if no name is given. Raises QuestionError for an unknown name."""
         for name in names:
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")
@@ -115,7 +115,7 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
 
 
 def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
-    """Return a sort key: the last pod of a node is asked. During a roll-out there are two of them."""
+    """Return a sort key: the last pod of a node is queried. During a roll-out a node may have two pods."""
     return pod.runs, pod.metadata.labels.app != KUBE_PROXY, pod.metadata.creation_timestamp
 
 

@@ -55,7 +55,7 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
 
 
 def json(fleet: Fleet) -> None:
-    """Print all answers, and what they have in common, as JSON of docs/answers.schema.json."""
+    """Print all answers, and their common facts, as JSON in the form of docs/answers.schema.json."""
     output.json(
         {
             "command": fleet.command,
@@ -125,7 +125,7 @@ def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], used: U
 
 
 def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
-    """Return the rows of a table, those with the most connections first."""
+    """Return the rows of a table; the rows with the most connections are first."""
     rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
     return [
         (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")

@@ -34,7 +34,7 @@ Kubernetes 1.37 (KEP-6032) accepts all of them, in any combination; 1.36 only `p
 """
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
-_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # IP_VS_SCHEDNAME_MAXLEN; it is also part of a module's name
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # below IP_VS_SCHEDNAME_MAXLEN; part of the module's name
 
 
 def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Feature(NamedTuple, Generic[T]):
         return value
 
     def on(self, node: P, value: T) -> P:
-        """Return the settings or globals of a node with another value of the feature."""
+        """Return a copy of a node's settings or globals in which the feature has this value."""
         from msgspec import structs  # noqa: PLC0415 - not for --help
 
         features: Features = getattr(node, "features")  # noqa: B009 - of HasFeatures

@@ -97,8 +97,8 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
 
 
 class _Compared(NamedTuple):
-    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: no random number reaches
-    some elements, so units of the same shape may have other outcomes.
+    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: some elements are never
+    picked, because no random number is their key; so two units of the same shape may have different outcomes.
     """
 
     classes: int

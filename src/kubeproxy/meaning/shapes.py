@@ -1,9 +1,9 @@
 """Units of packets with rules that are equal except for names: the comparison follows one unit of each shape.
 
-A unit is one destination with one protocol and port that a rule contains, or with all other ones. Its shape lists all
-rules and elements that its packets can reach. Numbers, in the order of appearance, replace the addresses, ports and
-chains of the unit; an address or port is listed with the sets of the rules that contain it. So units of one shape have
-the same outcomes except for these names.
+A unit is a destination together with either one protocol and port that a rule contains, or all those that no rule
+contains. Its shape lists all rules and elements that its packets can reach. Numbers, in the order of appearance,
+replace the addresses, ports and chains of the unit; an address or port is listed with the sets of the rules that
+contain it. So units of one shape have the same outcomes except for these names.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Side:
                 self._todo.append(entry.data[1])
 
     def _chain(self, name: str) -> None:
-        """Index the rules of a common chain, and add the target chains of its other rules."""
+        """Index the rules of a common chain by address or port; queue the target chains of its rules without either."""
         chain = self.chains[name]
         for key, numbers in chain.index.items():
             self.named[key] += [_IndexedRule(name, bisect_right(chain.free, at), chain.rules[at]) for at in numbers]

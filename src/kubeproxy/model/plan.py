@@ -264,7 +264,7 @@ class Compiled(Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
 
     def has(self, protocol: int) -> bool:
-        """Return whether a service port is of this protocol, by its number."""
+        """Return whether a service port has the protocol with this IP protocol number."""
         return any(plan.key.protocol == protocol for plan in self.plans)
 
 

@@ -191,7 +191,7 @@ def _nodeport_ips(
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # an address that no interface has is translated before it reaches the node: no packet to it arrives
+    if primary:  # no packet to an address without an interface arrives: something before the node translates it
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))

@@ -91,7 +91,8 @@ def run(options: Options) -> int:
 
 
 def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
-    """Return the options with the mode that runs, the mode, and the settings on this node. Raises Unsupported.
+    """Return three values: the options with the field `mode` filled in, that mode, and the node's settings. Raises
+    Unsupported.
 
     When the default mode is not supported and the options name none, the fallback mode runs.
     """

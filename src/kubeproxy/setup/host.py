@@ -73,10 +73,10 @@ def supported(
 ) -> Supported:
     """Return the families that pass `check`, which raises Unsupported when a requirement of a family is missing.
 
-    A family may be missing unless it is the primary one, as without ip6tables or the kernel's nat table of a family;
-    while the primary family is unknown (None), either may be missing. A failed check is repeated, as the result is
-    final until the next start, and memory may be short for a moment. Raises Unsupported when no family is left. Source:
-    platformCheckSupported of cmd/kube-proxy.
+    Only the primary family is required. The other family may be missing, for example if ip6tables or its nat table does
+    not exist. While the primary family is unknown (None), either family may be missing. A failed check is repeated,
+    because memory may be short for a moment, and the result is final until the next start. Raises Unsupported when no
+    family is left. Source: platformCheckSupported of cmd/kube-proxy.
     """
     lacks: list[Unsupported] = []
     for pause in (0.0, *_CHECKED_AGAIN):

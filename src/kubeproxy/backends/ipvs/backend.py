@@ -42,7 +42,7 @@ there."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
-"""Tables whose rules are written before and after the virtual servers."""
+"""The tables that are written before the virtual servers, and those that are written after them."""
 
 
 class IpvsBackend:

@@ -222,7 +222,7 @@ def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: Ke
 
 
 def _clients(name: str, form: SetForm, table: KernelTable) -> Iterator[bytes]:
-    """Yield the clients of a slot with the current key, which contains a hash of the address instead of the address."""
+    """Yield the clients of a slot under their current keys, which have a hash of the address instead of the address."""
     size = table.family.address_size
     for client in table.elements(name) if form.key_length == 2 * size else ():
         if client.expires > 0:

@@ -309,7 +309,7 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 _OWN_NUMBERS: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its clients are remembered under a separate number"),
+    **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
     SetId.FIREWALL_LISTS: "its source ranges have a separate number",
 }
 """Comparable form of elements with numbers: the value of the number is not compared."""
@@ -399,7 +399,7 @@ class ElementWords(TableWords):
         if set_id == SetId.FIREWALL_LISTS:
             return f"its source ranges have the number {unpack(data)}"
         if set_id in POOL_MAPS:
-            return f"its clients are remembered under the number {unpack(data)}"
+            return f"its session affinity has the number {unpack(data)}"
         meaning = _MEANINGS.get(set_id, "known")
         if set_id in CLASS_MAPS and data:
             size = int.from_bytes(data, "big")

@@ -33,10 +33,11 @@ CLASSES: Final[tuple[int, ...]] = (
     *(10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 256),
     *(1024, 4096, 16384, 65535),
 )
-"""Classes: numbers of endpoints, to which that of a frontend is rounded up. A rule picks a random slot of a class.
+"""The classes: the number of endpoints in a pool is rounded up to the next of these. A rule picks a random slot of a
+class.
 
-The kernel checks each new element against the rule of each class: with twice as many classes a full sync takes a sixth
-longer. The largest class fits into a port.
+The kernel checks each new element against the rule of each class, so with twice as many classes a full sync takes a
+sixth longer. The largest class still fits into the two bytes of a class in a map.
 """
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))

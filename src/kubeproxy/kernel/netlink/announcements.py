@@ -40,7 +40,7 @@ _KEEP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF)
 _DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0)
 _LOAD_INDEXED: Final = {2: 0x48, 4: 0x40}
 """LD IND by size in bytes: from register X, plus the operand."""
-_LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the bytes of nlmsg_len below 64 KiB
+_LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the two low bytes of nlmsg_len: enough below 64 KiB
 _NEXT_MESSAGE: Final = b"".join(
     _INSTRUCTION.pack(code, 0, 0, operand)
     for code, operand in (

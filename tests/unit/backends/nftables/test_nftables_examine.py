@@ -220,8 +220,8 @@ def test_frontends_of_a_pool_with_other_slots_and_numbers_than_the_first(ground)
             ("2 of 2 slots of 203.0.113.1:80/tcp", "as of its other frontends", "others"),
             (
                 "203.0.113.1:80/tcp",
-                "its clients are remembered under a separate number",
-                "its clients are remembered under the number 0.0.0.99",
+                "its session affinity has a separate number",
+                "its session affinity has the number 0.0.0.99",
             ),
         ]
 
