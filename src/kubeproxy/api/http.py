@@ -63,7 +63,10 @@ def user_agent() -> str:
 
 
 class Route:
-    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it. When an address is new, `changed` is called before any connection to that address."""
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it.
+
+    When an address is new, `changed` is called before any connection to that address.
+    """
 
     def __init__(self) -> None:
         self.places: frozenset[tuple[str, int]] = frozenset()

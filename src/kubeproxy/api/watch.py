@@ -239,7 +239,7 @@ class Reflector:
         self._take(decoder.finish())
 
     def _take(self, changes: WatchChanges) -> None:
-        """Deliver the changes of a watch, then store their version, then raise the error that ended the watch, if any."""
+        """Deliver the changes of a watch, then store their version, then raise the error that ended it, if any."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:
             initial.take(changes.events)

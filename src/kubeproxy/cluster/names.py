@@ -45,7 +45,8 @@ class _Slice(ApiStruct, frozen=True):
 class End(NamedTuple):
     """One end of a connection in the form for kube-proxy: its addresses, or the text of a Service.
 
-    `node` is the node that it is on, '' if unknown or outside; `port` is the text after the address, with the colon.
+    `node` is the node of this end, '' if unknown or outside the cluster; `port` is the text after the address, with the
+    colon.
     """
 
     addresses: tuple[str, ...]
@@ -145,7 +146,9 @@ class Names:
                     self.known |= dict.fromkeys(one.addresses or (), pod)
 
     def _node_of(self, address: bytes) -> str:
-        """Return the node of an address: its own, that of a pod, or that with its pod network; '' for none of them."""
+        """Return the node of an address: the Node with this address, the node of the pod with this address, or the node
+        with a pod network that contains the address; '' for none.
+        """
         text = unpack(address)
         for node in self._nodes:
             if address in map(pack, _node_addresses(node)):
@@ -164,7 +167,9 @@ class Names:
 
 
 def question(source: End, target: End) -> tuple[str, str]:
-    """Return the two arguments of `kube-proxy why`. Raises QuestionError if the ends have no family in common."""
+    """Return the two arguments of `kube-proxy why`. Raises QuestionError if client and destination have no family in
+    common.
+    """
     there = target.addresses or (("",) if target.service else ())
     for one, other in ((one, other) for one in source.addresses for other in there):
         if one == NODE or not other or (":" in one) is (":" in other):
@@ -192,7 +197,7 @@ def _is_address(text: str) -> bool:
 
 
 def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
-    """Return kind, namespace ('' for the usual one), name and port with its colon of a named end."""
+    """Return four parts of a named end: kind, namespace ('' for the usual one), name, and port with its colon."""
     match = _NAMED.fullmatch(text)
     if match is None:
         raise QuestionError(

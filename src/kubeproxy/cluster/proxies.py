@@ -81,7 +81,7 @@ class ProxyPlace(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All nodes by name; the Node objects, if these could be listed; and the reason why nodes are missing, '' for none."""
+    """All nodes by name; the Node objects, if these could be listed; the reason for missing nodes, '' for none."""
 
     places: Mapping[str, ProxyPlace]
     nodes: Sequence[Node]
