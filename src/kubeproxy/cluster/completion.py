@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from kubeproxy.cluster.kubectl import Items, Kubectl
 from kubeproxy.cluster.main import parser
+from kubeproxy.commands.completion import arguments_at
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.objects import ApiStruct, ObjectMeta
 
@@ -27,9 +29,8 @@ class _Object(ApiStruct, frozen=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the possible continuations of a command line with an incomplete last word; return the exit code."""
     *before, last = (sys.argv[1:] if argv is None else argv) or [""]
-    sys.stdout.writelines(
-        f"{one}\n" for one in (*(one for one in following(before) if one.startswith(last)), _NO_FILES)
-    )
+    found = [one for one in following(before) if one.startswith(last)]
+    sys.stdout.writelines(f"{one}\n" for one in (*found, _NO_FILES))
     return 0
 
 
@@ -41,19 +42,12 @@ def following(before: Sequence[str]) -> Iterable[str]:
     command = commands.choices.get(before[0])
     if command is None:
         return ()
-    options = command._option_string_actions
-    pending, place = None, 0
-    namespace = ""
-    for word in before[1:]:
-        place += pending is None and not word.startswith("-")
-        namespace = word if pending is not None and pending.dest == "namespace" else namespace
-        option = options.get(word) if pending is None else None
-        pending = option if option is not None and option.nargs != 0 else None
+    pending, positional = arguments_at(command, before[1:])
+    namespace = next((value for flag, value in pairwise(before) if flag in {"-n", "--namespace"}), "")
     if pending is not None:
         return pending.choices or (_names("node", namespace) if pending.dest == "node" else ())
-    positions = command._get_positional_actions()
-    kinds = _KINDS[str(positions[place].metavar)] if place < len(positions) else ()
-    return [*options, *(f"{kind}/{name}" for kind in kinds for name in _names(kind, namespace))]
+    kinds = _KINDS[str(positional.metavar)] if positional is not None else ()
+    return [*command._option_string_actions, *(f"{kind}/{name}" for kind in kinds for name in _names(kind, namespace))]
 
 
 def _names(kind: str, namespace: str) -> Iterator[str]:

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     values = vars(given)
     connection = [f"--{name}={value}" for name in _CONNECTION for value in values[name.replace("-", "_")]]
-    kubectl = Kubectl(connection, given.timeout)
+    kubectl = Kubectl(connection, given.timeout + (values.get("seconds") or 0))
     found = survey(kubectl, given.proxy_namespace, given.proxy_selector)
     names = Names(kubectl, found.nodes, given.namespace)
     if found.problem:

@@ -127,12 +127,7 @@ def following(line: str) -> list[str]:
         return _beginning(last, COMMANDS.items())
     parser = parser_of(name)
     options = parser._option_string_actions
-    pending, place = None, 0
-    for word in before:
-        if pending is None and not word.startswith("-"):
-            place += 1
-        option = options.get(word) if pending is None else None
-        pending = option if option is not None and option.nargs != 0 else None
+    pending, positional = arguments_at(parser, before)
     if pending is not None:
         return list(_proposed(pending, last))
     start, equals, value = last.partition("=")
@@ -141,8 +136,20 @@ def following(line: str) -> list[str]:
     if last.startswith("-"):
         long = {max(one.option_strings, key=len): summary(one) for one in options.values()}
         return _beginning(last, long.items())
-    positions = parser._get_positional_actions()
-    return list(_proposed(positions[place], last)) if place < len(positions) else []
+    return list(_proposed(positional, last)) if positional is not None else []
+
+
+def arguments_at(
+    parser: argparse.ArgumentParser, before: Iterable[str]
+) -> tuple[argparse.Action | None, argparse.Action | None]:
+    """Return the option that lacks its value after these words, and the next positional argument; None without one."""
+    pending, place = None, 0
+    for word in before:
+        if pending is None and not word.startswith("-"):
+            place += 1
+        option = parser._option_string_actions.get(word) if pending is None else None
+        pending = option if option is not None and option.nargs != 0 else None
+    return pending, next(iter(parser._get_positional_actions()[place:]), None)
 
 
 def _beginning(prefix: str, words: Iterable[tuple[str, str]]) -> list[str]:
