@@ -16,17 +16,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from kubeproxy.api import credentials
 from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server, read_file
-from kubeproxy.api.credentials import (
-    Credentials,
-    ExecConfig,
-    ExecEnv,
-    ExecPlugin,
-    Headers,
-    TokenFile,
-    bearer,
-    check_token,
-)
 from kubeproxy.api.proxy import proxy_of
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
@@ -63,7 +54,7 @@ class _ExecEntry(Struct, rename="camel"):
     api_version: str = ""
     command: str = ""
     args: list[str] | None = None
-    env: list[ExecEnv] | None = None
+    env: list[credentials.ExecEnv] | None = None
     interactive_mode: str | None = None
     provide_cluster_info: bool | None = None
     install_hint: str | None = None
@@ -104,7 +95,7 @@ def load_cluster(
         return _from_kubeconfig(kubeconfig, master, environ)
     if master:
         server = parse_server(master, "--master")
-        return Cluster(server, Trust(), Credentials(), proxy_of(server, "", "", environ))
+        return Cluster(server, Trust(), credentials.Credentials(), proxy_of(server, "", "", environ))
     return in_cluster(environ=environ, service_account=service_account)
 
 
@@ -122,7 +113,7 @@ def in_cluster(*, environ: Mapping[str, str] = os.environ, service_account: str 
             raise ConfigError(f"kubeconfig: not given, and the service account has no {path}; is it mounted?")
     server = parse_server(f"https://{host_port(host, port)}", "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT")
     trust = Trust(ca_file=authority, cluster_field="service account")
-    return Cluster(server, trust, TokenFile(token), proxy_of(server, "", "", environ))
+    return Cluster(server, trust, credentials.TokenFile(token), proxy_of(server, "", "", environ))
 
 
 def _from_kubeconfig(path: str, master: str, environ: Mapping[str, str]) -> Cluster:
@@ -199,7 +190,7 @@ def _server(cluster: _ClusterEntry, master: str, trust: Trust, cluster_field: st
 
 def _credentials(
     user: _UserEntry, server: Server, cluster: _ClusterEntry, trust: Trust, folder: Path, where: str
-) -> Credentials:
+) -> credentials.Credentials:
     if user.auth_provider is not None:
         raise ConfigError(f"{where}.auth-provider: was removed from Kubernetes in 1.26; use exec or a token instead")
     headers = _impersonation(user, where)
@@ -209,22 +200,22 @@ def _credentials(
         if token_given:
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
         pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
-        return Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
+        return credentials.Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
     if plugin is not None and not token_given:  # as in client-go, a given token takes precedence over the plugin
-        return ExecPlugin(plugin, headers=headers)
+        return credentials.ExecPlugin(plugin, headers=headers)
     try:
-        token = check_token((user.token or "").strip())
+        token = credentials.check_token((user.token or "").strip())
     except ValueError as error:
         raise ConfigError(f"{where}.token: {error}") from error
     if user.token_file:
         path = _resolve(user.token_file, folder)
-        return TokenFile(path, token=token, headers=headers, field=f"{where}.tokenFile")
+        return credentials.TokenFile(path, token=token, headers=headers, field=f"{where}.tokenFile")
     if token:
-        return Credentials((*headers, bearer(token)), f"{where}.token")
-    return Credentials(headers)
+        return credentials.Credentials((*headers, credentials.bearer(token)), f"{where}.token")
+    return credentials.Credentials(headers)
 
 
-def _impersonation(user: _UserEntry, where: str) -> Headers:
+def _impersonation(user: _UserEntry, where: str) -> credentials.Headers:
     """Return the headers by which requests impersonate another user; `where` is the path of the kubeconfig's user."""
     groups: Sequence[str] = user.as_groups or ()
     extra = user.as_user_extra or {}
@@ -249,7 +240,7 @@ def _escaped(key: str) -> str:
 
 def _exec(
     entry: _ExecEntry, server: Server, cluster: _ClusterEntry, trust: Trust, folder: Path, where: str
-) -> ExecConfig:
+) -> credentials.ExecConfig:
     where = f"{where}.exec"
     if entry.api_version not in _EXEC_VERSIONS:
         raise ConfigError(f"{where}.apiVersion: {entry.api_version!r} is not supported; use {_EXEC_VERSIONS[0]}")
@@ -260,7 +251,7 @@ def _exec(
     # As in client-go: a command with a slash is a path relative to the kubeconfig; without a slash it is searched in
     # PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
-    return ExecConfig(
+    return credentials.ExecConfig(
         api_version=entry.api_version,
         command=command,
         args=entry.args or [],

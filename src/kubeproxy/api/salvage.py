@@ -15,17 +15,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, defstruct
 from msgspec.json import Decoder
 from msgspec.structs import FieldInfo, fields
 
-from kubeproxy.model.objects import (
-    Annotations,
-    Labels,
-    Node,
-    Object,
-    ObjectMeta,
-    PlacedEndpoint,
-    Service,
-    ServiceSpec,
-    SliceEndpoint,
-)
+from kubeproxy.model import objects
 from kubeproxy.model.plan import Problem
 
 DEPTH = 64
@@ -33,20 +23,20 @@ DEPTH = 64
 
 _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
     {
-        *((ObjectMeta, name) for name in ("labels", "annotations", "uid", "resource_version")),
-        *((ObjectMeta, name) for name in ("creation_timestamp", "deletion_timestamp")),
-        (Service, "status"),
-        (Node, "status"),
-        (SliceEndpoint, "hints"),
-        (PlacedEndpoint, "hints"),
-        (PlacedEndpoint, "zone"),
-        *((Labels, info.name) for info in fields(Labels)),
-        *((Annotations, info.name) for info in fields(Annotations)),
+        *((objects.ObjectMeta, name) for name in ("labels", "annotations", "uid", "resource_version")),
+        *((objects.ObjectMeta, name) for name in ("creation_timestamp", "deletion_timestamp")),
+        (objects.Service, "status"),
+        (objects.Node, "status"),
+        (objects.SliceEndpoint, "hints"),
+        (objects.PlacedEndpoint, "hints"),
+        (objects.PlacedEndpoint, "zone"),
+        *((objects.Labels, info.name) for info in fields(objects.Labels)),
+        *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
 """Fields that are left out when they are invalid: without them the object has the same effect, or a smaller one."""
 
-_WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(ServiceSpec, "load_balancer_source_ranges")})
+_WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
 """Lists that must not lose an entry: without its source ranges a load balancer would be open to all."""
 
 _ESCAPE = re.compile(
@@ -62,7 +52,7 @@ FAILURES = (ValueError, RecursionError)
 class Salvaged(NamedTuple):
     """The object (None if unusable), the readable parts of its identity, and all problems."""
 
-    object: Object | None
+    object: objects.Object | None
     namespace: str
     name: str
     uid: str
@@ -87,7 +77,7 @@ class _Identity(Struct, rename="camel"):
     resource_version: Raw = Raw(b'""')
 
 
-def salvage(data: bytes, kind: type[Object]) -> Salvaged:
+def salvage(data: bytes, kind: type[objects.Object]) -> Salvaged:
     """Read `data`, one JSON value of any shape, as a `kind`; never raises."""
     data = mended(data)
     identity = _identity(data)

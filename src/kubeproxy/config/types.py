@@ -15,24 +15,14 @@ from msgspec import Struct
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from kubeproxy.config import fields
 from kubeproxy.config.addresses import is_ipv6, with_port
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.fields import (
-    API_VERSION,
-    HEALTHZ_PORT,
-    IPVS,
-    KIND,
-    METRICS_PORT,
-    ConfigurationFields,
-    IPTables,
-    NFTables,
-    json_fields,
-)
 from kubeproxy.config.modes import DEFAULT, EVERY_ADDRESS, MODES, ModeConfig
 from kubeproxy.errors import ConfigError
 
 
-class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
+class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=True):
     """The whole configuration, with every default filled in; built without arguments it is the default configuration.
 
     An empty mode means nftables here, iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are
@@ -87,13 +77,13 @@ class KubeProxyConfiguration(ConfigurationFields, frozen=True, kw_only=True):
         return self._masquerades.masquerade_bit
 
     @property
-    def _syncs(self) -> IPTables | IPVS | NFTables:
-        block: IPTables | IPVS | NFTables = getattr(self, self.of_mode.syncs)
+    def _syncs(self) -> fields.IPTables | fields.IPVS | fields.NFTables:
+        block: fields.IPTables | fields.IPVS | fields.NFTables = getattr(self, self.of_mode.syncs)
         return block
 
     @property
-    def _masquerades(self) -> IPTables | NFTables:
-        block: IPTables | NFTables = getattr(self, self.of_mode.masquerades)
+    def _masquerades(self) -> fields.IPTables | fields.NFTables:
+        block: fields.IPTables | fields.NFTables = getattr(self, self.of_mode.masquerades)
         return block
 
 
@@ -108,8 +98,8 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
     metrics = "[::1]" if ipv6 and "metricsBindAddress" not in given else config.metrics_bind_address
     config = replace(
         config,
-        healthz_bind_address=with_port(healthz, HEALTHZ_PORT),
-        metrics_bind_address=with_port(metrics, METRICS_PORT),
+        healthz_bind_address=with_port(healthz, fields.HEALTHZ_PORT),
+        metrics_bind_address=with_port(metrics, fields.METRICS_PORT),
     )
     return config if config.mode else DEFAULT.completed(config, given)
 
@@ -133,7 +123,7 @@ def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
 
 def describe(config: KubeProxyConfiguration) -> dict[str, Any]:
     """Return the configuration as plain values under its v1alpha1 JSON names, with apiVersion and kind."""
-    return {"apiVersion": API_VERSION, "kind": KIND, **_plain(config)}
+    return {"apiVersion": fields.API_VERSION, "kind": fields.KIND, **_plain(config)}
 
 
 def dump(config: KubeProxyConfiguration) -> str:
@@ -184,7 +174,7 @@ def with_values(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> Ku
 
 
 def _replaced(struct: Struct, path: list[str], value: Any) -> Any:
-    attribute, _ = json_fields(type(struct))[path[0]]
+    attribute, _ = fields.json_fields(type(struct))[path[0]]
     if len(path) > 1:
         value = _replaced(getattr(struct, attribute), path[1:], value)
     return replace(struct, **{attribute: value})

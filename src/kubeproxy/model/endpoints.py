@@ -15,16 +15,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.model import objects
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family, family_of, pack
-from kubeproxy.model.objects import (
-    EndpointConditions,
-    EndpointPort,
-    EndpointSlice,
-    NameHint,
-    ObjectMeta,
-    PlacedSlice,
-    SliceEndpoint,
-)
 from kubeproxy.model.plan import Pool, Problem
 
 
@@ -92,19 +84,19 @@ class PackedSlice(Struct, frozen=True, gc=False):
     `piece` is None without a Service, or for an address type that cannot be programmed.
     """
 
-    metadata: ObjectMeta
+    metadata: objects.ObjectMeta
     address_type: str
     piece: Slice | None
 
 
-def packed(source: EndpointSlice) -> PackedSlice:
+def packed(source: objects.EndpointSlice) -> PackedSlice:
     """Return the packed form of a slice."""
     labels = source.metadata.labels
     piece = parse_slice(source) if labels is not None and labels.service_name else None
     return PackedSlice(source.metadata, source.address_type, piece)
 
 
-def parse_slice(source: EndpointSlice) -> Slice | None:
+def parse_slice(source: objects.EndpointSlice) -> Slice | None:
     """Return the packed form of a slice, None for an address type that cannot be programmed (FQDN).
 
     Invalid entries are left out and named in `problems`.
@@ -121,7 +113,7 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     if annotations is not None and annotations.weight is not None:
         weight, wrong_weight = _slice_weight(annotations.weight)
         wrong_ports += wrong_weight
-    zones = _zones(source) if isinstance(source, PlacedSlice) else None
+    zones = _zones(source) if isinstance(source, objects.PlacedSlice) else None
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         plain = _plain(entries, ports, family)
@@ -132,7 +124,7 @@ def parse_slice(source: EndpointSlice) -> Slice | None:
     return Slice(family, ports, (), (), particular, triggered, wrong, version, proxy, weight, zones)
 
 
-def _zones(source: PlacedSlice) -> Mapping[bytes, str]:
+def _zones(source: objects.PlacedSlice) -> Mapping[bytes, str]:
     """Return the zones of endpoints, by packed address."""
     found = {pack(e.addresses[0]): intern(e.zone) for e in source.endpoints or () if e.zone and e.addresses}
     return {address: zone for address, zone in found.items() if address is not None}
@@ -166,7 +158,7 @@ _AFTER_MAPPED = b"\0" * 9 + b"\x01"
 
 
 def _plain(
-    entries: Sequence[SliceEndpoint], ports: Sequence[SlicePort], family: Family
+    entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
     """Return the destinations of each port, and the nodes, both in the order of the addresses.
 
@@ -194,7 +186,7 @@ def _plain(
     return (tuple(first), *others), tuple(nodes)
 
 
-def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
+def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
     problems: list[Problem] = []
     endpoints: list[Endpoint] = []
     for i, entry in enumerate(entries):
@@ -207,7 +199,7 @@ def _one_by_one(entries: Sequence[SliceEndpoint], family: Family) -> tuple[tuple
     return tuple(endpoints), problems
 
 
-def _ports(entries: Sequence[EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
+def _ports(entries: Sequence[objects.EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
     """Return the usable ports, and the problems of the others."""
     if len(entries) == 1:  # the usual case; many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
@@ -220,10 +212,10 @@ def _one_port(
     name: str | None, protocol: str | None, port: int | None
 ) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
     problems: list[Problem] = []
-    return tuple(_read_ports((EndpointPort(port, name, protocol),), problems)), tuple(problems)
+    return tuple(_read_ports((objects.EndpointPort(port, name, protocol),), problems)), tuple(problems)
 
 
-def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Iterable[SlicePort]:
+def _read_ports(entries: Iterable[objects.EndpointPort], problems: list[Problem]) -> Iterable[SlicePort]:
     for i, entry in enumerate(entries):
         protocol = PROTOCOLS.get(entry.protocol or "TCP")
         if protocol is None:
@@ -236,18 +228,18 @@ def _read_ports(entries: Iterable[EndpointPort], problems: list[Problem]) -> Ite
             yield SlicePort(entry.name or "", protocol, entry.port)
 
 
-_USUAL = EndpointConditions(ready=True, serving=True, terminating=False)
-_UNKNOWN = EndpointConditions()
+_USUAL = objects.EndpointConditions(ready=True, serving=True, terminating=False)
+_UNKNOWN = objects.EndpointConditions()
 
 
-def _particular(address: bytes, node: str, entry: SliceEndpoint) -> Endpoint:
+def _particular(address: bytes, node: str, entry: objects.SliceEndpoint) -> Endpoint:
     """Return an endpoint that may not be ready, or has hints."""
     c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
 
 
-def _names(entries: list[NameHint] | None) -> tuple[str, ...]:
+def _names(entries: list[objects.NameHint] | None) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries) if entries else ()
 
 

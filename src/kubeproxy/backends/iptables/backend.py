@@ -14,32 +14,11 @@ from itertools import chain
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
+from kubeproxy.backends.iptables import restores, skeleton
 from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans, rule_count
 from kubeproxy.backends.iptables.found import FoundTable, read
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.render import Detail
-from kubeproxy.backends.iptables.restores import (
-    Work,
-    declarations,
-    foundation,
-    jumps,
-    one_restore,
-    removals,
-    several_restores,
-)
-from kubeproxy.backends.iptables.skeleton import (
-    CANARY_TABLES,
-    NAT_NODEPORTS,
-    NAT_SERVICES,
-    SERVICE_PREFIXES,
-    SHARED,
-    Place,
-    RuleSettings,
-    SharedChain,
-    StartOptions,
-    fixed_chains,
-    nodeport_rules,
-)
 from kubeproxy.backends.iptables.watch import Audit, Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
@@ -65,7 +44,7 @@ class IptablesBackend:
         self,
         commands: Commands,
         world: Globals,
-        options: StartOptions,
+        options: skeleton.StartOptions,
         metrics: Metrics,
         watching: Watch,
         writer: RuleWriter,
@@ -76,18 +55,18 @@ class IptablesBackend:
         self._options = options
         self._metrics = metrics
         self._world = world
-        self._settings = RuleSettings.of(self.family, world, options)
+        self._settings = skeleton.RuleSettings.of(self.family, world, options)
         self._contents = Contents(self._settings)
         self._nodeport_rules = ""  # as written last
         self._watch = watching
         self._audit = Audit(commands, self._change)
         self._used: frozenset[str] = frozenset()  # chains without a Service that could not be deleted
         self._full_due = 0.0
-        self._counts: dict[Place, int] = {}  # rules in each shared chain
+        self._counts: dict[skeleton.Place, int] = {}  # rules in each shared chain
         self._loopback_tried = False
 
     @classmethod
-    def open(cls, commands: Commands, world: Globals, options: StartOptions, metrics: Metrics) -> Self:
+    def open(cls, commands: Commands, world: Globals, options: skeleton.StartOptions, metrics: Metrics) -> Self:
         """Return a backend for the network namespace of the caller. Raises ApplyError."""
         return cls(commands, world, options, metrics, watch(commands), RuleWriter.open(commands))
 
@@ -99,7 +78,7 @@ class IptablesBackend:
     def set_world(self, world: Globals) -> bool:
         """Take changed globals; return whether they change rules of all Services, so that a resync is needed."""
         before, self._world = self._settings, world
-        self._settings = RuleSettings.of(self.family, world, self._options)
+        self._settings = skeleton.RuleSettings.of(self.family, world, self._options)
         return not self._settings.is_like(before)
 
     # -- what changed ---------------------------------------------------------------------------------------------
@@ -111,15 +90,15 @@ class IptablesBackend:
             return
         delta = self._contents.delta(changes)
         shared = delta.gained.keys() | delta.lost
-        if nodeport_rules(self._settings) != self._nodeport_rules:
-            shared.add(NAT_SERVICES)
+        if skeleton.nodeport_rules(self._settings) != self._nodeport_rules:
+            shared.add(skeleton.NAT_SERVICES)
         if not (delta.written or delta.deleted or shared):
             self._contents.take(delta)
             return
         lines = self._shared(shared, delta)
         guards, after = _guarded(lines, delta)
         try:
-            for piece in self._pieces(Work(delta.written, {}, guards, after, {}, delta.deleted)):
+            for piece in self._pieces(restores.Work(delta.written, {}, guards, after, {}, delta.deleted)):
                 yield self._run(piece, partial=True)
         except RestoreError:
             if not delta.deleted:
@@ -134,19 +113,19 @@ class IptablesBackend:
         """Return the plans of all Services, with changes."""
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
-    def _shared(self, places: Iterable[Place], delta: ContentsChange | None) -> dict[str, str]:
+    def _shared(self, places: Iterable[skeleton.Place], delta: ContentsChange | None) -> dict[str, str]:
         """Return, by table, the lines that write these shared chains."""
         chains: dict[str, list[str]] = {"filter": [], "nat": []}
         lines = {"filter": "", "nat": ""}
-        for place in sorted(places, key=SHARED.index):
+        for place in sorted(places, key=skeleton.SHARED.index):
             table, name = place
             rules = self._contents.shared(place, delta)
-            if place == NAT_SERVICES:
-                rules += nodeport_rules(self._settings)
+            if place == skeleton.NAT_SERVICES:
+                rules += skeleton.nodeport_rules(self._settings)
             self._counts[place] = rules.count("\n")
             chains[table].append(name)
             lines[table] += rules
-        return {table: declarations(names) + lines[table] for table, names in chains.items()}
+        return {table: restores.declarations(names) + lines[table] for table, names in chains.items()}
 
     # -- everything -----------------------------------------------------------------------------------------------
 
@@ -166,12 +145,12 @@ class IptablesBackend:
 
     def _use_counters(self, counters: bool | None) -> None:
         self._options = self._options._replace(counters=counters)
-        self._settings = RuleSettings.of(self.family, self._world, self._options)
+        self._settings = skeleton.RuleSettings.of(self.family, self._world, self._options)
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         """Read the tables, write the differences, and remove chains that belong to no Service."""
         with self._watch.reading():
-            found = {table: self._read(table) for table in CANARY_TABLES}
+            found = {table: self._read(table) for table in skeleton.CANARY_TABLES}
         self._contents = Contents(self._settings)
         self._contents.load(wanted)
         kept: set[str] = set()
@@ -188,18 +167,20 @@ class IptablesBackend:
         for table in last:
             last[table] += f"{work.before.get(table, '')}{work.after.get(table, '')}".count("-A ")
         yield from self._write(work)
-        self._remove([name for name in sorted(found["nat"].chains - kept) if name.startswith(SERVICE_PREFIXES)])
+        self._remove(
+            [name for name in sorted(found["nat"].chains - kept) if name.startswith(skeleton.SERVICE_PREFIXES)]
+        )
         self._full_due = time.monotonic() + FULL_PERIOD
         self._written(last)
 
-    def _write(self, work: Work) -> Iterator[int]:
+    def _write(self, work: restores.Work) -> Iterator[int]:
         if self._commands.uses_nft:
             with Ahead(self._run) as ahead:
                 for piece in self._pieces(work):
                     yield from ahead.commit(piece)
                 yield from ahead.settled()
             return
-        pieces = one_restore(work)
+        pieces = restores.one_restore(work)
         if (first := next(pieces, None)) is not None:
             text = chain([first], pieces)
             self._run(_Piece(lambda: self._commands.restore(text)))
@@ -213,7 +194,7 @@ class IptablesBackend:
         if not chains:
             self._used = frozenset()
             return
-        self._change_each(chains, declarations)
+        self._change_each(chains, restores.declarations)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
         except Incompatible:  # the deletion of a chain fails if a rule jumps to it
@@ -227,23 +208,23 @@ class IptablesBackend:
                 self.family.label,
             )
         self._used = used
-        self._change_each([name for name in chains if name not in used], removals)
+        self._change_each([name for name in chains if name not in used], restores.removals)
 
     def _change_each(self, chains: Sequence[str], lines: Callable[[Iterable[str]], str]) -> None:
         most = self._writer.chains_at_once
         for start in range(0, len(chains), most):
             self._change(f"*nat\n{lines(chains[start : start + most])}COMMIT\n")
 
-    def _everything(self, own: Iterator[OwnChains], found: Mapping[str, FoundTable]) -> Work:
-        before = {table: foundation(table, found[table], self._settings) for table in CANARY_TABLES}
-        missing = {table: jumps(table, found[table]) for table in ("filter", "nat")}
-        wanted = self._shared_chains(nodeport_rules(self._settings))
+    def _everything(self, own: Iterator[OwnChains], found: Mapping[str, FoundTable]) -> restores.Work:
+        before = {table: restores.foundation(table, found[table], self._settings) for table in skeleton.CANARY_TABLES}
+        missing = {table: restores.jumps(table, found[table]) for table in ("filter", "nat")}
+        wanted = self._shared_chains(skeleton.nodeport_rules(self._settings))
         self._counts = {place: shared.text.count("\n") for place, shared in wanted.items()}
         differing = [place for place, shared in wanted.items() if not found[place[0]].holds_shared(place[1], shared)]
         after = self._shared(differing, None)
         rules = [line for line in after["filter"].splitlines(keepends=True) if line.startswith("-A ")]
         guards = [rule for rule in rules if chain_of(rule) in found["filter"].chains]
-        return Work(own, before, "".join(guards), after, missing)
+        return restores.Work(own, before, "".join(guards), after, missing)
 
     def _read(self, table: str) -> FoundTable:
         try:
@@ -252,17 +233,20 @@ class IptablesBackend:
             log.info("Writing all of table %s, as it cannot be read: %s", table, error)
             return self._watch.present(table)
 
-    def _shared_chains(self, last: str) -> dict[Place, SharedChain]:
+    def _shared_chains(self, last: str) -> dict[skeleton.Place, skeleton.SharedChain]:
         """Return the shared chains, with the rules for NodePorts at the end of KUBE-SERVICES."""
-        return {p: SharedChain(self._contents.blocks(p), last if p == NAT_SERVICES else "") for p in SHARED}
+        return {
+            p: skeleton.SharedChain(self._contents.blocks(p), last if p == skeleton.NAT_SERVICES else "")
+            for p in skeleton.SHARED
+        }
 
     # -- the kernel -----------------------------------------------------------------------------------------------
 
-    def _pieces(self, work: Work) -> Iterator[_Piece]:
+    def _pieces(self, work: restores.Work) -> Iterator[_Piece]:
         if self._commands.uses_nft:
-            texts = several_restores(work, self._writer.chains_at_once)
+            texts = restores.several_restores(work, self._writer.chains_at_once)
         else:
-            texts = filter(None, ["".join(one_restore(work))])
+            texts = filter(None, ["".join(restores.one_restore(work))])
         for text in texts:
             yield self._piece(text)
 
@@ -289,15 +273,15 @@ class IptablesBackend:
 
     def _written(self, last: Mapping[str, int]) -> None:
         """Update metrics and watch after a sync; `last` maps each table to the number of rules that the sync wrote."""
-        self._nodeport_rules = nodeport_rules(self._settings)
+        self._nodeport_rules = skeleton.nodeport_rules(self._settings)
         total = {"filter": 0, "nat": self._contents.nat_rules}
-        for place, shared in fixed_chains(self._settings).items():
+        for place, shared in skeleton.fixed_chains(self._settings).items():
             total[place[0]] += shared.text.count("\n")
         for (table, _), count in self._counts.items():
             total[table] += count
         for table, count in total.items():
             self._metrics.rules(self.family, table, count, last[table])
-        if not self._loopback_tried and self._settings.localhost and self._counts.get(NAT_NODEPORTS):
+        if not self._loopback_tried and self._settings.localhost and self._counts.get(skeleton.NAT_NODEPORTS):
             self._loopback_tried = True
             self._allow_loopback()
 
@@ -332,9 +316,9 @@ class IptablesBackend:
         """Return whether an audit is due, so that an inspection reads rules."""
         return self._watch.touched() or self._audit.due()
 
-    def _common(self) -> dict[Place, SharedChain]:
+    def _common(self) -> dict[skeleton.Place, skeleton.SharedChain]:
         """Return the last written chains that belong to no single Service."""
-        return self._shared_chains(self._nodeport_rules) | fixed_chains(self._contents.settings)
+        return self._shared_chains(self._nodeport_rules) | skeleton.fixed_chains(self._contents.settings)
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:

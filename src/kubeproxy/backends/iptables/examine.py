@@ -16,21 +16,6 @@ from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Printer, Suspect, as_printed, as_saved
 from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
-from kubeproxy.backends.iptables.skeleton import (
-    CANARY,
-    EXT,
-    FW,
-    INVALID_COUNTER,
-    LOCALHOST_COUNTER,
-    NAT_SERVICES,
-    SEP,
-    SERVICE_PREFIXES,
-    SHARED,
-    SVC,
-    SVL,
-    Place,
-    RuleSettings,
-)
 from kubeproxy.backends.state import Examiner, Finding, Kind, Plans, Wording, findings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
@@ -48,17 +33,17 @@ _ADDRESS: Final = re.compile(r" -d (\S+)/(?:32|128) ")
 _PROTOCOL: Final = re.compile(r" -p (\w+) ")
 _PORT: Final = re.compile(r" --dport (\d+)")
 _ROLES: Final = {
-    SVC: "the choice among all endpoints",
-    SVL: "the choice among the endpoints of this node",
-    EXT: "the targets of its external addresses and NodePorts",
-    FW: "the source ranges of its load balancer addresses",
+    skeleton.SVC: "the choice among all endpoints",
+    skeleton.SVL: "the choice among the endpoints of this node",
+    skeleton.EXT: "the targets of its external addresses and NodePorts",
+    skeleton.FW: "the source ranges of its load balancer addresses",
 }
 
 
 class IptablesExaminer(Examiner):
     """See backends.state.Examiner."""
 
-    def __init__(self, commands: Commands, settings: RuleSettings, printed: Printer) -> None:
+    def __init__(self, commands: Commands, settings: skeleton.RuleSettings, printed: Printer) -> None:
         super().__init__(commands.family)
         self._commands = commands
         self._settings = settings
@@ -67,7 +52,7 @@ class IptablesExaminer(Examiner):
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. iptables-legacy lists whole tables only: its other commands take the iptables lock."""
         contents = self._contents(plans)
-        asked = {table: {chain for place, chain in SHARED if place == table} for table in ("filter", "nat")}
+        asked = {table: {chain for place, chain in skeleton.SHARED if place == table} for table in ("filter", "nat")}
         asked["nat"] |= _possible(contents, _own_chains(contents)).keys()
         tables = {table: found.read_some(self._commands, table, names) for table, names in asked.items()}
         suspects = [
@@ -81,10 +66,10 @@ class IptablesExaminer(Examiner):
         contents = self._contents(wanted)
         tables = {table: found.read(self._commands, table, lambda _: True) for table in skeleton.CANARY_TABLES}
         for table, seen in tables.items():
-            if CANARY not in seen.chains:
-                few = len(seen.chains) < len(SHARED)
+            if skeleton.CANARY not in seen.chains:
+                few = len(seen.chains) < len(skeleton.SHARED)
                 what = "all of our chains" if few else "the chain by which a flush is noticed"
-                yield Finding(None, Kind.MISSING, what, _where((table, CANARY), self.family))
+                yield Finding(None, Kind.MISSING, what, _where((table, skeleton.CANARY), self.family))
         suspects = [
             *self._own(contents, tables["nat"]),
             *self._shared(contents, tables, wanted),
@@ -113,7 +98,7 @@ class IptablesExaminer(Examiner):
         own = _own_chains(contents)
         owners = _possible(contents, own)
         for chain in sorted(nat.chains - own.keys()):
-            if chain.startswith(SERVICE_PREFIXES) and (present := nat.present(chain)):
+            if chain.startswith(skeleton.SERVICE_PREFIXES) and (present := nat.present(chain)):
                 yield Suspect(("nat", chain), owners.get(chain), "", present)
 
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
@@ -122,9 +107,9 @@ class IptablesExaminer(Examiner):
         The comment of a surplus rule names its Service; a rule of a Service that was not requested is reported without
         one.
         """
-        for place in SHARED:
+        for place in skeleton.SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
-            if place == NAT_SERVICES:
+            if place == skeleton.NAT_SERVICES:
                 present, last = self._without_last(present)
                 if last is not None:
                     yield last
@@ -152,7 +137,7 @@ class IptablesExaminer(Examiner):
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
         at_the_end = present[len(rules) :] == last
         printed = as_saved(wanted, self.family).splitlines(keepends=True)
-        suspect = Suspect(NAT_SERVICES, None, wanted, last if at_the_end else present)
+        suspect = Suspect(skeleton.NAT_SERVICES, None, wanted, last if at_the_end else present)
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
     def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
@@ -181,7 +166,7 @@ def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, Serv
     return possible | own
 
 
-def _where(place: Place, family: Family) -> str:
+def _where(place: skeleton.Place, family: Family) -> str:
     return f"chain {place[1]} of table {place[0]} ({family.label})"
 
 
@@ -204,7 +189,7 @@ class _Words:
         """Yield the differences between a chain's found rules and the desired ones as iptables-save prints them."""
         service, present, where = suspect.service, suspect.present, _where(suspect.place, self._family)
         chain = suspect.place[1]
-        if present is None or (not wanted and chain.startswith(SERVICE_PREFIXES)):
+        if present is None or (not wanted and chain.startswith(skeleton.SERVICE_PREFIXES)):
             yield Finding(service, Kind.MISSING if present is None else Kind.EXTRA, self._chain(chain, service), where)
             return
         missing, extra = Counter(wanted) - Counter(present), Counter(present) - Counter(wanted)
@@ -214,25 +199,25 @@ class _Words:
         if suspect.ordered and not missing and not extra and list(wanted) != list(present):
             yield Finding(service, Kind.DIFFERENT, "the order of the rules", where)
 
-    def owner(self, place: Place, key: tuple[ServiceName | None, str]) -> ServiceName | None:  # noqa: ARG002
+    def owner(self, place: skeleton.Place, key: tuple[ServiceName | None, str]) -> ServiceName | None:  # noqa: ARG002
         """See state.StateWords."""
         return key[0]
 
     def wording(
-        self, place: Place, key: tuple[ServiceName | None, str], wanted: str | None, present: str | None
+        self, place: skeleton.Place, key: tuple[ServiceName | None, str], wanted: str | None, present: str | None
     ) -> Wording:
         """See state.StateWords."""
         return Wording(key[1], _where(place, self._family), (wanted or "").strip(), (present or "").strip())
 
     def _chain(self, chain: str, service: ServiceName | None) -> str:
-        if chain.startswith(SEP):
+        if chain.startswith(skeleton.SEP):
             return self._endpoint(chain, service)
         return next((role for prefix, role in _ROLES.items() if chain.startswith(prefix)), f"chain {chain}")
 
     def _what(self, rule: str, service: ServiceName | None) -> str:
         """Return the subject of a rule: an endpoint, a frontend, or the target."""
         target, port, protocol = target_of(rule.strip()), _PORT.search(rule), _PROTOCOL.search(rule)
-        if target.startswith(SEP):
+        if target.startswith(skeleton.SEP):
             return self._endpoint(target, service)
         if port is None or protocol is None or service is None or rule.startswith(tuple(f"-A {p}" for p in _ROLES)):
             return f"the rule to {target or 'nowhere'}"
@@ -263,7 +248,7 @@ def printer(commands: Commands) -> Printer:
         text = f"*{table}\n{declarations(sorted(names))}{rules}COMMIT\n"
 
         def write() -> Chains:
-            for counter in (INVALID_COUNTER, LOCALHOST_COUNTER):
+            for counter in (skeleton.INVALID_COUNTER, skeleton.LOCALHOST_COUNTER):
                 xtables.ensure_counter(counter)
             commands.restore([text])
             return found.read(commands, table, lambda _: True).rules

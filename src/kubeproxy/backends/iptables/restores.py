@@ -16,17 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.contents import OwnChains
 from kubeproxy.backends.iptables.found import FoundTable
-from kubeproxy.backends.iptables.skeleton import (
-    CANARY,
-    COPY,
-    JUMPS,
-    KUBELET_FIREWALL,
-    MARTIANS,
-    RuleSettings,
-    fixed_chains,
-)
 
 _PIECE: Final = 200
 """Number of Services whose chains go to a running iptables-restore in one piece of input."""
@@ -122,22 +114,22 @@ def removals(chains: Iterable[str]) -> str:
 
 def jumps(table: str, found: FoundTable) -> str:
     """Return the missing jumps of a table, as insertions at the head of their chains."""
-    return "".join([f"-I {jump.rule}\n" for jump in JUMPS if jump.table == table and not found.has_jump(jump)])
+    return "".join([f"-I {jump.rule}\n" for jump in skeleton.JUMPS if jump.table == table and not found.has_jump(jump)])
 
 
-def foundation(table: str, found: FoundTable, settings: RuleSettings) -> str:
+def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
     """Return the lines that create or replace the chains without rules of Services that differ in the table.
 
     Copies that a killed or refused audit left in the filter table are removed here; those in the nat table are removed
     with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.
     """
-    chains = (CANARY, KUBELET_FIREWALL) if table == "filter" else (CANARY,)
+    chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
-    fixed = {chain: rules.text for (place, chain), rules in fixed_chains(settings).items() if place == table}
+    fixed = {chain: rules.text for (place, chain), rules in skeleton.fixed_chains(settings).items() if place == table}
     differing = missing | {chain: rules for chain, rules in fixed.items() if not found.holds(chain, rules)}
     if table != "filter":
         return declarations(differing) + "".join(differing.values())
-    lacks_rule = settings.localhost and f"{MARTIANS}\n" not in found.rules.get(KUBELET_FIREWALL, ())
-    kubelets = f"{MARTIANS}\n" if lacks_rule else ""
-    left = [chain for chain in found.chains if chain.startswith(COPY)]
+    lacks_rule = settings.localhost and f"{skeleton.MARTIANS}\n" not in found.rules.get(skeleton.KUBELET_FIREWALL, ())
+    kubelets = f"{skeleton.MARTIANS}\n" if lacks_rule else ""
+    left = [chain for chain in found.chains if chain.startswith(skeleton.COPY)]
     return declarations(differing) + kubelets + "".join(differing.values()) + deletion(left)

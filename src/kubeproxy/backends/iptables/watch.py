@@ -13,21 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice
 from typing import Final, Protocol, Self
 
-from kubeproxy.backends.iptables import found
+from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, MOST_PLACES, Chains, FoundTable, Suspect, as_printed
 from kubeproxy.backends.iptables.restores import declarations, deletion
-from kubeproxy.backends.iptables.skeleton import (
-    CANARY,
-    CANARY_TABLES,
-    JUMPS,
-    KUBELET_FIREWALL,
-    OWN_CHAINS,
-    SERVICE_PREFIXES,
-    SHARED,
-    Place,
-    SharedChain,
-)
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
@@ -53,7 +42,7 @@ class Watch(Protocol):
     """
 
     rest: float
-    places: frozenset[Place] | None
+    places: frozenset[skeleton.Place] | None
 
     def present(self, table: str) -> FoundTable:
         """Return the chains of a table that cannot be listed, and the rules of built-in ones. Raises ApplyError."""
@@ -84,7 +73,7 @@ def watch(commands: Commands) -> Watch:
 
 def _with_jumps(table: str) -> set[str]:
     """Return the chains of other owners that contain rules of ours: built-in ones and kubelet's."""
-    return {jump.chain for jump in JUMPS if jump.table == table} | {KUBELET_FIREWALL}
+    return {jump.chain for jump in skeleton.JUMPS if jump.table == table} | {skeleton.KUBELET_FIREWALL}
 
 
 class NftWatch:
@@ -97,9 +86,9 @@ class NftWatch:
         self._family = commands.family
         self._transactions = transactions
         self._others = others
-        self._noted: set[Place] = set()
+        self._noted: set[skeleton.Place] = set()
         self._unknown = False  # there may be changes that are not in `_noted`
-        self.places: frozenset[Place] | None = None
+        self.places: frozenset[skeleton.Place] | None = None
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
@@ -119,7 +108,7 @@ class NftWatch:
             try:
                 kept[name] = [f"{rule}\n" for rule in self._commands.rules(table, name) or ()]
             except Incompatible:
-                there = (jump for jump in JUMPS if jump[:2] == (table, name) and self._has(jump))
+                there = (jump for jump in skeleton.JUMPS if jump[:2] == (table, name) and self._has(jump))
                 kept[name] = [f"-A {jump.rule}\n" for jump in there]
         return FoundTable(self._family, chains, {}, kept)
 
@@ -153,10 +142,10 @@ class NftWatch:
         """See Watch."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
-        for table in CANARY_TABLES if unknown else ():
-            if not nfnetlink.has_chain(self._family, table, CANARY):
+        for table in skeleton.CANARY_TABLES if unknown else ():
+            if not nfnetlink.has_chain(self._family, table, skeleton.CANARY):
                 return flushed(table, self._family)
-        for jump in JUMPS:
+        for jump in skeleton.JUMPS:
             if (unknown or jump[:2] in self._noted) and not self._has(jump):
                 return removed(jump, self._family)
         self.places = None if unknown else frozenset(self._noted)
@@ -169,11 +158,11 @@ class NftWatch:
 
 def _concerns(change: ChainChange) -> bool:
     """Return whether a change may concern us: in a chain of ours, or a deletion in a built-in chain with our jump."""
-    if change.table not in CANARY_TABLES:
+    if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):
-        return not change.chain or any(jump[:2] == (change.table, change.chain) for jump in JUMPS)
-    return change.chain.startswith(SERVICE_PREFIXES) or change.chain in OWN_CHAINS
+        return not change.chain or any(jump[:2] == (change.table, change.chain) for jump in skeleton.JUMPS)
+    return change.chain.startswith(skeleton.SERVICE_PREFIXES) or change.chain in skeleton.OWN_CHAINS
 
 
 class LegacyWatch:
@@ -183,7 +172,7 @@ class LegacyWatch:
     (Versions before 1.8.6 take the lock themselves; a change that another program makes at that time counts as ours.)
     """
 
-    places: frozenset[Place] | None = None
+    places: frozenset[skeleton.Place] | None = None
 
     def __init__(self, commands: Commands, info: TableInfo, lock: LockWatch) -> None:
         self._commands = commands
@@ -246,7 +235,7 @@ class LegacyWatch:
 
     def _look(self) -> list[tuple[int, ...]] | None:
         try:
-            return [self._info.info(table) for table in CANARY_TABLES]
+            return [self._info.info(table) for table in skeleton.CANARY_TABLES]
         except ApplyError:
             return None
 
@@ -259,16 +248,16 @@ class Audit:
         self._family = commands.family
         self._change = restore
         self._rest: float | None = None  # pause before an audit, in durations of the last audit; None: no audit needed
-        self._places: frozenset[Place] | None = None
+        self._places: frozenset[skeleton.Place] | None = None
         self._ended = 0.0
         self._took = 0.0
 
-    def suspect(self, rest: float, places: frozenset[Place] | None = None) -> None:
+    def suspect(self, rest: float, places: frozenset[skeleton.Place] | None = None) -> None:
         """Request an audit: another program may have changed something in these places, None for any.
 
         It starts after a pause of `rest` times the duration of the last audit.
         """
-        known = frozenset[Place]() if self._rest is None else self._places
+        known = frozenset[skeleton.Place]() if self._rest is None else self._places
         self._places = None if known is None or places is None else known | places
         self._rest = rest if self._rest is None else min(self._rest, rest)
 
@@ -276,7 +265,7 @@ class Audit:
         """Return whether an audit is requested and its pause is over."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
-    def look(self, contents: Contents, common: Mapping[Place, SharedChain]) -> ForeignChange | None:
+    def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
         """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
 
         None means that no audit is due before the next request.
@@ -291,16 +280,18 @@ class Audit:
             self._rest = None
         return change
 
-    def _compare(self, contents: Contents, common: Mapping[Place, SharedChain]) -> ForeignChange | None:
-        tables = {table: self._read(table) for table in CANARY_TABLES}
+    def _compare(
+        self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]
+    ) -> ForeignChange | None:
+        tables = {table: self._read(table) for table in skeleton.CANARY_TABLES}
         for table, seen in tables.items():
-            if seen.is_asked(CANARY) and CANARY not in seen.chains:
+            if seen.is_asked(skeleton.CANARY) and skeleton.CANARY not in seen.chains:
                 return flushed(table, self._family)
-        for jump in JUMPS:
+        for jump in skeleton.JUMPS:
             if not tables[jump.table].has_jump(jump):
                 return removed(jump, self._family)
         nat = tables["nat"]
-        has_own = nat.asked is None or any(name.startswith(SERVICE_PREFIXES) for name in nat.asked)
+        has_own = nat.asked is None or any(name.startswith(skeleton.SERVICE_PREFIXES) for name in nat.asked)
         own = found.own_suspects(contents, nat) if has_own else ()
         harmed = self._confirmed(list(islice(chain(found.shared_suspects(common, tables), own), MOST)), tables)
         return _changed(harmed, self._family) if harmed else None
@@ -313,14 +304,14 @@ class Audit:
             names = frozenset(name for place, name in self._places if place == table)
             return found.read_some(self._commands, table, names, self._rules)
         except Incompatible:  # the table has rules that only nft can list: the shared chains can be read one by one
-            names = frozenset(name for place, name in SHARED if place == table)
+            names = frozenset(name for place, name in skeleton.SHARED if place == table)
             return found.read_some(self._commands, table, names, self._rules)
 
     def _rules(self, table: str, name: str) -> Sequence[str] | None:
         try:
             return self._commands.rules(table, name)
         except Incompatible:  # the watch checks jumps in built-in chains
-            return [f"-A {jump.rule}" for jump in JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
+            return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
         """Return the chains that differ from copies of the written rules; both as iptables-save prints them."""
@@ -346,8 +337,8 @@ class Audit:
             return suspects
 
 
-def _is_same(place: Place, wanted: Sequence[str], present: Sequence[str]) -> bool:
-    if place in SHARED:  # the order of Services depends on the order of their changes
+def _is_same(place: skeleton.Place, wanted: Sequence[str], present: Sequence[str]) -> bool:
+    if place in skeleton.SHARED:  # the order of Services depends on the order of their changes
         return sorted(wanted) == sorted(present)
     return list(wanted) == list(present)
 

@@ -14,15 +14,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.rules import Jump, pods_in_iptables
-from kubeproxy.kernel.ipset import (
-    BITMAP_PORT,
-    HASH_IP,
-    HASH_IP_PORT,
-    HASH_IP_PORT_IP,
-    HASH_IP_PORT_NET,
-    SetEntry,
-    SetKind,
-)
+from kubeproxy.kernel import ipset
 from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
@@ -63,25 +55,25 @@ class IpsetId(StrEnum):
 
 
 TYPES: Final[dict[IpsetId, str]] = {
-    IpsetId.LOOP_BACK: HASH_IP_PORT_IP,
-    IpsetId.LOAD_BALANCER_SOURCE_IP: HASH_IP_PORT_IP,
-    IpsetId.LOAD_BALANCER_SOURCE_CIDR: HASH_IP_PORT_NET,
-    IpsetId.NODE_PORT_TCP: BITMAP_PORT,
-    IpsetId.NODE_PORT_LOCAL_TCP: BITMAP_PORT,
-    IpsetId.NODE_PORT_UDP: BITMAP_PORT,
-    IpsetId.NODE_PORT_LOCAL_UDP: BITMAP_PORT,
-    IpsetId.HEALTH_CHECK_NODE_PORT: BITMAP_PORT,
-    IpsetId.IPVS_IPS: HASH_IP,
+    IpsetId.LOOP_BACK: ipset.HASH_IP_PORT_IP,
+    IpsetId.LOAD_BALANCER_SOURCE_IP: ipset.HASH_IP_PORT_IP,
+    IpsetId.LOAD_BALANCER_SOURCE_CIDR: ipset.HASH_IP_PORT_NET,
+    IpsetId.NODE_PORT_TCP: ipset.BITMAP_PORT,
+    IpsetId.NODE_PORT_LOCAL_TCP: ipset.BITMAP_PORT,
+    IpsetId.NODE_PORT_UDP: ipset.BITMAP_PORT,
+    IpsetId.NODE_PORT_LOCAL_UDP: ipset.BITMAP_PORT,
+    IpsetId.HEALTH_CHECK_NODE_PORT: ipset.BITMAP_PORT,
+    IpsetId.IPVS_IPS: ipset.HASH_IP,
 }
 
 
-def kind_of(set_id: IpsetId, family: Family) -> SetKind:
+def kind_of(set_id: IpsetId, family: Family) -> ipset.SetKind:
     """Return a set's type; most sets have entries of address, protocol and port."""
-    kind = TYPES.get(set_id, HASH_IP_PORT)
-    return SetKind(kind, socket.AF_UNSPEC if kind == BITMAP_PORT else family)
+    kind = TYPES.get(set_id, ipset.HASH_IP_PORT)
+    return ipset.SetKind(kind, socket.AF_UNSPEC if kind == ipset.BITMAP_PORT else family)
 
 
-Entries = Mapping[IpsetId, Iterable[SetEntry]]
+Entries = Mapping[IpsetId, Iterable[ipset.SetEntry]]
 
 
 class Addresses(NamedTuple):

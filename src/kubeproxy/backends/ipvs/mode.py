@@ -21,18 +21,8 @@ from kubeproxy.backends.state import of_family
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
+from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
-from kubeproxy.kernel.ipvs import (
-    ADD_SERVICE,
-    DELETE_SERVICE,
-    SET_SERVICE,
-    Ipvs,
-    RefusedError,
-    ServerChange,
-    Timeouts,
-    VirtualServer,
-    server_key,
-)
 from kubeproxy.kernel.proc import modules
 from kubeproxy.kernel.proc.sysctl import apply_settings
 from kubeproxy.kernel.xtables import xtables
@@ -72,14 +62,14 @@ def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
     return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 
-TEST_SERVER: Final = server_key(bytes((198, 51, 100, 0)), socket.IPPROTO_TCP, 20000)
+TEST_SERVER: Final = ipvs.server_key(bytes((198, 51, 100, 0)), socket.IPPROTO_TCP, 20000)
 """An unused address for documentation (RFC 5737); the Go kube-proxy tests IPVS with the same address."""
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     """Raise Unsupported when this node cannot run the mode. Loads kernel modules."""
     modules.require(modules.ipvs_modules(modules.release()), "ipvs mode")
-    with Ipvs.open() as kernel:
+    with ipvs.Ipvs.open() as kernel:
         _try_scheduler(kernel, scheduler_named(config.ipvs.scheduler))
     try:
         with Ipsets.open() as sets:
@@ -108,18 +98,18 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
             raise Unsupported(f"ipvs mode needs {xtables.NAMES[family]} for masquerade: install the package iptables")
 
 
-def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
+def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
     """Create a virtual server with a scheduler, and remove it: there is no other check for the scheduler."""
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
-    server = VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
+    server = ipvs.VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
     try:
-        kernel.apply([ServerChange(ADD_SERVICE, server)])
-    except RefusedError as error:
+        kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, server)])
+    except ipvs.RefusedError as error:
         code = error.refused[0][1].code
         if code == errno.EEXIST:  # a proxy that was killed at this point left this virtual server
-            kernel.apply([ServerChange(SET_SERVICE, server)])
+            kernel.apply([ipvs.ServerChange(ipvs.SET_SERVICE, server)])
         elif code == errno.ENOENT:
             raise Unsupported(
                 f"ipvs.scheduler: this kernel ({modules.release()}) has no scheduler {scheduler.name!r}: take another "
@@ -127,7 +117,7 @@ def _try_scheduler(kernel: Ipvs, scheduler: Scheduler) -> None:
             ) from error
         else:
             raise
-    kernel.apply([ServerChange(DELETE_SERVICE, server)])
+    kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server)])
 
 
 TRIAL: Final = "\n".join(
@@ -173,9 +163,9 @@ def _prepare(config: KubeProxyConfiguration) -> None:
     written = apply_settings(_sysctls(config))
     if written:
         log.info("Set sysctls keys=%s", ",".join(written))
-    timeouts = Timeouts(*(math.ceil(t) for t in (block.tcp_timeout, block.tcp_fin_timeout, block.udp_timeout)))
+    timeouts = ipvs.Timeouts(*(math.ceil(t) for t in (block.tcp_timeout, block.tcp_fin_timeout, block.udp_timeout)))
     if any(timeouts):
-        with Ipvs.open() as kernel:
+        with ipvs.Ipvs.open() as kernel:
             kernel.set_timeouts(timeouts)
 
 

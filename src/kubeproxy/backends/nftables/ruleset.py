@@ -34,18 +34,8 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
-from kubeproxy.kernel.nftables import compiling, messages
+from kubeproxy.kernel.nftables import compiling, messages, tables
 from kubeproxy.kernel.nftables.nfnetlink import echoed
-from kubeproxy.kernel.nftables.tables import (
-    COUNTED,
-    DYNAMIC,
-    INTERVAL,
-    TIMEOUT,
-    ChainContents,
-    Definition,
-    Hook,
-    SetSpec,
-)
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
 from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
@@ -95,28 +85,28 @@ class Ruleset:
         samples = (ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in _SAMPLES)
         return self.sets(), self.chains(samples)
 
-    def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[Hook | None, Sequence[str]]]:
+    def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
         """Return hook and rules (as text) of all chains by name: the static ones, and these with all their targets."""
-        found: dict[str, tuple[Hook | None, Sequence[str]]] = {
+        found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
         found |= {name: (None, rules) for name, rules in self._static().items()}
         return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
 
-    def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> Definition:
+    def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> tables.Definition:
         """Return the table without Services, with these chains and their targets, and sets of clients for `slots`."""
         names = self.needed(chains)
         clients = map(self._clients, sorted({*slots_with_clients(names), *slots}))
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
         counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
         flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
-        return Definition((*self.sets(), *clients), made, counters, flowtables)
+        return tables.Definition((*self.sets(), *clients), made, counters, flowtables)
 
     def creation(
         self,
         chains: Iterable[ChainName] = (),
         elements: Iterable[bytes] = (),
-        others: Mapping[str, ChainContents] = MappingProxyType({}),
+        others: Mapping[str, tables.ChainContents] = MappingProxyType({}),
     ) -> list[bytes]:
         """Return the messages that create the table with these elements; `others` replace chains of the same name.
 
@@ -127,20 +117,20 @@ class Ruleset:
         head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made)]
         return [*head, *elements, *messages.rules(*place, made.chains)]
 
-    def _chain(self, rules: Iterable[str], hook: Hook | None = None) -> ChainContents:
-        return ChainContents(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
+    def _chain(self, rules: Iterable[str], hook: tables.Hook | None = None) -> tables.ChainContents:
+        return tables.ChainContents(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
 
-    def sets(self) -> list[SetSpec]:
+    def sets(self) -> list[tables.SetSpec]:
         """Return the sets that every table has."""
         counted = CONNECTION_COUNTERS.value(self._world)
         found = [
-            shape.spec._replace(flags=COUNTED) if counted and shape.kind is Packing.DESTINATION else shape.spec
+            shape.spec._replace(flags=tables.COUNTED) if counted and shape.kind is Packing.DESTINATION else shape.spec
             for shape in self.layout.shapes.values()
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))
-        found.append(SetSpec(TRANSPORTS, ("meta l4proto",)))
-        found.append(SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=INTERVAL, merges=True))
+        found.append(tables.SetSpec(TRANSPORTS, ("meta l4proto",)))
+        found.append(tables.SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True))
         return found
 
     def _static(self) -> dict[str, tuple[str, ...]]:
@@ -282,24 +272,24 @@ class Ruleset:
         picks = (f"jump {to}" for to in (*[attempt] * tries(size), settled))
         return {chain: (back, *picks, first), attempt: (pick,)}
 
-    def _base_chains(self) -> list[tuple[str, Hook, tuple[str, ...]]]:
+    def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # A translated packet goes to an endpoint, not to a frontend.
         checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
         first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()))
         return [
-            ("filter-prerouting-pre-dnat", Hook("filter", 0, -110), first),
-            ("filter-output-pre-dnat", Hook("filter", 3, -110), first),
+            ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
+            ("filter-output-pre-dnat", tables.Hook("filter", 3, -110), first),
             (
                 "filter-input",
-                Hook("filter", 1, 0),
+                tables.Hook("filter", 1, 0),
                 (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check"),
             ),
-            ("filter-forward", Hook("filter", 2, 0), (*checks, *self._fast_jump())),
-            ("filter-output", Hook("filter", 3, 0), (*checks, *self._loopback_jump())),
-            ("nat-prerouting", Hook("nat", 0, -100), ("jump services",)),
-            ("nat-output", Hook("nat", 3, -100), ("jump services",)),
-            ("nat-postrouting", Hook("nat", 4, 100), ("jump masquerading",)),
+            ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *self._fast_jump())),
+            ("filter-output", tables.Hook("filter", 3, 0), (*checks, *self._loopback_jump())),
+            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services",)),
+            ("nat-output", tables.Hook("nat", 3, -100), ("jump services",)),
+            ("nat-postrouting", tables.Hook("nat", 4, 100), ("jump masquerading",)),
         ]
 
     def _fast_jump(self) -> tuple[str, ...]:
@@ -333,18 +323,20 @@ class Ruleset:
         """
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
-        made = Definition(tuple(map(self._clients, slots_with_clients(ordered))), chains)
+        made = tables.Definition(tuple(map(self._clients, slots_with_clients(ordered))), chains)
         objects, rules = messages.objects(*place, made), messages.rules(*place, chains)
         objects[len(made.sets)] = echoed(objects[len(made.sets)])
         return [*objects, *elements, *rules[:-1], echoed(rules[-1])]
 
-    def _clients(self, slot: int) -> SetSpec:
+    def _clients(self, slot: int) -> tables.SetSpec:
         """Return the set of clients of a slot. Its key is that of `_client_key`.
 
         The key's type is written as numgen, not jhash: both types are equal, but nft 1.0.6 crashes when it lists jhash.
         """
         key = "numgen random mod 2", f"{self.layout.ip} daddr"
-        return SetSpec(client_set(slot), key, (), TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
+        return tables.SetSpec(
+            client_set(slot), key, (), tables.TIMEOUT | tables.DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT
+        )
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]

@@ -16,38 +16,27 @@ from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.announcements import Announcements, keeping_any, network_namespace, without_senders
 from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, parts, text_attribute, understood
-from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import (
-    DELETE_CHAIN,
-    DELETE_ELEMENT,
-    DELETE_RULE,
-    DELETE_TABLE,
-    NEW_CHAIN,
-    NEW_ELEMENT,
-    NEW_RULE,
-    NEW_TABLE,
-    SUBSYSTEM,
-)
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
 _RECEIVE_BUFFER: Final = 8 << 20  # about 50,000 elements; the kernel allocates memory only for messages
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _KIND: Final = 4  # the offset of nlmsg_type in struct nlmsghdr
 _ATTRIBUTES: Final = 20  # the offset of the first attribute, the table's name, in a message
-_NEW_GENERATION: Final = (SUBSYSTEM << 8 | 15).to_bytes(2, sys.byteorder)
+_NEW_GENERATION: Final = (nfnetlink.SUBSYSTEM << 8 | 15).to_bytes(2, sys.byteorder)
 _NAMES: Final = {
-    NEW_ELEMENT: nfta.SET_ELEM_LIST_SET,
-    DELETE_ELEMENT: nfta.SET_ELEM_LIST_SET,
-    NEW_CHAIN: nfta.CHAIN_NAME,
-    DELETE_CHAIN: nfta.CHAIN_NAME,
-    NEW_RULE: nfta.RULE_CHAIN,
-    DELETE_RULE: nfta.RULE_CHAIN,
+    nfnetlink.NEW_ELEMENT: nfta.SET_ELEM_LIST_SET,
+    nfnetlink.DELETE_ELEMENT: nfta.SET_ELEM_LIST_SET,
+    nfnetlink.NEW_CHAIN: nfta.CHAIN_NAME,
+    nfnetlink.DELETE_CHAIN: nfta.CHAIN_NAME,
+    nfnetlink.NEW_RULE: nfta.RULE_CHAIN,
+    nfnetlink.DELETE_RULE: nfta.RULE_CHAIN,
 }
 """The attribute with the name of the set or chain, by kind of message."""
 _LAST_NAME: Final = max(_NAMES.values())
-_ELEMENTS: Final = frozenset({NEW_ELEMENT, DELETE_ELEMENT})
-_DELETIONS: Final = frozenset({DELETE_TABLE, DELETE_CHAIN, DELETE_RULE})
-_CHAINS: Final = _DELETIONS | {NEW_TABLE, NEW_CHAIN, NEW_RULE}
+_ELEMENTS: Final = frozenset({nfnetlink.NEW_ELEMENT, nfnetlink.DELETE_ELEMENT})
+_DELETIONS: Final = frozenset({nfnetlink.DELETE_TABLE, nfnetlink.DELETE_CHAIN, nfnetlink.DELETE_RULE})
+_CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
 """Seconds before each attempt to read: the kernel announces a transaction shortly after it increments the

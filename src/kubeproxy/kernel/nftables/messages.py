@@ -19,7 +19,7 @@ from typing import Final
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError, attribute, nested, number_attribute, text_attribute
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import nfnetlink, nfta
+from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_messages
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
 from kubeproxy.kernel.nftables.nfnetlink import (
@@ -41,20 +41,6 @@ from kubeproxy.kernel.nftables.nfnetlink import (
     NLM_F_APPEND,
     names,
     nft_message,
-)
-from kubeproxy.kernel.nftables.tables import (
-    ANONYMOUS,
-    CONSTANT,
-    COUNTED,
-    MAP,
-    VERDICT,
-    ChainContents,
-    Definition,
-    Hook,
-    SetForm,
-    SetSpec,
-    TableContents,
-    fields,
 )
 from kubeproxy.kernel.proc.modules import kernel_version
 
@@ -109,7 +95,7 @@ def _flowtable_removal(family: int, table: str, name: str) -> bytes:
     return nft_message(DELETE_FLOWTABLE, family, names(table, name))
 
 
-def chain_message(family: int, table: str, name: str, hook: Hook | None = None) -> bytes:
+def chain_message(family: int, table: str, name: str, hook: tables.Hook | None = None) -> bytes:
     """Return the message that creates a chain."""
     payload = names(table, name, nfta.CHAIN_NAME)
     if hook is not None:
@@ -135,7 +121,7 @@ def rules_removal(family: int, table: str, chain: str) -> bytes:
     return nft_message(DELETE_RULE, family, names(table, chain))
 
 
-def objects(family: int, table: str, made: Definition) -> list[bytes]:
+def objects(family: int, table: str, made: tables.Definition) -> list[bytes]:
     """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
     found = [_made_set(family, table, spec) for spec in made.sets]
     found += [_counter_message(family, table, name) for name in made.counters]
@@ -143,7 +129,7 @@ def objects(family: int, table: str, made: Definition) -> list[bytes]:
     return [*found, *(chain_message(family, table, name, chain.hook) for name, chain in made.chains.items())]
 
 
-def rules(family: int, table: str, chains: Mapping[str, ChainContents]) -> list[bytes]:
+def rules(family: int, table: str, chains: Mapping[str, tables.ChainContents]) -> list[bytes]:
     """Return the messages that append rules to existing chains."""
     found: list[bytes] = []
     for name, chain in chains.items():
@@ -152,7 +138,7 @@ def rules(family: int, table: str, chains: Mapping[str, ChainContents]) -> list[
     return found
 
 
-def changes(family: int, table: str, found: TableContents, wanted: Definition) -> list[bytes]:
+def changes(family: int, table: str, found: tables.TableContents, wanted: tables.Definition) -> list[bytes]:
     """Return the messages that turn the found contents of a table into the wanted ones; [] if they are equal.
 
     Equal objects stay untouched. The kernel refuses the messages (EBUSY) if an element of a remaining map has a verdict
@@ -179,7 +165,7 @@ def changes(family: int, table: str, found: TableContents, wanted: Definition) -
     return [*removed, *objects(family, table, missing), *rules(family, table, texts)]
 
 
-def _uses(chain: ChainContents, names: AbstractSet[str]) -> bool:
+def _uses(chain: tables.ChainContents, names: AbstractSet[str]) -> bool:
     """Return whether a rule of a chain refers to one of these sets or chains."""
     return any(x.names_of(rule) & names for rule in chain.rules) if names else False
 
@@ -187,7 +173,7 @@ def _uses(chain: ChainContents, names: AbstractSet[str]) -> bool:
 # -- sets ---------------------------------------------------------------------------------------------------------
 
 
-def _made_set(family: int, table: str, spec: SetSpec) -> bytes:
+def _made_set(family: int, table: str, spec: tables.SetSpec) -> bytes:
     notes = _note(0, _order(spec.key).to_bytes(4, "little"))
     if spec.data:
         notes += _note(1, _order(spec.data).to_bytes(4, "little"))
@@ -199,12 +185,12 @@ def _made_set(family: int, table: str, spec: SetSpec) -> bytes:
     return _set(family, table, spec.name, spec.form, notes)
 
 
-def _set(family: int, table: str, name: str, form: SetForm, notes: bytes, number: int = 0) -> bytes:
+def _set(family: int, table: str, name: str, form: tables.SetForm, notes: bytes, number: int = 0) -> bytes:
     parts = [names(table, name)]
     parts.append(number_attribute(nfta.SET_ID, number or _next_number()))
-    parts.append(number_attribute(nfta.SET_FLAGS, form.flags & ~COUNTED))
+    parts.append(number_attribute(nfta.SET_FLAGS, form.flags & ~tables.COUNTED))
     numbers = [(nfta.SET_KEY_TYPE, form.key_type), (nfta.SET_KEY_LENGTH, form.key_length)]
-    if form.flags & MAP:
+    if form.flags & tables.MAP:
         numbers += [(nfta.SET_DATA_TYPE, form.data_type), (nfta.SET_DATA_LENGTH, form.data_length)]
     parts += [number_attribute(kind, value) for kind, value in numbers]
     described = number_attribute(nfta.SET_DESC_SIZE, form.size) if form.size else b""
@@ -215,7 +201,7 @@ def _set(family: int, table: str, name: str, form: SetForm, notes: bytes, number
         parts.append(nested(nfta.SET_DESC, described))
     if form.timeout:
         parts.append(number_attribute(nfta.SET_TIMEOUT, form.timeout, 8))
-    if form.flags & COUNTED:
+    if form.flags & tables.COUNTED:
         parts.append(nested(nfta.SET_EXPR, attribute(nfta.EXPR_NAME, b"counter\0"), nested(nfta.EXPR_DATA)))
     parts.append(attribute(nfta.SET_USERDATA, notes))
     return nft_message(NEW_SET, family, b"".join(parts), CREATE)
@@ -243,7 +229,7 @@ def _next_number() -> int:
 
 
 def _order(names: tuple[str, ...]) -> int:
-    if len(names) > 1 or names == VERDICT:
+    if len(names) > 1 or names == tables.VERDICT:
         return 0
     return _order_of(FIELDS[names[0]].type)
 
@@ -258,9 +244,9 @@ def _note(kind: int, value: bytes) -> bytes:
 
 
 def _typeof(names: tuple[str, ...]) -> bytes:
-    if names == VERDICT:
+    if names == tables.VERDICT:
         return _expression(_VERDICT_EXPRESSION, ())
-    found = fields(names)
+    found = tables.fields(names)
     if len(found) == 1:
         return _expression(*found[0].typeof)
     inner = b"".join(_note(at, _expression(*field.typeof)) for at, field in enumerate(found))
@@ -291,8 +277,8 @@ def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[byte
 
 
 def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -> Iterator[bytes]:
-    flags = ANONYMOUS | CONSTANT | (MAP if inline.data_type else 0)
-    form = SetForm(flags, inline.key_type, inline.key_length, inline.data_type, size=len(inline.elements))
+    flags = tables.ANONYMOUS | tables.CONSTANT | (tables.MAP if inline.data_type else 0)
+    form = tables.SetForm(flags, inline.key_type, inline.key_length, inline.data_type, size=len(inline.elements))
     notes = _note(0, _order_of(inline.key_type).to_bytes(4, "little"))
     yield _set(family, table, name, form, notes, number)
     elements = [_element(key[: inline.key_length], data) for key, data in sorted(inline.elements)]
