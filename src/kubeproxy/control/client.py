@@ -35,7 +35,7 @@ class Client:
         self.path = path
 
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
-        """Return one answer. Raises NoAnswerError or QuestionError."""
+        """Send a request and return its answer. Raises NoAnswerError or QuestionError."""
         response = self._request(page, list(parameters.items()))
         with _reading():
             return msgspec.msgpack.decode(response.read(), type=kind)

@@ -1,7 +1,7 @@
 """The unix socket's file, and the frames of a stream over the socket.
 
-Only its owner can access the file, from its creation on. It replaces the file of a dead process, and may have a
-longer path than the kernel allows.
+From the file's creation on, only its owner can access it. The file replaces that of a dead process, and its path may be
+longer than the kernel allows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LENGTH = 4  # size in bytes of the length, in network order, before each part of
 
 
 def framed(parts: Iterable[bytes]) -> bytes:
-    """Return parts of a stream, each after its length."""
+    """Return the parts of a stream, with its length in front of each part."""
     return b"".join(len(part).to_bytes(LENGTH, "big") + part for part in parts)
 
 
@@ -100,9 +100,8 @@ def _clear(path: str) -> None:
 
 
 def server(path: str) -> int | None:
-    """Return the pid of the process that listens at `path`, None without one.
-
-    Raises OSError when that is unknown, as when its backlog is full: the event loop does not wait for it.
+    """Return the pid of the process that listens at `path`, None if no process listens. Raises OSError when this is
+    unknown, for example when the backlog is full, because the event loop does not wait for a place.
     """
     try:
         with connect(path, 0.0) as sock:
@@ -115,7 +114,7 @@ def server(path: str) -> int | None:
 
 @contextmanager
 def _short(path: str) -> Iterator[str]:
-    """Yield a path of the same file within the kernel's limit of 107 bytes."""
+    """Yield another path of the same file, within the kernel's limit of 107 bytes."""
     if len(os.fsencode(path)) < 108:
         yield path
         return

@@ -1,1 +1,1 @@
-"""The sync loop: turns events into transactions of the backends, and reports both."""
+"""The sync loop: turns events into transactions of the backends, and reports the events and the transactions."""

@@ -1,7 +1,8 @@
 """The changes of one address family that are not in the kernel yet, the state of the family's rules, and inspections:
 each second, each backend does its periodic work and checks the kernel for changes by other programs.
 
-Retries are paced per family, so that a family does not wait while the kernel refuses the other one.
+Each family has its own pace of retries, so that one family does not wait while the kernel refuses the other family's
+changes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LARGE = 40_000
 committed one by one."""
 AFFINITY = 80
 """Weight of an endpoint with session affinity: a new count of n endpoints is a chain of n rules, each some 80 us."""
-MOST_TRIGGERS = 100  # maximum number of trigger times per Service while the kernel refuses: enough for a latency
+MOST_TRIGGERS = 100  # maximum number of trigger times kept per Service while the kernel refuses
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family in which the kernel may lack committed plans."""
@@ -44,10 +45,10 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 class FamilyStanding(Struct, frozen=True):
     """The state of one family's kernel. Times are seconds since the epoch, None for never.
 
-    `inspected_at`: the time of the last complete comparison (inspection or full sync) that left no difference.
-    `sound_since`: the start of the current period without a found difference, None if there is a difference. `refusal`:
-    the reason why the kernel refused the queued changes. `difference`: an unrepaired change by another program.
-    `queued`: the number of Services whose changes wait.
+    `inspected_at`: the time of the last complete comparison (inspection or full sync) after which no difference
+    remained. `sound_since`: the start of the current period without a found difference, None if there is a difference.
+    `refusal`: the reason why the kernel refused the queued changes. `difference`: an unrepaired change by another
+    program. `queued`: the number of Services whose changes wait.
     """
 
     family: Family
@@ -84,8 +85,8 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
     """The plans of each Service; `take` computes them at the first access, on the thread of the access.
 
-    Reading the kernel takes a tenth of a second or more, during which another kube-proxy may write newer plans: earlier
-    plans would restore a removed endpoint.
+    Reading the kernel takes a tenth of a second or more. In this time another kube-proxy may write newer plans, and
+    plans computed before the reading would restore a removed endpoint.
     """
 
     def __init__(self, take: Callable[[], Plans]) -> None:
@@ -115,7 +116,7 @@ def retries() -> Backoff:
 
 
 class Backlog:
-    """The queued changes of one family: all since the last commit.
+    """The queued changes of one family: all changes since the last commit.
 
     `stale`: the next sync compares everything with the kernel. `other_changes`: the next sync has changes that are not
     of Services. `resting`: the kernel refused, and the next attempt is not due yet.
@@ -148,11 +149,12 @@ class Backlog:
         )
 
     def portion(self) -> list[Change]:
-        """Return the next changes to commit: first all small ones, then the large ones one by one, oldest first.
+        """Return the next changes to commit: first all small changes, then the large ones one by one, the oldest first.
 
-        A large change waits for one portion of small changes, and is committed with the small ones that arrive in the
-        meantime, so each kind waits for at most one commit of the other kind. When an address moves between Services,
-        all changes are returned, as that needs one transaction.
+        A large change waits until one portion of small changes is committed, and is then committed with the small
+        changes that arrived in the meantime. So neither kind of change waits for more than one commit of the other
+        kind. When a frontend moves from one Service to another, all changes are returned, because the move needs one
+        transaction.
         """
         changes = list(self.changes.values())
         large = [change.name for change in changes if weight(change, self.family) > LARGE]
@@ -206,15 +208,17 @@ class Backlog:
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return the plans of a Service that the kernel accepted last; `compiled` are the present ones."""
+        """Return those plans of a Service that the kernel accepted last; `compiled` are its present plans."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
-        """Yield the changes since the last commit, and all unchanged Services, in parts; only those with UDP ports.
+        """Yield the changes since the last commit, and a change without a difference for each other Service, in parts;
+        only Services with UDP ports.
 
-        A fresh change that was joined with an earlier one is also yielded alone, as the kernel may have accepted the
-        earlier one. Some parts are empty, as there may be 100,000 Services.
+        A fresh change that was joined with an earlier change is also yielded alone, because the kernel may have
+        accepted the earlier one. Parts may be empty, because a part is made of a fixed number of Services, and there
+        may be 100,000 of these.
         """
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
@@ -236,8 +240,8 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return the size of a change's transaction, expressed in endpoints: endpoints and entries per frontend, and
-    affinity rules.
+    """Return the size of a change's transaction, as a number of endpoints: the endpoints of each frontend, more for
+    affinity rules, and the entries for weights.
     """
     total = 0
     for entry in (change.before, change.after):
@@ -251,7 +255,7 @@ def weight(change: Change, family: Family) -> int:
 
 
 def _hand_over(changes: Iterable[Change], family: Family) -> bool:
-    """Return whether a Service has a frontend that another one had before."""
+    """Return whether a frontend moves from one Service to another."""
     frontends = [
         [
             [plan.frontends for plan in entry.plans if plan.key.family is family]
@@ -272,7 +276,8 @@ def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
-    """Join a change with the Service's earlier one; a Service that was added and deleted leaves no change.
+    """Join a change with the earlier change of the same Service. A Service that was added and then deleted leaves no
+    change.
 
     Otherwise the changes would grow without limit while the kernel refuses.
     """
@@ -289,12 +294,15 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 log = logging.getLogger("kubeproxy.engine")
 
 INTERVAL = 1.0
-"""Seconds between inspections. Seconds between inspections. Each runs in a thread (some 70 microseconds), as it may
-read all rules."""
+"""Seconds between inspections. Seconds between inspections. Each runs in a thread (some 70 microseconds), because it
+may read all rules.
+"""
 
 
 class RepairPolicy:
-    """The policy of one family: thorough inspections every `period` seconds, and after an uncertain difference."""
+    """The policy of one family's inspections: thorough ones every `period` seconds, and after an
+    uncertain difference.
+    """
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
@@ -309,7 +317,9 @@ class RepairPolicy:
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def should_repair(self, difference: ForeignChange | None) -> bool:
-        """Return whether to repair the result of an inspection: a certain difference, or the second uncertain one."""
+        """Return whether to repair the difference that an inspection found: a certain one at once, an uncertain one if
+        the next inspection finds a difference again.
+        """
         repair = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not repair
         return repair
@@ -321,7 +331,9 @@ class RepairPolicy:
 
 
 class Inspector:
-    """Inspects the backends between syncs, which hold the lock `kernel`. `repair` is called with a difference."""
+    """Inspects the backends between syncs; a sync holds the lock `kernel`. `repair` is called with each difference to
+    repair.
+    """
 
     def __init__(
         self,
@@ -361,7 +373,7 @@ class Inspector:
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's periodic work and inspect its rules. A kernel that cannot be read counts as a difference."""
+    """Do a backend's periodic work and inspect its rules. If the kernel cannot be read, this counts as a difference."""
     try:
         backend.upkeep()
         return backend.inspect(depth)

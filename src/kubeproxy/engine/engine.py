@@ -1,6 +1,6 @@
 """The sync loop: it joins the pure model to the backends, decides when to sync, and reports to an observer.
 
-Nothing is written before every needed resource has been listed and the Node is known, or its absence accepted.
+Nothing is written before every needed resource has been listed, and the Node is known or its absence is accepted.
 docs/architecture.md defines the stages of an event: arrived, compiled, queued, committed, refused, settled.
 """
 
@@ -37,10 +37,11 @@ NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first war
 NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
-"""Seconds for which a full sync waits for events after it has read the kernel: another kube-proxy on this node, as in
-an upgrade, may get them earlier, and its changes must not be undone."""
+"""Seconds for which a full sync waits for events after it has read the kernel. During an upgrade another kube-proxy on
+this node may get the events earlier, and its changes must not be undone.
+"""
 
-_DISTURBED: Final = 2  # number of consecutive refusals for which another program's changes may be the cause
+_DISTURBED: Final = 2  # up to this number of consecutive refusals, another program's changes may be the cause
 
 TOGETHER = 5000  # changes per call of `settled`: some 10 ms
 PROGRESS_SECONDS: Final = 5.0  # seconds between the log lines about a long full sync, and before the first line
@@ -131,7 +132,9 @@ class Engine:
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return the last accepted plans of a Service by family; see `standing` for later differences."""
+        """Return the plans of a Service that each family's kernel accepted last; `standing` has differences that arose
+        later.
+        """
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
@@ -175,7 +178,7 @@ class Engine:
             self._observer.queued(self._families)
 
     def addresses_changed(self) -> None:
-        """Read the local addresses and those of the API server again: plans depend on both."""
+        """Read the addresses of this node and of the API server again, because plans depend on them."""
         self._surroundings_changed = True
         self._wake.set()
 
@@ -218,7 +221,7 @@ class Engine:
             await asyncio.wait([inspection])  # a running inspection ends before the backends are closed
 
     async def _wait(self, inspection: asyncio.Task[None]) -> None:
-        """Return when there are changes to sync and a sync is allowed. Raises the error that ended the inspections."""
+        """Wait until there are changes to sync and a sync is allowed. Raises the error that ended the inspections."""
         while True:
             await self._wake.wait()
             if inspection.done():
@@ -235,8 +238,9 @@ class Engine:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known, or the time to wait for it has passed. Raises Unsupported if it is
-        needed."""
+        """Return whether the Node is known, or the time to wait for the Node has passed. Raises Unsupported if the time
+        has passed and the mode needs the Node.
+        """
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -342,7 +346,7 @@ class Engine:
             self.ready.set()
 
     async def _compile(self) -> list[Change]:
-        """Compile dirty Services; queue the changes for every family, and return them."""
+        """Compile dirty Services; queue the changes for every family, and return the changes."""
         fresh = await self._take_dirty()
         self._pass_departures()
         self._set_alarm()
@@ -373,7 +377,7 @@ class Engine:
                 self._backlogs[backend.family].other_changes = True
 
     def _set_alarm(self) -> None:
-        """Set a timer for the next change of plans that depends on time only, if there is one."""
+        """Set a timer for the next change of plans that only the time causes, if there is such a change."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -390,7 +394,7 @@ class Engine:
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
         """Commit one family's changes, or do a full sync; return whether the kernel accepted it."""
         family, began = backend.family, time.monotonic()
-        full, backlog.stale = backlog.stale, False  # before the sync, as it may be set again during it
+        full, backlog.stale = backlog.stale, False  # before the sync: during the sync it may be set again
         compiled = self.planner.compiled
         whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
@@ -413,8 +417,8 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # Before a partial sync the kernel had all changes except the fresh ones. New globals may have a new NodePort
-        # address, to which flows began before it answered.
+        # Before a partial sync the kernel had all changes except those of this sync. New globals may contain a new
+        # NodePort address; flows to that address may have begun before it answered.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
@@ -430,9 +434,11 @@ class Engine:
         return True
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
-        """Log a refusal; if another program caused it, once a minute, unless two full syncs after it are refused too.
+        """Log a refusal. If another program caused it, log once a minute, unless the two full syncs that follow are
+        refused too.
 
-        With two proxies in one mode nearly every change is refused: the second proxy finds it already written.
+        With two proxies in one mode nearly every change of one of them is refused, because the other proxy has already
+        written it.
         """
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
@@ -444,7 +450,9 @@ class Engine:
             self._disturbances = 0
 
     def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
-        """Return the source of a full sync's plans, called in its thread after it has read the kernel."""
+        """Return a function that returns the plans of a full sync. The full sync calls it in its thread, after reading
+        the kernel.
+        """
         loop = asyncio.get_running_loop()
 
         def take() -> Plans:

@@ -23,9 +23,9 @@ class Commit(Struct, frozen=True):
     """The queued changes of one family are in the kernel.
 
     `full`: everything was compared with the kernel. `seconds`: the duration. `changes`: the changes since the last
-    commit. If `everything`, the earlier state of the kernel is unknown: `services` is the number of Services with
-    plans, and `changes` contains exactly the Services with UDP ports, including unchanged ones. `ages`: the seconds
-    since the trigger times of the changes, for objects that have one.
+    commit. With `everything`, the earlier state of the kernel is unknown; then `services` is the number of Services
+    with plans, and `changes` contains all Services with UDP ports, also unchanged ones, and no others. `ages`: the
+    seconds since the trigger times of the changes, for objects that have one.
     """
 
     family: Family
@@ -64,10 +64,10 @@ class Observer(Protocol):
         """A commit of these changes starts, or a full sync (None): `committed` or `refused` follows."""
 
     def committed(self, commit: Commit) -> None:
-        """A family is up to date; the queued events may have changed no plan."""
+        """A family is up to date, after a commit or because the queued events changed no plan."""
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """Every family that is not refused has these changes. Each settles once."""
+        """Every family that is not refused has committed these changes. Each change settles once."""
 
     def refused(self, family: Family, error: ApplyError) -> None:
         """The kernel refused the queued changes of a family; they are tried again."""

@@ -1,5 +1,5 @@
-"""Limits of rates, as delays that double after failures and a bucket of tokens; and long work that does not hold the
-event loop: in turns of 10 ms, as for lists of events, or in a thread.
+"""Limits of rates: delays that double after failures, and a bucket of tokens. Long work that does not block the event
+loop: in turns of 10 ms, for example for lists of events, or in a thread.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
-"""Seconds for which work may block the event loop: 44,000 Services take seconds, and health checks, watches and
-requests must not wait so long."""
+"""Seconds for which work may block the event loop. Work on 44,000 Services takes seconds; health checks, watches and
+requests must not wait so long.
+"""
 
 
 def end_of_turn() -> float:
@@ -165,7 +166,8 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
 class Intake:
     """Applies events to a planner: a few at once, a long list in turns. `reject` receives unusable objects and entries.
 
-    Events after a list wait, except those of Nodes and ServiceCIDRs, which other parts of the program also read.
+    Events that arrive after a list wait until it is applied, except events of Nodes and ServiceCIDRs, because other
+    parts of the program read these as well.
     """
 
     def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
@@ -179,7 +181,9 @@ class Intake:
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:
-        """Apply or queue events; return whether some concern the node, which are applied at once."""
+        """Apply or queue events; return whether some of the events concern the node. Such events are
+        applied at once.
+        """
         about_node = [event for event in events if _is_about_node(event)]
         if about_node:
             self._reject_all(self._planner.apply(about_node))

@@ -1,4 +1,4 @@
-"""The features that the Go kube-proxy lacks, each declared once. Pure, below the model.
+"""The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module.
 
 The flags, the settings, the check of the mode and the warning about a flag without effect are derived from these
 declarations: see CONTRIBUTING.md "A new feature". Light to import, as the table of flags is made from it.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """The features of a node: the values that are set, by flag, and the mode. Mode "" supports all."""
+    """The features of a node: the values that are set, by flag, and the mode. The mode "" supports all features."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
@@ -40,9 +40,10 @@ P = TypeVar("P", bound="Struct")
 class Feature(NamedTuple, Generic[T]):
     """A feature that the Go kube-proxy lacks. Its only setting is its flag, which also applies with --config.
 
-    `kind` and `default` are those of config.flags.Flag, `usage` is its help. `modes` support the feature, None: all of
-    them. In other modes its value is `off`, and the proxy reports that the flag has no effect. `unset` is the value
-    without the flag. `annotations` are the names of the annotations that the feature reads.
+    `kind` and `default` are those of config.flags.Flag, `usage` is its help. `modes` are the modes that support the
+    feature, None for all. In other modes the value of the feature is `off`, and the proxy reports that the flag has no
+    effect. `unset` is the value without the flag. `annotations` are the names of the annotations that the feature
+    reads.
 
     `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the text into the
     value.
@@ -69,7 +70,7 @@ class Feature(NamedTuple, Generic[T]):
         return self.among(features.values) if self.supported(features.mode) else self.off
 
     def among(self, values: Mapping[str, Any]) -> T:
-        """Return the value of the feature from the values that are set."""
+        """Return the value of the feature in these values by flag."""
         value: T = values.get(self.flag, self.unset)
         return value
 

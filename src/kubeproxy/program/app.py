@@ -130,10 +130,9 @@ async def _main(options: Options, settings: Settings, mode: Mode, output: logs.O
 async def opened(
     options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
-    """Return the program, ready to run. Steps that may fail without changing the host are first.
-
-    `give_up` is called when the host is prepared and no thread runs yet, with the files that are read again later and
-    the program that creates credentials; it drops capabilities (lifetime.py).
+    """Return the program, ready to run. Steps that may fail without changing the host are first. `give_up` drops
+    capabilities (lifetime.py). It is called when the host is prepared and no thread runs yet, with the files that are
+    read again later and the program that creates credentials.
 
     Raises ConfigError, Unsupported or ApplyError.
     """
@@ -348,7 +347,7 @@ class App:
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
 
     def _summary(self) -> str:
-        """Return the service's status for systemd."""
+        """Return the status line of this service for systemd."""
         if self._engine.progress is not None:
             return str(self._engine.progress)
         reasons = self._health.unready()

@@ -40,8 +40,8 @@ FIRST_SYNC_SECONDS = 300.0
 def postpone_garbage_collection() -> None:
     """Collect no garbage until `resume_garbage_collection`; then at each 50,000th new container instead of the 700th.
 
-    The objects of the first sync remain and have no cycles: searching them takes a tenth of that sync's time at 10,000
-    Services, and more at 44,000.
+    The objects of the first sync remain and have no cycles. A search for cycles in these objects would take a tenth of
+    that sync's time at 10,000 Services, and more at 44,000.
     """
     gc.set_threshold(50_000, 20, 50)
     gc.disable()
@@ -123,8 +123,8 @@ privileges_log = logging.getLogger("kubeproxy.privileges")
 def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> frozenset[Capability]:
     """Return the capabilities to keep, in any mode.
 
-    `legacy` are the commands of legacy iptables on this node, `others_files` the files to be read again that need a
-    capability, `plugin` is the program that makes credentials, '' for none.
+    `legacy` are the commands of legacy iptables on this node. `others_files` are the files to be read again that need a
+    capability. `plugin` is the program that makes credentials, '' for none.
 
     CAP_NET_ADMIN is for rules, sets, servers, addresses, marks and the network's sysctls, CAP_NET_BIND_SERVICE for
     ports below 1024, which a new Service may need (health checks, relayed NodePorts).
@@ -140,8 +140,8 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
 def give_up(files: Iterable[str], plugin: str) -> None:
     """Drop the capabilities that are not needed, also for child processes. A failure is logged.
 
-    `files` are read again later; `plugin` is the program that makes credentials, '' for none. A plugin with its own
-    rights (set-user-ID, capabilities) would lose them: then nothing is dropped.
+    `files` are read again later; `plugin` is the program that makes credentials, '' for none. With a plugin that has
+    its own rights (set-user-ID, capabilities) nothing is dropped, because the plugin would lose these rights.
     """
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):
@@ -174,5 +174,5 @@ def _is_legacy(name: str) -> bool:
 
 
 def _program() -> tuple[str, ...]:
-    """Return files of this program and of Python, as modules are loaded later."""
+    """Return files of this program and of Python, because modules are loaded later."""
     return (str(Path(kubeproxy.__file__)), os.__file__)

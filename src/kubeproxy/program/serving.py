@@ -1,5 +1,5 @@
-"""The ports and the control socket of the proxy, its messages about a taken port, and the detection of another
-kube-proxy on this node, which holds a port of this one.
+"""The ports and the control socket of the proxy, messages about a port that another process holds, and the detection of
+another kube-proxy on this node.
 """
 
 from __future__ import annotations
@@ -52,10 +52,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.serving")
 
-METRICS_PAGE = ("127.0.0.1", "10249")  # where another kube-proxy serves its mode, if this proxy serves no metrics
+METRICS_PAGE = (
+    "127.0.0.1",
+    "10249",
+)  # the address at which another kube-proxy is asked for its mode, if this proxy serves no metrics
 
 COMMANDS_AT_ONCE = 16
-"""Limit of connections at the socket: a separate one, so that flooded health ports do not block an operator."""
+"""Limit of connections at the socket. It is separate from that of the ports, so that flooded health ports do not block
+an operator.
+"""
 
 
 class Served(NamedTuple):
@@ -171,7 +176,7 @@ class Servers:
         return pages
 
     def _show(self, request: Request) -> Response:
-        """Serve the page, most of which is loaded at the first request."""
+        """Serve the page. Most of its modules are loaded at the first request."""
         if self._page is None:
             from kubeproxy.page.pages import Whole  # noqa: PLC0415 - loaded at the first request
 
@@ -213,11 +218,12 @@ def user_agent(pid: int, mode: str) -> str:
 
 
 class Neighbours:
-    """The other kube-proxies of this node; `say` is called with a sentence about one.
+    """The other kube-proxies of this node; `say` is called with a sentence about such a kube-proxy.
 
     A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
-    User-Agent: so both report the other. Only digits and lower-case letters of the other's text are used. `mode` is the
-    mode of this proxy, `page` (host, port) the metrics port, to which requests for another proxy's mode are sent.
+    User-Agent. So each of the two proxies reports the other. Only digits and lower-case letters of another proxy's text
+    are used. `mode` is the mode of this proxy, `page` (host, port) the metrics port, to which requests for another
+    proxy's mode are sent.
     """
 
     def __init__(
@@ -283,7 +289,9 @@ class Neighbours:
 
 
 class TakenPort:
-    """Messages about a port that cannot be opened: at the first failure and once a minute. `say` gets the sentence."""
+    """Messages about a port that cannot be opened: one at the first failure, then one a minute. `say` is called with
+    each.
+    """
 
     def __init__(
         self, neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic

@@ -1,9 +1,10 @@
 """Limits for the clients of the HTTP servers: open connections, and time of the event loop for answers.
 
-File descriptors belong to the process, so all servers share one count of connections. When there are too many, the
-oldest connection of the client with the most is dropped: so a client that opens many connections or incomplete requests
-loses its own connections first. Answers are computed on the event loop that programs the kernel, and every pod can
-reach the health ports, so each client, and all remote clients together, have a limited share of its time.
+File descriptors belong to the process, so all servers share one count of connections. When there are too many
+connections, the oldest connection of the client with the most connections is dropped. So a client that opens many
+connections or incomplete requests loses its own connections first. Answers are computed on the event loop that programs
+the kernel, and every pod can reach the health ports, so each client, and all remote clients together, have a limited
+share of its time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Budget:
         return delay
 
     def spend(self, peer: bytes, seconds: float, *, remote: bool) -> None:
-        """Charge a reserved answer for the time beyond that of a small one."""
+        """Charge a client for the time by which an answer took longer than a small answer."""
         if seconds > LEAST:
             self._charge(peer, seconds - LEAST, remote)
 
@@ -64,7 +65,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Start to close the connection; at its end it calls `Admission.leave`."""
+        """Start to close the connection. When it is closed, it calls `Admission.leave`."""
 
 
 class Admission:
@@ -92,7 +93,7 @@ class Admission:
         return self.connected < self._most()[0]
 
     def make_room(self) -> None:
-        """Drop the oldest connection of the client with the most; `has_room` changes a moment later."""
+        """Drop the oldest connection of the client with the most connections; `has_room` changes a moment later."""
         if self._peers and len(self._leaving) < _LEAVING:
             crowd = max(self._peers.values(), key=len)
             oldest = next(iter(crowd))
@@ -101,7 +102,9 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Return whether a client has exceeded its share so much that a new connection's request would only wait."""
+        """Return whether a client has exceeded its share so much that a request on a new connection would not be
+        answered soon.
+        """
         return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:
@@ -133,4 +136,4 @@ def peer_of(address: str) -> bytes:
 
 
 PROCESS: Final = Admission(lambda: shares()[:2])
-"""The admission of this process; a single one, as the limit of file descriptors is the process's."""
+"""The admission of this process. There is only one, because the limit of file descriptors is that of the process."""

@@ -29,7 +29,7 @@ LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 PIPELINED: Final = 8  # limit of waiting requests per connection
-REFUSAL_SECONDS: Final = 0.01  # time of the event loop that a refused request costs its client's share
+REFUSAL_SECONDS: Final = 0.01  # seconds of the event loop that a refused request takes from its client's share
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
@@ -58,7 +58,7 @@ class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
     `lost` is called when the connection is closed, `lasting` when an answer begins that ends only with the connection.
-    `names` are the Host names that are answered on loopback in addition to localhost; `budget` limits the time of
+    `names` are the Host names, in addition to localhost, that are answered on loopback; `budget` limits the time of
     answers.
     """
 
@@ -124,7 +124,8 @@ class ServerConnection(asyncio.Protocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # They refer to this object: the garbage collector, which runs rarely, would have to free the cycles.
+        # These refer to this object. Without this line the garbage collector, which runs rarely, would have to free the
+        # cycles.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 

@@ -53,8 +53,8 @@ class Response(NamedTuple):
     """A response; the body is left out for HEAD.
 
     A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. The
-    generator is closed when the client disconnects. A response that `lasts` until then is not counted by admission.py:
-    the page must limit the number of such responses.
+    generator is closed when the client disconnects. A response that `lasts` until the client disconnects is not counted
+    by admission.py, so the page must limit the number of such responses.
     """
 
     status: int
@@ -69,7 +69,9 @@ def refused(status: int, text: str) -> Response:
 
 
 Handler = Callable[[Request], Response]
-"""Answers a request of any method, on the event loop: it must be quick. An exception gives the client status 500."""
+"""Answers a request of any method, on the event loop, so it must be quick. If it raises an exception, the client gets
+status 500.
+"""
 
 READ: Final = frozenset(("GET", "HEAD"))
 

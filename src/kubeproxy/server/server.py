@@ -20,7 +20,7 @@ from kubeproxy.server.http import Handler
 
 _log = logging.getLogger("kubeproxy.server")
 
-RETRY_SECONDS: Final = 5.0  # between attempts to serve healthz and metrics, as in the Go kube-proxy
+RETRY_SECONDS: Final = 5.0  # seconds between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 128
 _ACCEPTED: Final = 16  # connections accepted in a turn of the event loop: some 2 ms
 
@@ -42,7 +42,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_exactly(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket of the family of its address, even if that is unspecified. Raises OSError."""
+    """Return a listening TCP socket of the family of its address, even if the address is unspecified.
+    Raises OSError.
+    """
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
 
 
@@ -158,8 +160,8 @@ class HttpServer:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    # Not asyncio.Server: when it is closed between an accept() and the task that it starts, the connection's socket
-    # leaks (CPython 3.11); and its start is a coroutine.
+    # asyncio.Server is not used for two reasons: its start is a coroutine, and if it is closed between an accept() and
+    # the start of the connection's task, the connection's socket leaks (CPython 3.11).
 
     def _listen(self, sock: socket.socket) -> None:
         if not self._stopped:

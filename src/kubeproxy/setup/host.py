@@ -57,7 +57,9 @@ _CHECKED_AGAIN = (0.1, 0.4)
 
 
 class Supported(NamedTuple):
-    """The families that a mode supports on this node, and the requirement that the other family lacks, '' for none."""
+    """The families that a mode supports on this node, and the requirement for the other family that is missing, '' for
+    none.
+    """
 
     families: tuple[Family, ...]
     lack: str = ""
@@ -124,7 +126,7 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
 
 
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses without those of some interfaces, which have addresses of Services."""
+    """Return this node's addresses without those of the interfaces that have addresses of Services."""
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
@@ -132,14 +134,16 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
 
 
 LARGEST_SCALED: Final = 1_048_576
-"""The largest table computed from the number of CPUs: hundreds of them would take much memory (kube-proxy 1.36)."""
+"""The largest table size computed from the number of CPUs. With hundreds of CPUs the table would take much memory
+(kube-proxy 1.36).
+"""
 
 
 def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
     """Return the sysctls of a conntrack block in order, for a number of CPUs, by default that of this machine.
 
     The size of the table is maxPerCore times the CPUs, limited to LARGEST_SCALED; up to that limit it is at least min.
-    Values of 0 leave a sysctl unchanged. Source: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go.
+    A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go.
     """
     scaled = conntrack.max_per_core * (cpus or os.cpu_count() or 1)
     size = LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, conntrack.min)
@@ -217,7 +221,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the fields that have addresses only of the family other than that of the Node's first address."""
+    """Yield the fields whose addresses are all of the other family than the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -247,8 +251,9 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the families without a network in clusterCIDR, among the Node's, or without a Node among all served
-    ones."""
+    """Yield the families that have no network in clusterCIDR, among the Node's families, or without a Node among all
+    served families.
+    """
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (

@@ -23,7 +23,9 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces with addresses of Services; such an interface may remain while another mode runs."""
+    """Return the interfaces that have addresses of Services. After a change of the mode such an interface may still
+    exist.
+    """
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.sources")
 
 NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls its Node before it falls back to loopback
-NODE_CIDR_TIMEOUT = 300.0  # the same for the pod networks of NodeCIDR mode
+NODE_CIDR_TIMEOUT = 300.0  # seconds for which it waits for the pod networks in NodeCIDR mode
 
 Patch = Callable[[str, bytes], Awaitable[int]]
 """Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
@@ -36,7 +36,7 @@ class Sources(ABC):
     """A source of objects; the defaults are those of a source without an API server."""
 
     knows_nodes: bool = False
-    """Whether a missing Node was deleted (else the source may omit it)."""
+    """Whether the absence of a Node means that it was deleted. Otherwise the source may omit Nodes."""
 
     post: Post | None = None
     """Sends events, None without an API server."""
@@ -211,8 +211,8 @@ class _ManifestSources(Sources):
 class RateLimit:
     """clientConnection.qps and burst: limits of the rate and the burst of requests; a negative qps means no limit.
 
-    It applies to events, whose number is unbounded; the few lists and watches are not delayed. As in client-go, 0 means
-    the default (5 and 10).
+    The limit applies to requests for events, because their number is unbounded. Lists and watches are few, and are not
+    delayed. As in client-go, 0 means the default (5 and 10).
     """
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
