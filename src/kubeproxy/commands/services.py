@@ -80,11 +80,15 @@ def _addresses(held: ProgrammedService) -> Iterator[str]:
     return addresses(held.plans if held.wanted is None else held.wanted)
 
 
-def _endpoints(held: ProgrammedService) -> int:
-    by_family: dict[Family, set[bytes]] = {}
+def _endpoints(held: ProgrammedService) -> tuple[int, int]:
+    """Return the number of endpoints that new connections of this node use, and of all that serve, of the family with
+    more."""
+    by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
     for plan in held.plans:
-        by_family.setdefault(plan.key.family, set()).update(plan.cluster)
-    return max(map(len, by_family.values()), default=0)
+        used, serving = by_family.setdefault(plan.key.family, (set(), set()))
+        used.update(plan.cluster, plan.local)
+        serving.update(plan.serving)
+    return max(((len(used), len(used | serving)) for used, serving in by_family.values()), default=(0, 0))
 
 
 def _row(held: ProgrammedService) -> dict[str, object]:
@@ -95,11 +99,13 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "reason": held.reason,
         "resourceVersion": held.version,
         "slices": held.slices,
-        "endpoints": _endpoints(held),
+        "endpoints": _endpoints(held)[0],
         "addresses": list(_addresses(held)),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
     }
 
 
 def _cells(held: ProgrammedService) -> tuple[str, ...]:
-    return ("/".join(held.name), held.state, str(_endpoints(held)), " ".join(_addresses(held)))
+    used, serving = _endpoints(held)
+    count = str(used) if used == serving else f"{used} of {serving}"
+    return ("/".join(held.name), held.state, count, " ".join(_addresses(held)))

@@ -68,6 +68,41 @@ def test_what_no_proxy_has_programmed_is_planned(folder: list[str], capfd: pytes
     assert json.loads(capfd.readouterr().out)["state"] == "planned"
 
 
+def test_endpoints_are_counted_as_this_node_uses_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    local = {**SERVICE, "spec": {**SERVICE["spec"], "internalTrafficPolicy": "Local"}}
+    dual = {"metadata": {"name": "dual", "namespace": "shop"}, "spec": {**SERVICE["spec"], "clusterIP": "10.96.0.11"}}
+    dual["spec"]["clusterIPs"] = ["10.96.0.11", "fd00:96::11"]
+    (tmp_path / "web.json").write_text(json.dumps(local))
+    (tmp_path / "dual.json").write_text(json.dumps({**SERVICE, **dual}))
+    for service, family, addresses in (
+        ("web", "IPv4", {"10.244.0.7": "here", "10.244.1.7": "there"}),
+        ("dual", "IPv4", {"10.244.0.7": "here", "10.244.1.7": "there"}),
+        ("dual", "IPv6", {"fd00:244::7": "here", "fd00:244:1::7": "there"}),
+    ):
+        piece = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{service}-{family.lower()}",
+                "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": service},
+            },
+            "addressType": family,
+            "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [address], "nodeName": node} for address, node in addresses.items()],
+        }
+        (tmp_path / f"{service}-{family}.json").write_text(json.dumps(piece))
+    folder = ["--manifests", str(tmp_path), "--hostname-override", "here"]
+    assert run(["services", *folder]) == 0
+    rows = [line.split("  ") for line in capfd.readouterr().out.splitlines()]
+    assert {row[0]: [cell.strip() for cell in row if cell.strip()][2] for row in rows[1:]} == {
+        "shop/dual": "2",
+        "shop/web": "1 of 2",
+    }
+    assert run(["services", "-o", "json", *folder]) == 0
+    assert [one["endpoints"] for one in json.loads(capfd.readouterr().out)["services"]] == [2, 1]
+
+
 def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["services", "none", "-o", "json", *folder]) == 2
     made = json.loads(capfd.readouterr().out)
