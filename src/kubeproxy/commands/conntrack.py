@@ -1,7 +1,8 @@
 """kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us each. Exit code 1: the table is
-nearly full, will be full within a minute, or dropped packets between the two readings.
+Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us each. Without a proxy it counts
+them by client alone. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets between
+the two readings.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json
@@ -18,6 +19,7 @@ from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
+from kubeproxy.errors import NoAnswerError
 from kubeproxy.kernel.conntrack.tracked import entries, level, refusals
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
@@ -37,8 +39,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Answer; return the exit code."""
     asked = source(given)
-    facts = asked.facts()
-    who = Fillers(ground(asked).served() if facts.listed else ServedPorts((), {}))
+    unknown = ""
+    try:
+        unknown = "" if asked.facts().listed else _UNLISTED
+    except NoAnswerError as error:
+        unknown = f"{error}. All entries count as those of clients of no Service"
+    who = Fillers(ServedPorts((), {}) if unknown else ground(asked).served())
     spent = time.process_time()
     with Netlink.open(NETLINK_NETFILTER) as link:
         before, began = (level(link), refusals(link)), time.monotonic()
@@ -52,8 +58,8 @@ def run(given: argparse.Namespace) -> int:
         output.json(state)
     else:
         _print(state, time.process_time() - spent)
-        if not facts.listed:
-            output.marked(output.NOTE, _UNLISTED)
+        if unknown:
+            output.marked(output.NOTE, unknown)
     return exit_code(wrong=state.problems)
 
 

@@ -1,7 +1,8 @@
 """kube-proxy flows: the present connections of Services, from connection tracking.
 
 Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
-clients. Unanswered connections have had no reply for a second. Exit code 1: the Service has such connections; 2: the
+clients. Unanswered connections never had a reply, and are older than a second; an endpoint that answered a connection
+once and is silent now is found by `trace`. Exit code 1: the Service has unanswered connections; 2: the
 Service is unknown. With -f beginnings and ends are shown as they happen, until Ctrl-C or for --seconds.
 
 The kernel skips other connections. If there are more new ones than this command can follow with 0.4 of a processor, it
@@ -23,6 +24,7 @@ from kubeproxy.ask import cluster
 from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
 from kubeproxy.ask.flows.sampling import Sampled
 from kubeproxy.ask.flows.users import PortUse, ServedPorts, uses
+from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
 from kubeproxy.commands import YES, exit_code, output
@@ -80,7 +82,8 @@ def run(given: argparse.Namespace) -> int:
 def _print_service(name: str, ports: Sequence[PortUse]) -> None:
     total, new = sum(one.connections for one in ports), sum(one.new_per_second for one in ports)
     silent, closing = sum(one.unanswered for one in ports), sum(one.closing for one in ports)
-    output.say(f"{name}: {total} connections, {new:.1f} new a second, {silent} unanswered, {closing} closing")
+    heading = f"{name}: {counted(total, 'connection')}, {new:.1f} new a second"
+    output.say(f"{heading}, {silent} unanswered, {closing} closing")
     head = ("PORT", "ENDPOINT", "POD", "CONNECTIONS", "SHARE", "NEW/S", "UNANSWERED", "CLOSING", "")
     rows = [
         (
@@ -148,7 +151,7 @@ def _busiest(ports: Sequence[PortUse]) -> str:
 
 
 def _print_cost(cost: Cost) -> None:
-    text = f"listened for {cost.seconds:.1f} s and read {cost.connections} connections"
+    text = f"listened for {cost.seconds:.1f} s and read {counted(cost.connections, 'connection')}"
     text += f", in {cost.processor_seconds:.2f} s of a processor"
     if cost.left_out:
         text += f"; of the new ones {cost.new} were looked at and stand for {cost.left_out} more"

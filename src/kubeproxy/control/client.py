@@ -70,9 +70,9 @@ class Client:
     def _trouble(self, error: Exception) -> str:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return (
-                f"no kube-proxy answers at {self.path}: ask where it runs (kubectl -n kube-system exec "
-                "ds/kube-proxy-py -- kube-proxy …), give its --control-socket, or do without one by --manifests or "
-                "--kubeconfig"
+                f"no kube-proxy answers at {self.path}: ask where it runs (from anywhere: `kubectl kubeproxy COMMAND "
+                "--node NODE`; else `kubectl exec` into its pod on this node), give its --control-socket, or do "
+                "without one by --manifests or --kubeconfig"
             )
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"

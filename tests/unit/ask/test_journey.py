@@ -218,7 +218,7 @@ def test_a_connection_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
     assert made.passed is False
     assert made.text.endswith(
         "answered earlier; 10.244.0.99:3000 is no endpoint of default/web: the connection's entry in connection "
-        f"tracking keeps it there, and this removes the entry: conntrack -D {ENTRY}"
+        f"tracking keeps it there, and this removes the entry: `conntrack -D {ENTRY}`"
     )
     assert "conntrack" not in told(marked(1), out, served=[stale])[1].text  # without a proxy, no Service is known
     unanswered = (stale[0], False, False, ENTRY)

@@ -233,6 +233,19 @@ def test_refused_credentials_are_one_finding(
     assert "put a valid token into that file of this node" in found["fix"]
 
 
+def test_connection_tracking_is_shown_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(conntrack.Netlink, "open", lambda *_: nullcontext())
+    monkeypatch.setattr(conntrack, "refusals", lambda _: Refusals(*[0] * len(Refusals._fields)))
+    monkeypatch.setattr(conntrack, "entries", lambda *_: [])
+    monkeypatch.setattr(conntrack, "level", lambda _: Level(3, 100))
+    assert run(["conntrack", "--seconds", "0.01", "--control-socket", str(tmp_path / "none.sock")]) == 0
+    out = capfd.readouterr().out
+    assert "3 of 100 entries" in out
+    assert "no kube-proxy answers" in out
+
+
 @pytest.mark.usefixtures("unlisted")
 def test_connection_tracking_is_shown_before_the_first_list(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -118,17 +118,21 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     if share >= 1:
         yield "it is full: new connections are dropped, unless the kernel can remove an unanswered one"
     elif share >= NEARLY_FULL:
-        yield f"it is nearly full: {share:.0%}"
+        yield f"it is nearly full: {int(share * 100)}%"
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
         yield f"filling as fast as now, it is full in {(level.limit - level.entries) / growth:.0f} s"
     if refused.dropped:
-        yield f"{refused.dropped} packets were dropped just now, as there was no room for their connection"
+        yield f"{_were(refused.dropped, 'packet')} dropped just now, as there was no room for their connection"
     if refused.early:
-        yield f"{refused.early} entries were removed just now, to make room for new ones"
+        yield f"{_were(refused.early, 'entry', 'entries')} removed just now, to make room for new ones"
     if refused.failed:
-        yield f"{refused.failed} packets were dropped just now, as their entry or their translated address was taken"
+        yield f"{_were(refused.failed, 'packet')} dropped just now, as their entry or translated address was taken"
     if refused.chains:
-        yield f"{refused.chains} packets were dropped just now, as the hash table is too small for its entries"
+        yield f"{_were(refused.chains, 'packet')} dropped just now, as the hash table is too small for its entries"
+
+
+def _were(number: int, thing: str, things: str = "") -> str:
+    return f"1 {thing} was" if number == 1 else f"{number} {things or thing + 's'} were"
 
 
 def _fixes(

@@ -25,8 +25,8 @@ _NOBODY: Final = b""
 class ConnectionCount(Struct):
     """Numbers of connections by state.
 
-    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open. `began` counts connections
-    that began while this program listened.
+    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open and never had a reply.
+    `began` counts connections that began while this program listened.
     """
 
     open: int = 0

@@ -280,7 +280,7 @@ def _strayed(served: Sequence[TracedReply], serving: Serving | None) -> str:
         return ""
     return (
         f"; {stray.endpoint} is no endpoint of {serving.service}: the connection's entry in connection tracking keeps "
-        f"it there, and this removes the entry: conntrack -D {stray.selection}"
+        f"it there, and this removes the entry: `conntrack -D {stray.selection}`"
     )
 
 
