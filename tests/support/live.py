@@ -219,6 +219,13 @@ class Live:
         by_ip = {ip: name for name, ips in self.ips.items() for ip in ips.values()}
         counted = r"(?: counter packets \d+ bytes \d+)?"
         found = re.findall(rf"{head} \. \d+{counted} : (\S+) \. (\d+)", text)
+        if not found:  # perhaps it has session affinity
+            text = " ".join((await self.nft("list", "table", table, "kube-proxy")).split())
+            (_, text) = text.split(f"map {map_name.replace('endpoints', 'session-pools')} {{", 1)
+            if number := re.search(rf"{head} : (\S+?)[ ,]", text.split(" map ", 1)[0]):
+                slots = re.findall(rf"[ ,]{re.escape(number[1])} \. \d+ : (\S+?)[ ,]", text)
+                numbers = "|".join(map(re.escape, slots)) or "none"
+                found = re.findall(rf" (?:{numbers}) \. {proto}{counted} : (\S+) \. (\d+)", text)
         return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in found}
 
     async def programmed(self, front: Front, pods: str, port: int = 3000) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kubeproxy.backends.nftables.counting import Read
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, SetId
 from kubeproxy.backends.nftables.render import Numbers, place_all, render
 from kubeproxy.model.plan import ServicePlan, ServicePortKey
 
@@ -25,12 +25,12 @@ def connections(read: Read, plans: Iterable[ServicePlan]) -> Mapping[tuple[Servi
     empty if the table has no counters. Raises ApplyError.
     """
     found: dict[tuple[ServicePortKey, bytes], Total] = {}
+    numbers = Numbers()
     for plan in plans:
-        # The keys depend on the number of endpoints only, not on the slot of each.
-        asked = render(place_all([plan], (), Numbers()))
-        for count in (
-            count for name in ENDPOINT_MAPS if name in asked for count in read(name, list(asked[name])) if count.packets
-        ):
+        # The keys depend on the number of endpoints only, not on the slot or number of each.
+        asked = render(place_all([plan], (), numbers))
+        maps = [name for name in (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS) if name in asked]
+        for count in (count for name in maps for count in read(name, list(asked[name])) if count.packets):
             place = plan.key, count.data[:-2]
             before = found.get(place, Total(0, 0))
             found[place] = Total(before.connections + count.packets, before.bytes + count.bytes)

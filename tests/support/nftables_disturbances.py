@@ -7,7 +7,10 @@ from support.nftables_plans import V4, cluster, plans_of, sticky
 DISTURBANCES = {
     "missing endpoint": ["delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }"],
     "missing service": ["delete element ip kube-proxy cluster-services { 10.96.0.1 . tcp . 80 }"],
-    "missing verdict": ["delete element ip kube-proxy session-services { 10.96.0.4 . tcp . 80 }"],
+    "missing verdict": ["delete element ip kube-proxy session-chains { 10.96.0.4 . tcp . 80 }"],
+    "missing slot": ["delete element ip kube-proxy session-slots { 0.0.0.4 . 1 }"],
+    "missing endpoint with affinity": ["delete element ip kube-proxy session-endpoints { 192.0.0.2 . tcp }"],
+    "missing class of a pool": ["delete element ip kube-proxy session-classes { 0.0.0.4 }"],
     "missing cluster IP": ["delete element ip kube-proxy cluster-ips { 10.96.0.1 }"],
     "missing hairpin": ["delete element ip kube-proxy hairpin-endpoints { 10.244.0.1 . 10.244.0.1 }"],
     "missing node address": ["delete element ip kube-proxy nodeport-ips { 192.0.2.1 }"],
@@ -16,7 +19,9 @@ DISTURBANCES = {
     "stray service": ["add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 : 1 }"],
     "stray class": ["add element ip kube-proxy local-services { 10.96.0.1 . tcp . 80 : 1 }"],
     "stray treatment": ["add element ip kube-proxy external-services { 10.96.0.1 . tcp . 80 : 3 }"],
-    "stray verdict": ["add element ip kube-proxy session-services { 10.96.9.9 . tcp . 80 : goto cluster-2-30s }"],
+    "stray verdict": ["add element ip kube-proxy session-chains { 10.96.9.9 . tcp . 80 : goto cluster-30s }"],
+    "stray slot": ["add element ip kube-proxy session-slots { 0.0.0.4 . 2 : 192.0.0.9 }"],
+    "stray endpoint with affinity": ["add element ip kube-proxy session-endpoints { 192.0.0.9 . tcp : 10.9.9.9 . 99 }"],
     "stray cluster IP": ["add element ip kube-proxy cluster-ips { 10.96.9.9 }"],
     "stray refusal": ["add element ip kube-proxy unserved-services { 10.96.0.1 . tcp . 80 }"],
     "stray node address": ["add element ip kube-proxy nodeport-ips { 192.0.2.99 }"],
@@ -27,8 +32,16 @@ DISTURBANCES = {
         "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 : 10.9.9.9 . 99 }",
     ],
     "changed verdict": [
-        "delete element ip kube-proxy session-services { 10.96.0.4 . tcp . 80 }",
-        "add element ip kube-proxy session-services { 10.96.0.4 . tcp . 80 : goto pick-2-30s }",
+        "delete element ip kube-proxy session-chains { 10.96.0.4 . tcp . 80 }",
+        "add element ip kube-proxy session-chains { 10.96.0.4 . tcp . 80 : goto pick-30s }",
+    ],
+    "changed slot": [
+        "delete element ip kube-proxy session-slots { 0.0.0.4 . 1 }",
+        "add element ip kube-proxy session-slots { 0.0.0.4 . 1 : 192.0.0.1 }",
+    ],
+    "changed endpoint with affinity": [
+        "delete element ip kube-proxy session-endpoints { 192.0.0.2 . tcp }",
+        "add element ip kube-proxy session-endpoints { 192.0.0.2 . tcp : 10.9.9.9 . 99 }",
     ],
     "another class": [
         "delete element ip kube-proxy cluster-services { 10.96.0.1 . tcp . 80 }",

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.layout import NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
+from kubeproxy.backends.nftables.layout import CLIENTS, NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import monitor_table
@@ -32,9 +32,6 @@ from support.own_network import own_network
 
 Contents = dict[str, set[str]]
 """Set or map to its elements as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
-
-
-_CLIENTS = re.compile(r"clients-\d+$")
 
 
 def resync(backend, plans):
@@ -108,10 +105,6 @@ class Ground(ABC):
     def verdicts(self, family: Family = V4) -> int:
         """Return how many elements have verdicts."""
         return sum(self.count(name, family) for name in VERDICT_MAPS)
-
-    def client_sets(self, family: Family = V4) -> set[str]:
-        """Return the names of the sets of clients."""
-        return {name for name in self.contents(family) if _CLIENTS.search(name)}
 
     def generation(self) -> int:
         """Return how many transactions there were."""
@@ -304,33 +297,48 @@ def _words(value) -> str:
 def without_slots(contents: Contents) -> dict[str, object]:
     """The same with endpoints in no order: their slots depend on history, which slots there are does not.
 
-    Neither do the sets of clients, as they stay when no Service needs them any more. Of numbers of pools and lists of
-    source ranges it is which frontends have the same.
+    Of numbers of pools, endpoints and lists of source ranges it is which frontends have the same.
     """
     result: dict[str, object] = {"pools": _same_numbers(contents)}
     lists: dict[str, list[str]] = {}
-    for element in sorted(contents.get(SetId.FIREWALL_LISTS, ())):
-        frontend, _, number = element.partition(" : ")
-        lists.setdefault(number, []).append(frontend)
+    for numbered in NUMBER_MAPS:
+        for element in sorted(contents.get(numbered, ())):
+            frontend, _, number = element.partition(" : ")
+            lists.setdefault(number, []).append(f"{numbered} {frontend}")
+    numbers = {number: str(sorted(frontends)) for number, frontends in lists.items()}
+    endpoints = dict(element.split(" : ") for element in contents.get(SetId.SESSION_ENDPOINTS, ()))
+    endpoints = {key.split(" . ")[0]: f"{key.split(' . ')[1]} {data}" for key, data in endpoints.items()}
     for name, elements in contents.items():
-        if name == SetId.FIREWALL_ALLOW:
-            parts = (element.split(" . ") for element in elements)
-            result[name] = sorted(f"{lists.get(number, number)} . {source}" for number, source in parts)
+        if name in {SetId.FIREWALL_ALLOW, SetId.SESSION_CLASSES}:
+            parts = (element.replace(" : ", " . ").split(" . ") for element in elements)
+            result[name] = sorted(f"{numbers.get(number, number)} . {rest}" for number, *rest in parts)
+        elif name == SetId.SESSION_OWN:
+            parts = (element.split(" . ", 1) for element in elements)
+            result[name] = sorted(f"{endpoints.get(number, number)} . {rest}" for number, rest in parts)
+        elif name == SetId.SESSION_SLOTS:
+            parts = (element.replace(" : ", " . ").split(" . ") for element in elements)
+            result[name] = _pools(
+                {f"{numbers.get(pool)} . {slot} : {endpoints.get(each)}" for pool, slot, each in parts}
+            )
+        elif name in NUMBER_MAPS or name in {SetId.SESSION_ENDPOINTS, CLIENTS}:
             continue
-        if name in NUMBER_MAPS:
-            continue
-        if not name.endswith("endpoints") or name == "hairpin-endpoints":
+        elif not name.endswith("endpoints") or name == "hairpin-endpoints":
             result[name] = elements
-            continue
-        pools: dict[str, tuple[set[str], list[str]]] = {}
-        for element in elements:
-            key, _, destination = element.partition(" : ")
-            frontend, _, slot = key.rpartition(" . ")
-            slots, destinations = pools.setdefault(frontend, (set(), []))
-            slots.add(slot)
-            destinations.append(destination)
-        result[name] = {frontend: (slots, sorted(found)) for frontend, (slots, found) in pools.items()}
-    return {name: elements for name, elements in result.items() if not _CLIENTS.search(name)}
+        else:
+            result[name] = _pools(elements)
+    return result
+
+
+def _pools(elements: set[str]) -> dict[str, tuple[set[str], list[str]]]:
+    """Return the slots and the sorted destinations of each frontend."""
+    pools: dict[str, tuple[set[str], list[str]]] = {}
+    for element in elements:
+        key, _, destination = element.partition(" : ")
+        frontend, _, slot = key.rpartition(" . ")
+        slots, destinations = pools.setdefault(frontend, (set(), []))
+        slots.add(slot)
+        destinations.append(destination)
+    return {frontend: (slots, sorted(found)) for frontend, (slots, found) in pools.items()}
 
 
 def _same_numbers(contents: Contents) -> set[frozenset[str]]:

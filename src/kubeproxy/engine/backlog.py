@@ -32,11 +32,8 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 40_000
-"""Number of endpoints (before and after, times frontends) above which a change is large (20 ms): large changes are
-committed one by one."""
-AFFINITY = 80
-"""Weight of an endpoint with session affinity: a new count of n endpoints is a chain of n rules, each some 80 us."""
-MOST_TRIGGERS = 100  # maximum number of trigger times kept per Service while the kernel refuses
+"""Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
+MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: enough for a latency
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family in which the kernel may lack committed plans."""
@@ -240,15 +237,12 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return the size of a change's transaction, as a number of endpoints: the endpoints of each frontend, more for
-    affinity rules, and the entries for weights.
-    """
+    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend."""
     total = 0
     for entry in (change.before, change.after):
         for plan in entry.plans:
             if plan.key.family is family:
-                copies = len(plan.frontends) + (AFFINITY if plan.affinity else 0)
-                total += copies * (len(plan.cluster) + len(plan.local))
+                total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
                 if plan.balance is not None:
                     total += entries((plan,))
     return total

@@ -37,13 +37,15 @@ class Leaf(NamedTuple):
 
 
 class PacketSet:
-    """A set of packets that pass rules. `current` is the set of services after translation, None while it is
-    unchanged."""
+    """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged.
+    `hidden`: a rule has written another source address into the packet, which no later rule should test.
+    """
 
     __slots__ = (
         "current",
         "destination",
         "found",
+        "hidden",
         "inputs",
         "mark",
         "masquerade",
@@ -71,6 +73,7 @@ class PacketSet:
         self.masquerade = False
         self.refused = False
         self.remembered = False
+        self.hidden = False
         self.found: Any = b""
         self.unknown = ""
         self.untracked = False
@@ -90,6 +93,7 @@ class PacketSet:
         new.masquerade = self.masquerade
         new.refused = self.refused
         new.remembered = self.remembered
+        new.hidden = self.hidden
         new.found = self.found
         new.unknown = self.unknown
         new.untracked = self.untracked
@@ -163,6 +167,9 @@ def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, origina
 
 def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
     """Split by the source address."""
+    if flow.hidden:
+        flow.unknown = "a source address that a rule has written"
+        return flow
     inside = rules.meet(flow.sources, wanted)
     outside = rules.minus(flow.sources, wanted) if inside and inside != flow.sources else ()
     return _split(flow, "sources", flow.sources, inside, outside, missed)

@@ -120,7 +120,7 @@ class _Rule:
 
     def _one(self, one: x.Expression) -> None:
         match one:
-            case x.PacketCount() | x.Offload() | x.NamedObject(type=1):
+            case x.PacketCount() | x.Offload() | x.NamedObject(type=1) | x.Update(op=2):
                 pass
             case x.Update() if self._purpose is CompiledFor.EVERYTHING:
                 self._done.append((Op.REMEMBER,))
@@ -462,6 +462,10 @@ class _Rule:
 
     def _write(self, one: x.Payload, term: Term) -> None:
         target = self._payload(one)
+        if target.field is Property.SOURCE and target.size == target.width:
+            # Its value is not followed; that of the connection restores it.
+            self._done.append((Op.WRITE, Property.SOURCE, None if term.field is Property.SOURCE else b""))
+            return
         if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:
             raise UnknownRuleError("payload write")
         field = Property.DESTINATION if target.field is Property.DESTINATION else Property.PORT
@@ -486,7 +490,9 @@ class _Rule:
             self._done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
         elif one.type == 1:
             width = self._place.bits // 8
-            address = None if one.address is None else self._operand(self._get(one.address), width)
+            term = self._get(one.address) if one.address is not None else None
+            own = term is not None and term.field is Property.DESTINATION and term.size == width
+            address = None if term is None or own else self._operand(term, width)
             port = None if one.port is None else self._operand(self._get(one.port), 2)
             self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]
         else:

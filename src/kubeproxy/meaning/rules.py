@@ -31,7 +31,8 @@ class Op(IntEnum):
     FIND = 7  # table, for a verdict
     MISSES = 8  # table: true if the key is not in the table
     MARK = 9  # mask, xor
-    WRITE = 10  # field (DESTINATION or SERVICE), source: (offset, length) of the found data, bytes, None for original
+    # Field (SOURCE, DESTINATION or PORT), value: (offset, length) of the found data, bytes, None for the original.
+    WRITE = 10
     TRANSLATE = 11  # address, port: each bytes, (offset, length) of the found data, or None
     MASQUERADE = 12
     REFUSE = 13

@@ -144,6 +144,10 @@ class Walk:
     def _finish(self, flows: list[PacketSet], leaves: list[Leaf]) -> None:
         destination = self._destination
         for flow in flows:
+            if flow.hidden:
+                flow.unknown = "a source address that a rule has written"
+                self._leave(flow, leaves)
+                continue
             if flow.translated or flow.destination != destination or flow.current is not None:
                 port = -1 if flow.current is None else rules.first_of(flow.current)[1]
                 outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade, flow.remembered)
@@ -421,18 +425,27 @@ class Walk:
         elif kind in _UNKNOWN:
             flow.unknown = op[1]
         elif kind is Op.WRITE:
-            if op[1] is Property.DESTINATION:
-                flow.destination = self._destination if op[2] is None else self._number(op[2], flow)
-            elif op[2] is None:
-                flow.current = None
-            else:
-                return self._set_port(flow, self._number(op[2], flow))
+            return self._write(op[1], op[2], flow)
         else:
             flow.translated = True
             if op[1] is not None:
                 flow.destination = self._number(op[1], flow)
             if op[2] is not None:
                 return self._set_port(flow, self._number(op[2], flow))
+            if op[1] is None:  # to its own address and port
+                flow.current = flow.services if flow.current is None else flow.current
+        return []
+
+    def _write(self, field: Property, value: Any, flow: PacketSet) -> list[PacketSet]:
+        """Write a field of the packet; return the parts that must be split off."""
+        if field is Property.SOURCE:
+            flow.hidden = value is not None
+        elif field is Property.DESTINATION:
+            flow.destination = self._destination if value is None else self._number(value, flow)
+        elif value is None:
+            flow.current = None
+        else:
+            return self._set_port(flow, self._number(value, flow))
         return []
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Session affinity in the real kernel while somebody has more addresses than sets of clients have room for."""
+"""Session affinity in the real kernel while somebody has more addresses than the map of clients has room for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from kubeproxy.backends.nftables import ruleset
 from kubeproxy.backends.nftables.affinity import rooms
+from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import endpoint, parsed, service, world
@@ -27,7 +28,7 @@ SHARE, ROOM = 64, 256
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Sets of clients that a test can fill."""
+    """A map of clients that a test can fill."""
     monkeypatch.setattr(ruleset, "AFFINITY_SHARE", SHARE)
     monkeypatch.setattr(ruleset, "AFFINITY_CLIENTS", ROOM)
 
@@ -89,8 +90,8 @@ def test_clients_of_one_service_leave_room_for_those_of_another(family):
         for n in range(4 * ROOM):
             pods.chosen(FLOODED[family], source(family, n), 1024)
         for room in rooms([family]):  # none before Linux 6.16
-            assert room.used == len(ground.packed("clients-0", family))
-        remembered = sum(len(ground.packed(f"clients-{slot}", family)) for slot in range(3))
+            assert room.used == len(ground.packed(CLIENTS, family))
+        remembered = len(ground.packed(CLIENTS, family))
         for n in range(8):
             client = source(family, 5000 + n)
             assert len({pods.chosen(OTHER[family], client, port) for port in range(2000, 2016)}) == 1

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from kubeproxy.backends.mode import Depth
-from kubeproxy.backends.nftables.layout import TABLE, SetId
+from kubeproxy.backends.nftables.layout import CLIENTS, TABLE, SetId
 from kubeproxy.kernel.nftables import messages, nfnetlink
 from kubeproxy.kernel.nftables.tables import ChainContents
 from support.nftables_disturbances import disturbed
@@ -19,14 +19,13 @@ CATCH_ALLS = {
     SetId.NO_ENDPOINT_SERVICES: "*",
     SetId.FIREWALL_ALLOW: "*",
     "transports": "*",
-    "clients-0": "*",
+    CLIENTS: "* : 192.0.0.1",
 }
 FOREIGN = {
     "a rule with a catch-all": ("add chain {t} mine", "add rule {t} mine meta mark vmap {{ 1 : accept, * : drop }}"),
-    "a chain of many slots": ("add chain {t} pick-100000000-5s",),
-    "a chain of no slots": ("add chain {t} pick-0-5s",),
+    "a chain of an earlier version": ("add chain {t} pick-100000000-5s",),
     "a table that is too large": ("add chain {t} cluster-maglev-99999999999999999999",),
-    "a timeout that is too long": ("add chain {t} affinity-0-99999999999999999999s",),
+    "a timeout that is too long": ("add chain {t} pick-99999999999999999999s",),
 }
 
 

@@ -50,7 +50,7 @@ def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
     backend = ground.start(globals_)
     resync(backend, plans)
     sets = ground.contents()
-    assert sets["session-services"]
+    assert sets["session-chains"]
     ground.disturb(*first_transaction(sets))
     rules = {name: lines for name, lines in ground.chains().items() if name in EMPTIED}
     assert all(not [line for line in lines if not line.startswith("type ")] for lines in rules.values())

@@ -26,10 +26,11 @@ from support.own_network import own_network
 
 NETWORKS = {Family.IPV4: ("10.0.0.0/16", "10.0.0.0/15"), Family.IPV6: ("fd00::/64", "fd00::/61")}
 STICKY = [
-    ChainName(nodeport=False, treatment="cluster", endpoints=3, affinity=10800),
-    ChainName(nodeport=True, treatment="policy-local", endpoints=2, affinity=5),
-    ChainName(nodeport=False, treatment="cluster-maglev", endpoints=251),
-    ChainName(nodeport=True, treatment="external-client-maglev", endpoints=1021),
+    ChainName(nodeport=False, treatment="cluster", affinity=10800),
+    ChainName(nodeport=True, treatment="policy-local", affinity=5),
+    ChainName(nodeport=True, treatment="local-pick", affinity=5),
+    ChainName(nodeport=False, treatment="cluster-maglev", size=251),
+    ChainName(nodeport=True, treatment="external-client-maglev", size=1021),
 ]
 
 
@@ -95,6 +96,12 @@ def simplified(rule):
     return tuple(found)
 
 
+def clobbered(rule):
+    """Whether nft 1.0.6 loads the data of an element over the end of its key, of more than 16 bytes."""
+    update = next((each for each in rule if isinstance(each, expressions.Update)), None)
+    return update is not None and update.data == 2 and sum(getattr(each, "length", 0) == 16 for each in rule) > 1
+
+
 @pytest.mark.parametrize("family", Family)
 def test_rules_are_compiled_as_nft_compiles_them(family):
     for text, table in texts(family):
@@ -104,6 +111,8 @@ def test_rules_are_compiled_as_nft_compiles_them(family):
         ip = "ip" if family is Family.IPV4 else "ip6"
         for chain, rules in written(text).items():
             for rule, found in zip(rules, there[chain], strict=True):
+                if clobbered(found):
+                    continue
                 assert simplified(compiling.rule(rule, ip)) == simplified(found), rule
 
 
@@ -142,7 +151,11 @@ def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads
         assert notes(family) == sets
         with closing(Netlink.open()) as link:
             assert tables.read(family, TABLE, link) == ruleset.definition(names).contents
-        assert dumped(family, TABLE) == by_nft
+        found = dumped(family, TABLE)
+        assert found.keys() == by_nft.keys()
+        for chain, rules in by_nft.items():
+            for rule, theirs in zip(found[chain], rules, strict=True):
+                assert rule == theirs or clobbered(theirs)
         assert list_table(ruleset) == listed
         nft.run(f"delete table {ruleset.name}\n")
         nft.run(listed)

@@ -22,17 +22,18 @@ _OF_THE_NODE = frozenset(ipaddress.ip_address(text).packed for text in NODE_IPS.
 
 
 class Remembered(NamedTuple):
-    """A client that a rule puts into a set; `timeout` is in milliseconds."""
+    """A client that a rule puts into a map, or deletes from it (`timeout` 0); `timeout` is in milliseconds."""
 
     set: str
     key: bytes
     timeout: int
+    data: bytes
 
 
 class State(NamedTuple):
     """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was.
 
-    `original` and `original_port` are the destination that the connection began with.
+    `original` and `original_port` are the destination that the connection began with, `original_source` its source.
     """
 
     interface: str
@@ -44,6 +45,7 @@ class State(NamedTuple):
     port: int
     original: bytes
     original_port: int
+    original_source: bytes
     source_port: int = 0
     mark: int = 0
     translated: bool = False
@@ -198,6 +200,10 @@ _FIELDS: dict[str, Callable[[State], bytes]] = {
     "meta l4proto": lambda state: bytes([state.protocol, 0, 0, 0]),
     "th dport": lambda state: state.port.to_bytes(2, "big") + b"\0\0",
     "th sport": lambda state: state.source_port.to_bytes(2, "big") + b"\0\0",
+    "ct original ip saddr": lambda state: state.original_source,
+    "ct original ip6 saddr": lambda state: state.original_source,
+    "ct original ip daddr": lambda state: state.original,
+    "ct original ip6 daddr": lambda state: state.original,
     "iifname": lambda state: state.interface.encode(),
 }
 
@@ -333,6 +339,18 @@ def _dnat(reader: _Reader) -> Step:
     return run
 
 
+def _dnat_to_itself(reader: _Reader) -> Step:
+    """Translate the destination to the address that the packet has."""
+    reader.key()
+    return lambda table, now, state: iter([(state._replace(translated=True), ACCEPT)])
+
+
+def _resource(reader: _Reader) -> Step:
+    """Write another source into the packet: an address of the packet, or of the connection."""
+    key = reader.key()
+    return lambda table, now, state: iter([(state._replace(source=key.fixed(state)), GO_ON)])
+
+
 def _readdress(reader: _Reader) -> Step:
     """Write another destination into the packet; nat does not learn of it."""
     if reader.original():
@@ -354,8 +372,11 @@ def _written(reader: _Reader, write: Callable[[State, bytes], State]) -> Step:
     name = reader.word().removeprefix("@")
 
     def run(table: Table, now: int, state: State) -> Ways:
-        element = table.set(name).find(key.fixed(state), now)
-        yield (state, BREAK) if element is None else (write(state, element.value), GO_ON)
+        elements, perhaps_none = key.elements(table.set(name), now, state)
+        for element in elements:
+            yield write(state, element.value), GO_ON
+        if perhaps_none:
+            yield state, BREAK
 
     return run
 
@@ -369,8 +390,9 @@ def _remember(reader: _Reader) -> Step:
     name = reader.word().removeprefix("@")
     assert reader.word() == "{"
     key = reader.key()
-    assert reader.word() == "timeout"
-    timeout = milliseconds(reader.word())
+    words = reader.until(":")
+    timeout = milliseconds(words[1]) if words else 0
+    data = reader.key()
     assert reader.word() == "}"
 
     def run(table: Table, now: int, state: State) -> Ways:
@@ -379,7 +401,8 @@ def _remember(reader: _Reader) -> Step:
         if full and target.get(client, now) is None:
             yield state, BREAK
         else:
-            yield state._replace(remembered=(*state.remembered, Remembered(name, client, timeout))), GO_ON
+            made = Remembered(name, client, timeout, data.fixed(state))
+            yield state._replace(remembered=(*state.remembered, made)), GO_ON
 
     return run
 
@@ -404,11 +427,15 @@ _READERS: list[tuple[tuple[str, ...], Callable[[_Reader], Step]]] = [
     (("meta", "mark", "set", "meta", "mark", "|"), _set_mark(lambda mark, bits: mark | bits)),
     (("meta", "mark", "set", "meta", "mark", "^"), _set_mark(lambda mark, bits: mark ^ bits)),
     (("meta", "mark", "&"), _mark_is),
+    (("dnat", "to"), _dnat_to_itself),
     (("dnat", "ip", "to"), _dnat),
     (("dnat", "ip6", "to"), _dnat),
+    (("ip", "saddr", "set"), _resource),
+    (("ip6", "saddr", "set"), _resource),
     (("ip", "daddr", "set"), _readdress),
     (("ip6", "daddr", "set"), _readdress),
     (("th", "dport", "set"), _carry),
     (("update",), _remember),
+    (("delete",), _remember),
     (("counter", "name"), _count),
 ]

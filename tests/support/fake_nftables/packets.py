@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 from kubeproxy.model.addresses import Family
-from support.fake_nftables.expressions import BREAK, GO_ON, State, Verdict, steps
+from support.fake_nftables.expressions import BREAK, GO_ON, Remembered, State, Verdict, steps
 from support.fake_nftables.kernel import FakeKernel
-from support.fake_nftables.objects import Chain, Element, Table
+from support.fake_nftables.objects import Chain, Element, Set, Table
 
 Origin = Literal["pod", "node", "outside"]
 
@@ -70,7 +70,7 @@ def fate(kernel: FakeKernel, packet: Packet) -> Fate:
     # An endpoint with a larger share has several slots, each with clients of its own.
     apart = {way._replace(state=way.state._replace(remembered=())) for way in every}
     assert len(endpoints) == len(apart), f"{packet} may come to an endpoint in two ways: {every}"
-    (affinity,) = {sum(client.timeout for client in way.state.remembered) // 1000 for way in every}
+    (affinity,) = {max([0, *(client.timeout for client in way.state.remembered)]) // 1000 for way in every}
     masqueraded = tuple(sorted(endpoint for endpoint, hidden in endpoints.items() if hidden))
     return Forwarded(tuple(sorted(endpoints)), masqueraded, affinity)
 
@@ -81,10 +81,18 @@ def send(kernel: FakeKernel, packet: Packet, chance: random.Random) -> Way:
     for client in way.state.remembered:
         for table in _tables(kernel, packet):
             if client.set in table.sets:
-                table.sets[client.set].elements[client.key] = Element(
-                    timeout=client.timeout, until=kernel.now + client.timeout
-                )
+                _remember(table.sets[client.set], client, kernel.now)
     return way
+
+
+def _remember(target: Set, client: Remembered, now: int) -> None:
+    """Add or delete a client. An update does not replace the data of an element."""
+    known = target.find(client.key, now)
+    if not client.timeout:
+        target.elements.pop(client.key, None)
+        return
+    data = client.data if known is None else known.value
+    target.elements[client.key] = Element(data, timeout=client.timeout, until=now + client.timeout)
 
 
 def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
@@ -99,6 +107,7 @@ def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
         packet.port,
         packet.destination,
         packet.port,
+        packet.source,
         packet.source_port,
     )
     tables = _tables(kernel, packet)
@@ -106,6 +115,7 @@ def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
     for way in found:
         kept = (way.state.destination, way.state.port) == (packet.destination, packet.port)
         assert way.endpoint or kept, f"a packet to nowhere: {way}"
+        assert way.state.source == packet.source, f"a packet from nowhere: {way}"
     return found
 
 

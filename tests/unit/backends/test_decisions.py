@@ -22,7 +22,9 @@ def chains_of(text: str) -> set[str]:
 
 
 def test_chains_of_nftables_mode_have_words():
-    sticky = [ChainName(nodeport, kind, 3, 30) for nodeport in (False, True) for kind in ("cluster", "policy-local")]
+    sticky = [
+        ChainName(nodeport, kind, affinity=30) for nodeport in (False, True) for kind in ("cluster", "policy-local")
+    ]
     chains = Ruleset(V4, WORLD).chains(sticky).keys()
     words = {chain: NFTABLES.decision("kube-proxy", chain) for chain in chains}
     assert len(words) > 60

@@ -322,20 +322,6 @@ def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit
     play(scene)
 
 
-@pytest.mark.parametrize(("affinity", "large"), [("None", False), ("ClientIP", True)])
-def test_a_new_count_of_endpoints_with_session_affinity_is_large(monkeypatch, affinity, large):
-    monkeypatch.setattr(backlog_module, "LARGE", 300)
-
-    async def scene(stage):
-        await started(stage, service("a"), service("b", 2, session_affinity=affinity))
-        stage.backend.calls.clear()
-        stage.tell(endpoints("a", 1), endpoints("b", 1, 2, 3, 4))
-        await stage.settled()
-        assert [names for _, names in stage.backend.calls] == ([["a"], ["b"]] if large else [["a", "b"]])
-
-    play(scene)
-
-
 def test_large_services_that_wait_do_not_wait_for_the_next_sync_period(monkeypatch):
     monkeypatch.setattr(backlog_module, "LARGE", 3)
 

@@ -17,9 +17,15 @@ LISTED = [
     ("ip6", "meta l4proto { tcp, udp } dnat to [fd00::9]:ip6 daddr . meta l4proto . th dport map @pod-services"),
     ("ip6", "meta l4proto { tcp, udp } dnat to [2001:db8::9]:meta l4proto . th dport map @pod-nodeports"),
     ("ip", "fib daddr type local ip daddr != 127.0.0.0/8 goto nodeports"),
-    ("ip", "numgen random mod 2 vmap { 0 : goto affinity-0-5s, 1 : goto affinity-1-5s }"),
+    ("ip", "numgen random mod 2 vmap { 0 : goto one, 1 : goto other }"),
     ("ip", "meta l4proto tcp flow add @fast"),
-    ("ip", "update @clients-3 { ip saddr . ip daddr timeout 1h30m }"),
+    ("ip", "update @clients { ip saddr . ip daddr timeout 1h30m }"),
+    ("ip", "update @clients { jhash ct original ip saddr mod 8 seed 0x1 . ip saddr timeout 3h : ip daddr }"),
+    ("ip6", "delete @clients { jhash ct original ip6 saddr mod 8 seed 0x1 . ip6 saddr : ip6 daddr }"),
+    ("ip6", "ip6 daddr set jhash ct original ip6 saddr mod 8 seed 0x1 . ip6 saddr map @clients goto known"),
+    ("ip", "ip saddr set ip daddr"),
+    ("ip6", "dnat to ip6 daddr"),
+    ("ip", "ip daddr 192.0.0.0/2 return"),
 ]
 
 

@@ -45,3 +45,24 @@ def test_outcomes(source: str, destination: str, wanted: dict[str, float]) -> No
     rules = nftables_rules(CHAINS, SETS)
     found = outcomes(rules, PLACE, FirstPacket(source, destination, 6, 80, "eth0", ""))
     assert {one.kind + " masq" * one.masquerade: round(share, 6) for one, share in found} == wanted
+
+
+CARRY, BACK = "ip saddr set ip daddr", "ip saddr set ct original ip saddr"
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ([CARRY, BACK, "ip saddr 10.244.0.9 drop"], "dropped"),
+        ([CARRY, BACK], "passed"),
+        ([CARRY, "ip saddr 10.244.0.9 drop", BACK], "unknown"),
+        ([CARRY], "unknown"),
+        ([CARRY, BACK, "dnat to ip daddr"], "translated"),
+    ],
+)
+def test_a_source_address_that_a_rule_has_written_is_not_followed(rules: list[str], wanted: str) -> None:
+    compiled = nftables_rules({"nat-prerouting": (Hook("nat", 0, -100), rules)}, {})
+    ((found, share),) = outcomes(compiled, PLACE, FirstPacket("10.244.0.9", "10.96.0.1", 6, 80, "eth0", ""))
+    assert (found.kind, share) == (wanted, 1.0)
+    if wanted == "translated":
+        assert (found.address, found.port) == (int.from_bytes(bytes((10, 96, 0, 1)), "big"), 80)

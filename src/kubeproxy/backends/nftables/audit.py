@@ -7,6 +7,7 @@ transition from a found table to ours: elements of earlier versions, and tempora
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -15,8 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
+    ENDPOINT_MAPS,
     POOL_MAPS,
     SERVICE_CIDRS,
+    SESSION_SETS,
     TABLE,
     TRANSPORTS,
     VERDICT_MAPS,
@@ -24,10 +27,10 @@ from kubeproxy.backends.nftables.layout import (
     SetId,
     list_number,
     parse_chain_name,
-    slot_of_clients,
+    slot_keys,
 )
 from kubeproxy.backends.nftables.packing import Packers, Transaction
-from kubeproxy.backends.nftables.render import Placed
+from kubeproxy.backends.nftables.render import Numbers, Placed, own_frontend, sticky_pool
 from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset, client_number
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ChangedByOthersError
@@ -151,16 +154,13 @@ def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
 
 
 def affinity_chains(names: Iterable[str]) -> set[ChainName]:
-    """Return the chains of session affinity among these chains."""
+    """Return those of these chains that are chains of session affinity or consistent hashing."""
     return {name for name in map(parse_chain_name, names) if name is not None}
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. The desired chains of session affinity and sets of clients are those found: they depend
-    on earlier Services, and sets of clients outlive their chains.
-    """
-    slots = (slot for name in found.sets if (slot := slot_of_clients(name)) is not None)
-    return ruleset.definition(affinity_chains(found.chains), slots)
+    """Return the desired table. Its chains of timeouts and table sizes are those found: they depend on Services."""
+    return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
@@ -169,11 +169,12 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
     Returns None if a set with elements of Services has another form: then rules and elements must change together.
     """
     definition = wanted(ruleset, found)
-    of_services = (spec for spec in definition.sets if spec.name in ruleset.layout.shapes)
-    if any((found.sets.get(spec.name) or older_form(spec.name, found)) != spec.form for spec in of_services):
+    of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
+    forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
+    if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in SESSION_SETS):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
-    return [*changes, *copies(ruleset, definition, found, table)] if changes else changes
+    return [*changes, *copies(ruleset, found, table)] if changes else changes
 
 
 def catch_alls(table: KernelTable) -> list[str]:
@@ -188,46 +189,87 @@ def catch_all_removals(table: KernelTable) -> list[bytes]:
     return [message for messages in found for message in messages]
 
 
-_OLDER: Final[dict[str, str]] = {name: name.replace("session", "affinity") for name in (*VERDICT_MAPS, *POOL_MAPS)}
-_AFFINITY: Final = "affinity-"
+_OLDER: Final[dict[str, tuple[str, ...]]] = {
+    SetId.AFFINITY_SERVICES: ("session-services", "affinity-services"),
+    SetId.LOCAL_AFFINITY_SERVICES: ("local-session-services", "local-affinity-services"),
+    SetId.AFFINITY_NODEPORTS: ("session-nodeports", "affinity-nodeports"),
+    SetId.LOCAL_AFFINITY_NODEPORTS: ("local-session-nodeports", "local-affinity-nodeports"),
+    **{name: (name, name.replace("session", "affinity")) for name in POOL_MAPS},
+}
+"""Names of sets in earlier versions, by their present name."""
+_OLDER_CHAIN: Final = re.compile(
+    r"((?:nodeport-)?(?:cluster|external|policy-local|local-pick|pick))-([0-9]{1,5})-([0-9]+s)"
+)
+_OLDER_CLIENTS: Final = re.compile(r"(?:clients|affinity)-([0-9]{1,5})")
 _MOST: Final = 2000
 """Maximum number of ranges that become rules: packets to restricted addresses pass them one by one."""
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of the earlier version of this set; None if there is none."""
-    return found.sets.get(_OLDER.get(name, ""))
+    """Return the form of the set that an earlier version had in place of this one; None if there is none."""
+    return next((found.sets[each] for each in _OLDER.get(name, ()) if each in found.sets), None)
 
 
-def copies(ruleset: Ruleset, wanted: Definition, found: TableContents, table: KernelTable) -> list[bytes]:
+def older_chains(found: TableContents) -> set[ChainName]:
+    """Return the chains that replace those that an earlier version had for each number of endpoints."""
+    matches = filter(None, map(_OLDER_CHAIN.fullmatch, found.chains))
+    return {name for match in matches if (name := parse_chain_name(f"{match[1]}-{match[3]}")) is not None}
+
+
+def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes]:
     """Return the messages that copy the elements of former sets into their successors. Raises ApplyError.
 
-    Tables of versions before 2026-11-24 have other names of sets, and another key for clients of session affinity. The
-    elements are copied in the transaction that writes the current rules, so endpoints keep their slots, and clients
-    their endpoints.
+    Tables of versions before 2026-11-27 have a chain of session affinity for each number of endpoints and timeout, and
+    a set of clients for each slot; those before 2026-11-24 have other names of sets, and another key for clients. The
+    elements are copied in the transaction that writes the current rules, so clients keep their endpoints.
     """
+    if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
+        return []
     transaction = Transaction(Packers(ruleset.layout), {})
-    for name, older in _OLDER.items():
-        if older in found.sets and name not in found.sets:
-            for element in table.elements(older):
-                transaction.add(name, element.key, element.data)
-    copied = transaction.messages()
-    made = {spec.name for spec in wanted.sets} - found.sets.keys()
-    for name, form in found.sets.items():
-        current = name.replace(_AFFINITY, CLIENTS, 1)
-        if name.startswith(_AFFINITY) and current in made:
-            clients = list(_clients(name, form, table))
-            copied += element_messages(NEW_ELEMENT, ruleset.family, TABLE, current, clients)
-    return copied
+    pools: dict[bytes, dict[bytes, bytes]] = {}  # number of a pool : its endpoints : their numbers
+    slots_of: dict[bytes, list[bytes]] = {}  # number of a pool : numbers of the endpoints in its slots
+    known = Numbers()
+    for endpoint_map, chain_map, pool_map in zip(ENDPOINT_MAPS, VERDICT_MAPS, POOL_MAPS, strict=True):
+        pool_of = _older(pool_map, found, table)
+        if pool_map not in found.sets:
+            for frontend, data in pool_of.items():
+                transaction.add(pool_map, frontend, data)
+        for frontend, chain in _older(chain_map, found, table).items():
+            match = _OLDER_CHAIN.fullmatch(chain.decode(errors="replace"))
+            transaction.add(chain_map, frontend, f"{match[1]}-{match[3]}".encode() if match else chain)
+            number = pool_of.get(frontend)
+            if match is None or number is None:
+                continue
+            if number not in pools:
+                slots = slot_keys(frontend, int(match[2]))
+                there = table.lookup(endpoint_map, slots)
+                members = tuple([there[slot][:-2] for slot in slots if slot in there])
+                pools[number] = known.endpoints(members, {}, ruleset.family)
+                slots_of[number] = [pools[number][each] for each in members]
+                sticky_pool(number, members, pools[number], frontend[-8], transaction)
+            for own in own_frontend(pools[number], frontend):
+                transaction.add(SetId.SESSION_OWN, own, b"")
+    return [*transaction.messages(), *_clients(slots_of, found, table)]
 
 
-def _clients(name: str, form: SetForm, table: KernelTable) -> Iterator[bytes]:
-    """Yield the clients of a slot under their current keys, which have a hash of the address instead of the address."""
-    size = table.family.address_size
-    for client in table.elements(name) if form.key_length == 2 * size else ():
-        if client.expires > 0:
-            key = client_number(client.key[:size]) + client.key[size:]
-            yield timed_element(key, client.timeout, client.expires)
+def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, bytes]:
+    """Return the elements of a set under its name in an earlier version."""
+    older = next((each for each in _OLDER[name] if each in found.sets), None)
+    return {each.key: each.data for each in table.elements(older)} if older is not None else {}
+
+
+def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
+    """Return the messages that add the clients of former sets, one for each slot: the first with a client counts."""
+    sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
+    size, added = table.family.address_size, {}
+    for slot, name in sorted(sets.items()):
+        addresses = name.startswith("affinity")
+        for client in table.elements(name):
+            who, pool = client.key[:-size], client.key[-size:]
+            key = (client_number(who) if addresses else who) + pool
+            if client.expires > 0 and slot < len(pools.get(pool, ())) and key not in added:
+                added[key] = timed_element(key, client.timeout, client.expires, pools[pool][slot])
+    return element_messages(NEW_ELEMENT, table.family, TABLE, CLIENTS, list(added.values()))
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:

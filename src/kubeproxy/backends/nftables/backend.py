@@ -42,9 +42,8 @@ BATCH = 20_000
 ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
-PRUNE_FROM = 5000
-"""Number of session affinity rules above which unused chains are removed, if it is also twice the number of used
-rules."""
+PRUNE_FROM = 500
+"""Number of chains of timeouts and table sizes from which on unused ones are removed; at least twice the used ones."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -158,7 +157,7 @@ class NftablesBackend:
                 batch.services[name] = placed[:count]
                 asked = batch.transaction.asked
                 yield from ahead.commit(batch)
-                batch = _Batch(Transaction(self._packers, self._users, asked), {}, [])
+                batch = _Batch(Transaction(self._packers, self._users, asked), {})
         return batch
 
     def _spare_taken(self) -> None:
@@ -180,19 +179,17 @@ class NftablesBackend:
                 translate(item, batch.transaction)
             return
         batch.transaction.change(changed(before, after))
-        batch.moves.extend(affinity.moves(before, after))
 
     def _batch(self) -> _Batch:
-        return _Batch(Transaction(self._packers, self._users), {}, [])
+        return _Batch(Transaction(self._packers, self._users), {})
 
     def _commit(self, batch: _Batch) -> int:
         """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
             wanted = batch.transaction.chains()
             missing = self._ruleset.needed(wanted, self._chains)
-            moved = affinity.messages(batch.moves, self._table, self._chains, missing)
             with audit.attributed(self._ruleset.name):
-                self._transact_with(wanted, missing, [*batch.transaction.messages(), *moved])
+                self._transact_with(wanted, missing, batch.transaction.messages())
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -232,23 +229,22 @@ class NftablesBackend:
         except NetlinkError as error:
             if not unused:
                 raise
-            # Another program's rule jumps to one of the chains, or the kernel is older than 6.4.
-            log.debug("Unused chains of session affinity cannot be removed error=%r", str(error))
-            unused, self._prune_at = set(), 2 * affinity.weight(self._chains | missing)
+            # A rule of another program goes to one of them, or the kernel is older than 6.4.
+            log.debug("Unused chains of session affinity stay error=%r", str(error))
+            unused, self._prune_at = set(), 2 * len(self._chains | missing)
             reported = self._table.commit(made)
         if (signature := audit.grown(self._signature, made, reported)) is None:
             raise ChangedByOthersError(altered(self._ruleset.name))
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
-        """Return the affinity chains (by endpoint count and timeout) that no Service uses or needs, if there are
-        many."""
-        if not self._is_whole or affinity.weight(self._chains | missing) <= self._prune_at:
+        """Return the chains of timeouts and table sizes that neither a Service uses nor one wants, if they are many."""
+        if not self._is_whole or len(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())
         sticky = (item for item in placed if item.plan.affinity or item.plan.balance)
         used = self._ruleset.needed(wanted | affinity.chains_of(render(sticky)))
-        self._prune_at = max(PRUNE_FROM, 2 * affinity.weight(used))
+        self._prune_at = max(PRUNE_FROM, 2 * len(used))
         return self._chains - used
 
     # -- the whole table ------------------------------------------------------------------------------------------
@@ -284,6 +280,7 @@ class NftablesBackend:
                 self._spare_taken()
             del elements.left[SetId.NODEPORT_IPS]
             self._node = audit.node_sets(self._table)
+            yield self._sync_globals()
             yield from self._adopt(wanted, elements)
         else:
             self._lost()
@@ -357,14 +354,12 @@ class NftablesBackend:
             if any(delta):
                 batch.transaction.next_service()
                 batch.transaction.change(delta)
-                batch.moves.extend(affinity.moves(before, placed))
                 if self._is_full(batch.transaction):
                     yield self._commit(batch)
                     batch = self._batch()
         yield self._commit(batch)
         elements.rest(self._placed.values())
         yield from self._remove_unowned(elements.left)
-        yield self._sync_globals()
 
     def _remove_unowned(self, actual: Elements) -> Iterator[int]:
         transaction = Transaction(self._packers, {})
@@ -460,4 +455,3 @@ class _Batch(NamedTuple):
 
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]
-    moves: list[affinity.Move]

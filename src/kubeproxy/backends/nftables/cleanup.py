@@ -61,6 +61,10 @@ def decision(table: str, chain: str) -> str | None:
     if (words := _WORDS.get(chain)) is not None:
         return words
     name = parse_chain_name(chain)
-    if chain.endswith("local-affinity") or (name is not None and name.affinity):
+    if (
+        chain.endswith("local-affinity")
+        or chain.startswith(("session-go", "session-choose"))
+        or (name is not None and name.affinity)
+    ):
         return _STICKY
     return _PICKED if "pick" in chain or "try" in chain or name is not None else "kube-proxy's own"

@@ -12,13 +12,15 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, slot_keys
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, SetId, slot_keys
 from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import ServiceName, ServicePortKey
 from kubeproxy.registry import CounterMetric, MetricFamily, MetricRegistry
+
+_STICKY: Final = SetId.SESSION_ENDPOINTS
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -37,9 +39,11 @@ Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
 
 
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
-    """Return map and key of each element of a service port in the endpoint maps."""
-    pools = Parts([item]).pools
-    return [(set_id, element) for (set_id, key), pool in pools.items() for element in slot_keys(key, len(pool))]
+    """Return map and key of each element of a service port in the maps of endpoints."""
+    parts = Parts([item])
+    pools = [(name, key, len(pool)) for (name, key), pool in parts.pools.items() if name in ENDPOINT_MAPS]
+    numbered = [(_STICKY, key) for key in parts.elements.get(_STICKY, ())]
+    return numbered + [(name, element) for name, key, count in pools for element in slot_keys(key, count)]
 
 
 class Totals:
@@ -151,7 +155,7 @@ class Counting:
 
     def _over_all(self) -> Iterator[None]:
         made = _Pass(self._seen)
-        asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in ENDPOINT_MAPS}
+        asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in (*ENDPOINT_MAPS, _STICKY)}
         for number, service in enumerate(list(self._placed.values())):
             if number % COUNTED_AT_ONCE == 0:
                 yield

@@ -17,24 +17,25 @@ from kubeproxy.backends.nftables.found import numbers, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
     CLASS_MAPS,
+    CLIENTS,
     ENDPOINT_MAPS,
     NUMBER_MAPS,
     POOL_MAPS,
-    POOLS_OF,
     SERVICE_CIDRS,
+    SESSION_SETS,
     TABLE,
     TRANSPORTS,
     VERDICT_MAPS,
     Layout,
     Packing,
     SetId,
-    client_set,
+    protocol_field,
     service_key,
     service_port_number,
     slot_keys,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
-from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place, place_all
+from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
 from kubeproxy.backends.state import (
     Elements,
@@ -89,7 +90,7 @@ class NftablesExaminer(Examiner):
             return
         ours = of_family(plans, self.family)
         found = self._looked_up(ours)
-        yield from self._compared(ours, _parts(ours, found, set(self._numbers_of_others(ours))), found, {}, {})
+        yield from self._compared(ours, self._placed(ours, found, set(self._numbers_of_others(ours))), found, {}, {})
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -98,26 +99,29 @@ class NftablesExaminer(Examiner):
             return
         ours = of_family(wanted, self.family)
         found: Elements = {name: dict(self._view.elements(name)) for name in self._layout.shapes}
-        parts = _parts(ours, found)
+        yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
+
+    def _placed(self, plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
+        """Return the desired elements; look up those that dumps lack."""
+        parts = _parts(plans, found, taken)
         if complete(found, chain.from_iterable(map(_places, parts.values())), self._view.lookup):
-            parts = _parts(ours, found)
-        yield from self._compared(ours, parts, found, *self._of_node())
+            parts = _parts(plans, found, taken)
+        return parts
 
     def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
-        """See Examiner. The first slot with the client in its set is used."""
-        sets, asked = self._view.sets(), set()
-        remembered = client_number(client)
-        for (set_id, key), pool in Parts([place(plan, None, Numbers())]).pools.items():
-            number = self._view.lookup(POOLS_OF[SetId(set_id)], [key]).get(key)
-            if number is None or number in asked:
-                continue
-            asked.add(number)
-            keys = slot_keys(key, len(pool))
-            there = self._view.lookup(set_id, keys)
-            for name, slot in zip(map(client_set, range(len(pool))), keys, strict=True):
-                if slot in there and name in sets and self._view.lookup(name, [remembered + number]):
-                    yield there[slot][: -len(_PAD)]
-                    break
+        """See Examiner."""
+        hashed, protocol = client_number(client), protocol_field(plan.key.protocol)
+        fronts = list(_fronts([plan]))
+        found = (self._view.lookup(name, self._fitting(name, fronts)) for name in POOL_MAPS)
+        numbers = {number for pools in found for number in pools.values()}
+        known = self._view.lookup(CLIENTS, [hashed + number for number in sorted(numbers)])
+        there = self._view.lookup(SetId.SESSION_ENDPOINTS, [endpoint + protocol for endpoint in known.values()])
+        yield from {destination[: -len(_PAD)] for destination in there.values()}
+
+    def _fitting(self, name: str, fronts: Iterable[bytes]) -> list[bytes]:
+        """Return those of these frontends that have the size of a set's keys: NodePorts, or others."""
+        size = self._layout.shapes[name].key_size(self.family)
+        return [key for key in fronts if len(key) == size]
 
     # -- found state ----------------------------------------------------------------------------------------------
 
@@ -130,19 +134,31 @@ class NftablesExaminer(Examiner):
             for (set_id, key), pool in part.pools.items():
                 least, most = _BEYOND
                 keys[set_id].update(slot_keys(key, len(pool) + min(max(len(pool), least), most)))
-        for key in _fronts(chain.from_iterable(plans.values())):
-            for name, shape in self._layout.shapes.items():
-                if name not in ENDPOINT_MAPS and shape.fields[-1] == "port" and shape.key_size(self.family) == len(key):
-                    keys[name].add(key)
+        fronts = list(_fronts(chain.from_iterable(plans.values())))
+        for name, shape in self._layout.shapes.items():
+            if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN) and shape.fields[-1] == "port":
+                keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
+        for name in SESSION_SETS:  # with numbers that are not those in the kernel
+            keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
+        self._read_pools(found)
         lists = set(found[SetId.FIREWALL_LISTS].values())
         if restricted or lists:
             # The planned keys do not include ranges that another program added to a list.
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             found[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[: self.family.address_size] in lists}
         return found
+
+    def _read_pools(self, found: Elements) -> None:
+        """Add the pools with session affinity under the numbers that are found for their frontends."""
+        numbers = {number for name in POOL_MAPS for number in found[name].values()}
+        size = self.family.address_size
+        for name in SESSION_SETS if numbers else ():
+            found[name] = {key: data for key, data in self._view.elements(name).items() if key[:size] in numbers}
+            if name == SetId.SESSION_SLOTS:
+                numbers |= set(found[name].values())
 
     def _numbers_of_others(self, plans: Plans) -> Iterator[int]:
         """Yield the numbers that frontends of other Services have, if the plans contain numbers to compare."""
@@ -203,12 +219,22 @@ class NftablesExaminer(Examiner):
         owners = {key: name for name, its in plans.items() for key in _fronts(its)}
         lists = elements[SetId.FIREWALL_LISTS]
         owners |= {lists[key]: name for key, name in owners.items() if key in lists}
+        owners |= _owners_of_pools(elements, owners)
+        for part in parts.values():
+            numbers: dict[bytes, bytes] = {}
+            for (set_id, key), pool in part.pools.items():
+                if set_id == SetId.SESSION_SLOTS:
+                    numbers |= zip(slot_keys(key, len(pool)), pool, strict=True)
+            owners |= _owners_of_pools(part.elements | {SetId.SESSION_SLOTS: numbers}, owners)
         unplanned: dict[bytes, ServiceName] = {}  # address of an unplanned endpoint : its Service
         found: dict[str, Any] = elements | node_found
         desired: _Desired = {}
         for name, part in parts.items():
             state: dict[str, Any] = dict(part.elements)
             for (set_id, key), pool in part.pools.items():
+                if set_id == SetId.SESSION_SLOTS:
+                    state.setdefault(set_id, {}).update(zip(slot_keys(key, len(pool)), pool, strict=True))
+                    continue
                 present, wanted = _normalised(key, pool, found[set_id])
                 found[set_id] |= present
                 state.setdefault(set_id, {}).update(wanted)
@@ -245,6 +271,15 @@ class NftablesExaminer(Examiner):
         asked = {key for state in desired.values() for key in state.get(SOCKETS, ())}
         there = listening(self.family, socket.IPPROTO_TCP) if asked else frozenset()
         return {(at, port): b"" for at, port in asked if Listening(pack(at) or b"", port) in there}
+
+
+def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> dict[bytes, ServiceName]:
+    """Return the Services by number of their pools with session affinity, and of their endpoints."""
+    found: dict[bytes, ServiceName] = {}
+    for name in POOL_MAPS:
+        found |= {number: owners[key] for key, number in state.get(name, {}).items() if key in owners}
+    slots = state.get(SetId.SESSION_SLOTS, {}).items()
+    return found | {endpoint: found[key[:-4]] for key, endpoint in slots if key[:-4] in found}
 
 
 def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
@@ -306,6 +341,14 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.NO_LOCAL_ENDPOINT_SERVICES: "dropped, as no endpoint is on this node",
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
     SetId.FIREWALL_IPS: "closed to all but its source ranges",
+    SetId.SESSION_CLASSES: "with session affinity",
+    SetId.SESSION_OWN: "is its own frontend, and not translated",
+}
+
+_NUMBERED: Final[dict[str, str]] = {
+    **dict.fromkeys(POOL_MAPS, "its session affinity has the number"),
+    SetId.FIREWALL_LISTS: "its source ranges have the number",
+    SetId.SESSION_SLOTS: "with session affinity, endpoint number",
 }
 
 _OWN_NUMBERS: Final[dict[str, str]] = {
@@ -316,8 +359,8 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
 
 
 class ElementWords(TableWords):
-    """See state.StateWords. `owners` are Services by frontend, and by number of their list of source ranges;
-    `unplanned` by the address of a surplus endpoint.
+    """See state.StateWords. `owners` are Services by frontend, and by number of their list of source ranges, pool or
+    endpoint; `unplanned` by the address of a surplus endpoint.
     """
 
     def __init__(
@@ -337,6 +380,8 @@ class ElementWords(TableWords):
             return self._unplanned.get(key[: len(key) // 2])
         if place == SetId.FIREWALL_ALLOW:
             return self._owners.get(key[: len(key) // 4])
+        if place in SESSION_SETS:
+            return self._owners.get(key[: self._layout.family.address_size])
         return self._owners.get(key[: self._front_size(place)] if place in ENDPOINT_MAPS else key)
 
     def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
@@ -384,6 +429,11 @@ class ElementWords(TableWords):
         size = self._layout.family.address_size if "address" in fields else 0
         if set_id == SetId.FIREWALL_ALLOW:
             return f"source ranges number {unpack(key[:size])}"
+        if set_id in SESSION_SETS:
+            size = self._layout.family.address_size
+            slot = f"slot {int.from_bytes(key[size:], 'little')} of " if set_id == SetId.SESSION_SLOTS else ""
+            subject = "pool" if set_id in {SetId.SESSION_SLOTS, SetId.SESSION_CLASSES} else "endpoint"
+            return f"{slot}{subject} number {unpack(key[:size])}"
         if "port" not in fields:
             return unpack(key[:size])
         return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
@@ -396,12 +446,12 @@ class ElementWords(TableWords):
             return f"open for {first}" if first == last else f"open for {first} to {last}"
         if set_id in VERDICT_MAPS:
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
-        if set_id == SetId.FIREWALL_LISTS:
-            return f"its source ranges have the number {unpack(data)}"
-        if set_id in POOL_MAPS:
-            return f"its session affinity has the number {unpack(data)}"
+        if set_id in _NUMBERED:
+            return f"{_NUMBERED[set_id]} {unpack(data)}"
+        if set_id == SetId.SESSION_ENDPOINTS:
+            return f"with session affinity, {destination_text(data[:-2])}"
         meaning = _MEANINGS.get(set_id, "known")
-        if set_id in CLASS_MAPS and data:
+        if set_id in (*CLASS_MAPS, SetId.SESSION_CLASSES) and data:
             size = int.from_bytes(data, "big")
             return f"{meaning}, picked among up to {size} endpoint{'s' * (size > 1)}"
         return meaning

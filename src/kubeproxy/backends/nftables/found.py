@@ -19,17 +19,20 @@ from kubeproxy.backends.nftables.layout import (
     CLASS_MAPS,
     ENDPOINT_MAPS,
     NUMBER_MAPS,
+    PADDING,
     POOL_MAPS,
     SHARED,
     SetId,
     parse_chain_name,
+    pool_number,
+    protocol_field,
     service_key,
     service_port_number,
     slot_bytes,
     slot_keys,
 )
 from kubeproxy.backends.nftables.packing import Users
-from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, list_key
+from kubeproxy.backends.nftables.render import Identities, Numbers, Parts, Placed, list_key
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Difference, Elements, diff
 from kubeproxy.errors import ApplyError
@@ -60,12 +63,14 @@ _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers that service ports and lists of source ranges have in the kernel."""
+    """Yield the numbers of service ports, of lists of source ranges and of endpoints with affinity in the kernel."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
     # A list with a number in use would get the ranges that another program added under it.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
+    for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:
+        yield int.from_bytes(packed, "big")
 
 
 def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
@@ -84,8 +89,13 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
     cluster: Pool = ()
     local: Pool = ()
     number = ranges = 0
+    endpoints: Identities = {}
     for frontend in plan.frontends:
         nodeport, key = not frontend.address, service_key(frontend.key)
+        if plan.affinity:
+            number = number or _number(actual, POOL_MAPS, key)
+        if plan.source_ranges is not None:
+            ranges = ranges or _number(actual, (SetId.FIREWALL_LISTS,), key)
         wide = actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS]
         # With internalTrafficPolicy Local a cluster IP picks from the local pool, which is in the map `endpoints`.
         if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
@@ -94,13 +104,33 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
             cluster = cluster or _in_slots(wide, key, len(plan.cluster))
         near = actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS]
         local = local or _in_slots(near, key, len(plan.local))
-        if plan.affinity:
-            number = number or _number(actual, POOL_MAPS, key)
-        if plan.source_ranges is not None:
-            ranges = ranges or _number(actual, (SetId.FIREWALL_LISTS,), key)
     number = known.recall(plan.key, number) if plan.affinity else 0
     ranges = known.recall(list_key(plan.key), ranges) if plan.source_ranges is not None else 0
-    return Placed(plan, cluster, local, number, ranges)
+    if number:
+        pools, endpoints = _sticky(plan, number, actual, known)
+        cluster, local = pools[Policy.CLUSTER] or cluster, pools[Policy.LOCAL] or local
+    return Placed(plan, cluster, local, number, ranges, endpoints=endpoints)
+
+
+def _sticky(
+    plan: ServicePlan, number: int, actual: Elements, known: Numbers
+) -> tuple[Mapping[Policy, Pool], Identities]:
+    """Return the pools of a plan with session affinity, and the numbers of their endpoints, as in the kernel."""
+    slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
+    protocol = protocol_field(plan.key.protocol)
+    pools, endpoints = {}, {}
+
+    def owner(packed: bytes) -> bytes:
+        return owners.get(packed + protocol, b"")[:-2]
+
+    for policy, likely in ((Policy.CLUSTER, plan.cluster), (Policy.LOCAL, plan.local)):
+        there = _in_slots(slots, pool_number(number, policy, plan.key.family), len(likely), 0)
+        # An endpoint without a destination leaves a hole, which `render.assign` fills.
+        pools[policy] = pool = tuple(map(owner, there))
+        found = dict(zip(pool, there, strict=True))
+        found.pop(b"", None)
+        endpoints[policy] = known.recall_endpoints(plan.key, policy, found, owner)
+    return pools, endpoints
 
 
 def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
@@ -108,12 +138,12 @@ def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
     return next((service_port_number(packed) for packed in found if packed is not None), 0)
 
 
-def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int) -> Pool:
-    """Return the endpoints of a frontend up to its first free slot; `likely` is their probable number."""
+def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int = 2) -> Pool:
+    """Return the entries of a pool up to its first free slot, without padding; their number is likely `likely`."""
     there = list(map(entries.get, slot_keys(key, likely + 1)))
     while None not in there:
         there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
-    return tuple([destination[:-2] for destination in there[: there.index(None)] if destination])
+    return tuple([entry[: len(entry) - padding] for entry in there[: there.index(None)] if entry])
 
 
 class FoundElements:
@@ -141,7 +171,7 @@ class FoundElements:
         for (set_id, key), pool in desired.pools.items():
             keys = slot_keys(key, len(pool))
             there = list(map(self.left[set_id].pop, keys, _NONE))
-            slots = [destination + b"\0\0" for destination in pool]
+            slots = [entry + PADDING[set_id] for entry in pool]
             if there != slots:
                 found = {slot: data for slot, data in zip(keys, there, strict=True) if data is not None}
                 present.setdefault(set_id, {}).update(found)
@@ -177,7 +207,8 @@ class FoundElements:
         taken: dict[str, dict[bytes, int]] = {name: {} for name in _FRONTENDS}  # frontend : number of used slots
         if any(self._unread.values()):
             for (name, key), pool in chain.from_iterable(Parts(placed).pools.items() for placed in services):
-                taken[name][key] = len(pool)
+                if name in taken:
+                    taken[name][key] = len(pool)
         for name, slots_in_use in taken.items():
             if self._unread[name]:
                 self.left[name] = self._unowned(name, slots_in_use)
@@ -280,4 +311,4 @@ def _class_slots(data: bytes) -> tuple[int, int]:
 
 def _chain_slots(data: bytes) -> tuple[int, int]:
     chain = parse_chain_name(data.decode(errors="replace"))
-    return (chain.endpoints, chain.endpoints) if chain is not None else (0, 0)
+    return (chain.size, chain.size) if chain is not None else (0, 0)

@@ -5,6 +5,7 @@ Pure data for rules and elements. Source: docs/nftables.md "Sets and maps by nam
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from enum import IntEnum, StrEnum
@@ -70,17 +71,22 @@ class SetId(StrEnum):
     # frontend of policy-local-* : class of its local pool
     LOCAL_SERVICES = "local-services"
     LOCAL_NODEPORTS = "local-nodeports"
-    # frontend with session affinity : goto its chain
-    AFFINITY_SERVICES = "session-services"
-    LOCAL_AFFINITY_SERVICES = "local-session-services"
-    AFFINITY_NODEPORTS = "session-nodeports"
-    LOCAL_AFFINITY_NODEPORTS = "local-session-nodeports"
-    STICKY_NODEPORTS = "sticky-nodeports"  # the keys of session-nodeports as a set
+    # frontend with session affinity or consistent hashing : goto its chain
+    AFFINITY_SERVICES = "session-chains"
+    LOCAL_AFFINITY_SERVICES = "local-session-chains"
+    AFFINITY_NODEPORTS = "nodeport-session-chains"
+    LOCAL_AFFINITY_NODEPORTS = "local-nodeport-session-chains"
+    STICKY_NODEPORTS = "sticky-nodeports"  # the keys of nodeport-session-chains as a set
     # frontend with session affinity : number of its pool
     AFFINITY_POOLS = "session-pools"
     LOCAL_AFFINITY_POOLS = "local-session-pools"
     NODEPORT_AFFINITY_POOLS = "nodeport-session-pools"
     LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-session-pools"
+    # pools with session affinity, by their numbers
+    SESSION_CLASSES = "session-classes"  # pool : class
+    SESSION_SLOTS = "session-slots"  # pool . slot : number of the endpoint
+    SESSION_ENDPOINTS = "session-endpoints"  # number of the endpoint . protocol : destination
+    SESSION_OWN = "session-own"  # number of the endpoint . address . port, if this is its destination and a frontend
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -124,11 +130,16 @@ POOL_MAPS: Final = (
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps whose data are numbers, which have the type of addresses."""
+"""Maps from frontends to numbers, which have the type of addresses."""
 
-LARGEST_NUMBER: Final = 1 << 30
-"""Largest number of a service port or of a list: with one more bit, for the pool, a number fits into an IPv4
-address."""
+SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
+"""Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
+
+LARGEST_NUMBER: Final = (1 << 30) - 1
+"""Largest number of a service port, list or endpoint: with one more bit for the pool it fits into an IPv4 address."""
+
+FIRST_ENDPOINT: Final = 3 << 30
+"""The number 0 of an endpoint in the kernel. So no endpoint has the number of a pool."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets whose elements several service ports share: an element stays until no service port uses it."""
@@ -162,8 +173,7 @@ def packed_class(count: int) -> bytes:
 
 
 STICKY_SLOTS: Final = 512
-"""Number of slots of a pool with session affinity; a pool with more endpoints has as many slots. Each slot needs a
-rule."""
+"""Slots of a pool with weights and session affinity, unless it has more endpoints."""
 
 ERROR: Final = 0.019
 """Largest relative error of a share: a little below the documented 2 %."""
@@ -220,7 +230,7 @@ class Packing(IntEnum):
     """How the elements of a set are packed."""
 
     PLAIN = 0
-    DESTINATION = 1
+    DESTINATION = 1  # address and port, in whole registers
     VERDICT = 2
     INTERVAL = 3
     NUMBER = 4  # as an address
@@ -231,12 +241,12 @@ class SetShape(NamedTuple):
     """A set's declaration, the fields of its key, and the packing of its elements."""
 
     spec: SetSpec
-    fields: tuple[str, ...]  # address, protocol, port, slot
+    fields: tuple[str, ...]  # number (as an address), address, protocol, port, slot
     kind: Packing
 
     def key_size(self, family: Family) -> int:
         """Return the size of a key in bytes; each field fills whole 4-byte registers."""
-        return sum(family.address_size if f == "address" else 4 for f in self.fields)
+        return sum(family.address_size if f in {"address", "number"} else 4 for f in self.fields)
 
     def data_size(self, family: Family) -> int:
         """Return the size of an element's data in bytes; 0 for plain sets and verdicts."""
@@ -249,6 +259,10 @@ _OTHER_KEYS: dict[str, tuple[str, ...]] = {
     SetId.NODEPORT_IPS: ("address",),
     SetId.HAIRPIN: ("source", "address"),
     SetId.FIREWALL_ALLOW: ("address", "source"),
+    SetId.SESSION_CLASSES: ("number",),
+    SetId.SESSION_SLOTS: ("number", "slot"),
+    SetId.SESSION_ENDPOINTS: ("number", "protocol"),
+    SetId.SESSION_OWN: ("number", "address", "port"),
 }
 
 
@@ -271,6 +285,7 @@ class Layout:
         fields = _key_fields(name)
         words = {
             "address": f"{self.ip} daddr",
+            "number": f"{self.ip} daddr",
             "source": f"{self.ip} saddr",
             "protocol": "meta l4proto",
             "port": "th dport",
@@ -278,13 +293,13 @@ class Layout:
         }
         kind, flags = Packing.PLAIN, 0
         data: tuple[str, ...] = ()
-        if name in ENDPOINT_MAPS:
+        if name in ENDPOINT_MAPS or name == SetId.SESSION_ENDPOINTS:
             kind, data = Packing.DESTINATION, (f"{self.ip} daddr", "th dport")
         elif name in VERDICT_MAPS:
             kind, data = Packing.VERDICT, VERDICT
-        elif name in NUMBER_MAPS:
+        elif name in NUMBER_MAPS or name == SetId.SESSION_SLOTS:
             kind, data = Packing.NUMBER, (f"{self.ip} daddr",)
-        elif name in CLASS_MAPS:
+        elif name in CLASS_MAPS or name == SetId.SESSION_CLASSES:
             kind, data = Packing.CLASS, ("th dport",)
         elif name == SetId.FIREWALL_ALLOW:
             kind, flags = Packing.INTERVAL, INTERVAL
@@ -292,23 +307,29 @@ class Layout:
         return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
 
 
-CLIENTS: Final = "clients-"
+CLIENTS: Final = "session-clients"
+"""Name of the map of clients with session affinity: hash of the address . number of the pool : that of the endpoint."""
 
+POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
+"""Maps whose keys end with the slot of a pool."""
 
-def client_set(slot: int) -> str:
-    """Return the name of the set of clients of a slot, over all pools."""
-    return f"{CLIENTS}{slot}"
-
-
-def slot_of_clients(name: str) -> int | None:
-    """Return the slot whose clients a set has; None if it is no set of clients."""
-    slot = name.removeprefix(CLIENTS)
-    return int(slot) if slot != name and slot.isdecimal() else None
+PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
+"""The bytes after an entry of a pool, by map: from the port to a whole register."""
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
     """Return the packed number of a service port's pool in the sets of clients. Its last bit is the policy."""
     return (2 * number + policy).to_bytes(family.address_size, "big")
+
+
+def endpoint_number(number: int, family: Family) -> bytes:
+    """Return the packed number of an endpoint of a pool with session affinity."""
+    return (FIRST_ENDPOINT + number).to_bytes(family.address_size, "big")
+
+
+def protocol_field(protocol: int) -> bytes:
+    """Return a protocol in a whole register."""
+    return bytes((protocol, 0, 0, 0))
 
 
 def list_number(number: int, family: Family) -> bytes:
@@ -345,45 +366,26 @@ def _registers(tail: bytes) -> bytes:
 
 
 class ChainName(NamedTuple):
-    """A chain of session affinity, shared by all Services with the same number of endpoints and the same timeout.
+    """A chain that exists once it is needed, and that Services share.
 
-    `treatment` is one of TREATMENTS, `affinity` the timeout in seconds. `endpoints` is the number of endpoints; for
-    slot and affinity chains the slot; for chains of Maglev the size of the table. Slot chains and chains of Maglev have
-    no timeout.
+    `treatment` is one of TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of
+    Maglev the size of the table.
     """
 
     nodeport: bool
     treatment: str
-    endpoints: int
+    size: int = 0
     affinity: int = 0
 
     def __str__(self) -> str:
-        prefix = "nodeport-" if self.nodeport else ""
-        suffix = f"-{self.affinity}s" if self.affinity else ""
-        return f"{prefix}{self.treatment}-{self.endpoints}{suffix}"
-
-    @property
-    def local(self) -> str:
-        """Return 'local-' for chains that pick from a local pool of a frontend with two pools, else ''."""
-        return "local-" if self.treatment.startswith("local-") else ""
+        return f"{'nodeport-' if self.nodeport else ''}{self.treatment}-{self.size or f'{self.affinity}s'}"
 
     @property
     def endpoint_map(self) -> SetId:
-        """Return the endpoint map that the chain, or a chain it leads to, picks from."""
-        if self.local:
+        """Return the endpoint map of the frontends whose packets meet the chain."""
+        if self.treatment.startswith("local-"):
             return SetId.LOCAL_NODEPORT_ENDPOINTS if self.nodeport else SetId.LOCAL_ENDPOINTS
         return SetId.NODEPORT_ENDPOINTS if self.nodeport else SetId.ENDPOINTS
-
-    @property
-    def is_slot(self) -> bool:
-        """Return whether the chain always leads to the endpoint in one slot."""
-        return self.treatment.endswith("slot")
-
-    @property
-    def is_possible(self) -> bool:
-        """Return whether the numbers are in the range of our chains; another program's chain may have any."""
-        counts_slots = self.is_slot or self.treatment.endswith("affinity")
-        return (0 if counts_slots else 1) <= self.endpoints < SLOTS and self.affinity <= LONGEST_AFFINITY
 
     @property
     def hashed(self) -> str:
@@ -393,39 +395,36 @@ class ChainName(NamedTuple):
     @property
     def picks(self) -> bool:
         """Return whether the chain is a single rule that picks from a map."""
-        return self.is_slot or self.treatment.removeprefix("local-") in HASHED
+        return self.treatment.removeprefix("local-") in HASHED
 
 
 HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
+_SEQUENCE: Final = ("cluster", "external", "policy-local")
+"""Masquerade of cluster IPs as the globals say; always; policy Local: pods and this node, then the local endpoints."""
+
 TREATMENTS: Final = (
-    "cluster",  # cluster IPs: masqueraded as the globals say
-    "external",  # masqueraded
-    "policy-local",  # externalTrafficPolicy Local: pods and this node, then the local endpoints
-    "pick",
+    *_SEQUENCE,
+    "pick",  # finds pool and client
     "local-pick",
-    "affinity",  # chains that remember the client, then the chains of the slots
-    "local-affinity",
-    "slot",
-    "local-slot",
-    *(f"{treatment}-{word}" for treatment in ("cluster", "external", "policy-local", "local") for word in HASHED),
+    "recall",  # a known client
+    "local-recall",
+    "remember",  # a new client
+    *(f"{treatment}-{word}" for treatment in (*_SEQUENCE, "local") for word in HASHED),
     *HASHED,
 )
 
+_CHAIN_NAME: Final = re.compile(rf"(nodeport-)?({'|'.join(TREATMENTS)})-(?:([1-9][0-9]*)|([1-9][0-9]*)s)")
+
 
 def parse_chain_name(text: str) -> ChainName | None:
-    """Parse the name of an affinity chain; return None for any other name."""
-    nodeport = text.startswith("nodeport-")
-    rest = text.removeprefix("nodeport-")
-    for treatment in TREATMENTS:
-        if rest.startswith(treatment + "-"):
-            number, _, affinity = rest[len(treatment) + 1 :].partition("-")
-            seconds = affinity.removesuffix("s")
-            if not number.isdecimal() or (affinity and not (affinity.endswith("s") and seconds.isdecimal())):
-                continue
-            name = ChainName(nodeport, treatment, int(number), int(seconds or 0))
-            # Only canonical names are parsed, and only slot and hashed chains lack a timeout: pick-4 is a static chain.
-            untimed = name.is_slot or bool(name.hashed)
-            return name if str(name) == text and bool(name.affinity) != untimed and name.is_possible else None
-    return None
+    """Parse the name of a chain of session affinity or of Maglev; return None for any other name."""
+    found = _CHAIN_NAME.fullmatch(text)
+    if found is None:
+        return None
+    nodeport, treatment, size, affinity = found.groups()
+    name = ChainName(nodeport is not None, treatment, int(size or 0), int(affinity or 0))
+    # Another program's chain may have any number, and pick-4 is a static chain.
+    possible = name.size < SLOTS and name.affinity <= LONGEST_AFFINITY and bool(name.size) == bool(name.hashed)
+    return name if possible else None

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 
 from kubeproxy.backends.nftables.layout import (
-    ENDPOINT_MAPS,
+    PADDING,
+    POOL_SETS,
     TABLE,
     ChainName,
     Layout,
@@ -33,8 +34,6 @@ _VERDICTS = 4096
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
-_PAD = b"\0\0"  # padding after the two bytes of a port, to a whole register
-
 
 class Packers:
     """Packers of the elements of each set of a family."""
@@ -50,7 +49,7 @@ class Packers:
         self.before_plain = {set_id: self.new[set_id].before_key for set_id in plain}
         self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}
         self._verdicts: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}
-        self._slots: dict[str, list[bytes]] = {set_id: [] for set_id in ENDPOINT_MAPS}
+        self._slots: dict[str, list[bytes]] = {set_id: [] for set_id in POOL_SETS}
 
     def verdict(self, set_id: str, chain: bytes) -> tuple[bytes, bytes]:
         """Return the bytes before and after the key of an element with the verdict `goto chain`."""
@@ -109,10 +108,10 @@ class Transaction:
         self.elements += 1
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Add the endpoints of a frontend."""
-        head = self._packers.new[set_id].before_key + key
+        """Add the entries of a pool."""
+        head, padding = self._packers.new[set_id].before_key + key, PADDING[set_id]
         pieces = map(add, self._packers.slots(set_id, len(pool)), pool)
-        self._added[set_id].append(head + (_PAD + head).join(pieces) + _PAD)
+        self._added[set_id].append(head + (padding + head).join(pieces) + padding)
         self.elements += len(pool)
 
     def add(self, set_id: str, key: bytes, data: bytes) -> None:

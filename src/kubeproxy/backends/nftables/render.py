@@ -6,31 +6,35 @@ An endpoint keeps its slot for its lifetime, so a change writes few elements, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables.layout import (
     CLASSES,
     ENDPOINT_MAPS,
+    FIRST_ENDPOINT,
     HASHED,
     LARGEST_NUMBER,
+    PADDING,
     POOLS_OF,
     STICKY_SLOTS,
     VERDICT_MAPS,
     ChainName,
     SetId,
+    endpoint_number,
     list_number,
     packed_class,
     pool_number,
+    protocol_field,
     service_key,
     slot_bytes,
     slot_counts,
 )
 from kubeproxy.backends.state import Difference, Elements, diff
 from kubeproxy.model import maglev
-from kubeproxy.model.addresses import Range, merge_ranges
+from kubeproxy.model.addresses import Family, Range, merge_ranges
 from kubeproxy.model.plan import (
     Action,
     Frontend,
@@ -46,6 +50,7 @@ from kubeproxy.model.plan import (
 
 # Local names for the hot path, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
+_PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
@@ -54,20 +59,39 @@ def list_key(key: ServicePortKey) -> ServicePortKey:
 
 
 class Numbers:
-    """Assigns a number to each service port with session affinity and each list of source ranges, from 1 on.
+    """Assigns a number to each service port with session affinity, each of its endpoints, and each list of source
+    ranges, from 1 on.
 
     A reused number would inherit the clients of its former service port, so numbers are never reused, and each owner
     keeps its number during a comparison with the kernel.
     """
 
     def __init__(self, taken: Iterable[int] = ()) -> None:
-        self._unused = count(1)
+        self._last = self._last_endpoint = 0
         self._had: dict[ServicePortKey, int] = {}
+        self._endpoints: dict[ServicePortKey, Identities] = {}
         self._taken = set(taken)
 
     def of(self, key: ServicePortKey) -> int:
         """Return the number of a service port without one in the kernel: its former one, or a new one."""
-        return self._had.pop(key, 0) or next(self._unused)
+        return self._had.pop(key, 0) or self._new()
+
+    def _new(self) -> int:
+        self._last += 1
+        return self._last
+
+    def endpoints(self, pool: Pool, before: Mapping[bytes, bytes], family: Family) -> dict[bytes, bytes]:
+        """Return the packed numbers of a pool's endpoints: those before, else new ones."""
+        return {each: before.get(each) or self._new_endpoint(family) for each in dict.fromkeys(pool)}
+
+    def former_endpoints(self, key: ServicePortKey) -> Identities:
+        """Return the numbers of a service port's endpoints before the comparison."""
+        return self._endpoints.get(key, _NONE)
+
+    def _new_endpoint(self, family: Family) -> bytes:
+        """Return a number that was not given before, until all numbers were: after 2**30 endpoints."""
+        self._last_endpoint = self._last_endpoint % LARGEST_NUMBER + 1
+        return endpoint_number(self._last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
         """Begin a comparison with the kernel, with the numbers of the placements before it.
@@ -77,14 +101,18 @@ class Numbers:
         for item in had:
             if item.number:
                 self._had[item.plan.key] = item.number
+                self._endpoints[item.plan.key] = item.endpoints
             if item.ranges:
                 self._had[list_key(item.plan.key)] = item.ranges
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Record all numbers in the kernel: new ones will be larger."""
-        usable = (number for number in numbers if number <= LARGEST_NUMBER)
-        self._unused = count(max(next(self._unused), max(usable, default=0) + 1))
+        """Note all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on: new ones will be larger."""
+        for number in numbers:
+            if number <= LARGEST_NUMBER:
+                self._last = max(self._last, number)
+            elif 0 <= number - FIRST_ENDPOINT <= LARGEST_NUMBER:
+                self._last_endpoint = max(self._last_endpoint, number - FIRST_ENDPOINT)
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
@@ -98,10 +126,33 @@ class Numbers:
         self._taken.add(number)
         return number
 
+    def recall_endpoints(
+        self, key: ServicePortKey, policy: Policy, found: Mapping[bytes, bytes], owner: Callable[[bytes], bytes]
+    ) -> dict[bytes, bytes]:
+        """Return the packed numbers of a pool's endpoints: those in the kernel, else those before the comparison.
+
+        `owner` returns the endpoint that has a number in the kernel, b'' for none. A number belongs to one pool.
+        """
+        mine = {}
+        for endpoint, packed in (*found.items(), *self.former_endpoints(key).get(policy, {}).items()):
+            number = int.from_bytes(packed, "big")
+            if endpoint not in mine and number not in self._taken and owner(packed) in {endpoint, b""}:
+                self._taken.add(number)
+                mine[endpoint] = packed
+        return mine
+
     def compared(self) -> None:
         """End the comparison, and drop the numbers of service ports that no longer exist."""
         self._had.clear()
+        self._endpoints.clear()
         self._taken.clear()
+
+
+Identities = Mapping[Policy, Mapping[bytes, bytes]]
+"""Packed numbers of the endpoints of each pool with session affinity. An endpoint keeps its number when it moves to
+another slot; the number of a removed endpoint is not given to another one."""
+
+_NONE: Identities = MappingProxyType({})
 
 
 class MaglevTable(tuple[bytes, ...]):
@@ -111,7 +162,7 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order, and the number of its pools in the sets of clients: 0 without affinity.
+    """A plan with its pools in slot order; with affinity, the number of its pools, else 0, and those of its endpoints.
 
     With weights an endpoint has several slots. `ranges` is the number of the Service's list of source ranges, 0 without
     one; `allowed` are these ranges; only one plan of the Service has them.
@@ -123,6 +174,7 @@ class Placed(NamedTuple):
     number: int
     ranges: int = 0
     allowed: tuple[Range, ...] = ()
+    endpoints: Identities = _NONE
 
     def pool(self, policy: Policy) -> Pool:
         """Return the pool that a policy picks from."""
@@ -133,9 +185,17 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     """Give each endpoint a slot and the plan a number, and keep those of the placement before."""
     number = ((before.number if before is not None else 0) or numbers.of(plan.key)) if plan.affinity else 0
     cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
-    if before is None or (plan.balance is not None and plan.balance.hashing is not None):
+    if plan.balance is not None and plan.balance.hashing is not None:
         return Placed(plan, cluster, local, number)
-    return Placed(plan, assign(before.cluster, cluster), assign(before.local, local), number)
+    known = numbers.former_endpoints(plan.key)
+    if before is not None:
+        cluster, local, known = assign(before.cluster, cluster), assign(before.local, local), before.endpoints
+    placed = Placed(plan, cluster, local, number)
+    if not number:
+        return placed
+    family, used = plan.key.family, pools(placed).items()
+    ids = {policy: numbers.endpoints(pool, known.get(policy, {}), family) for policy, pool in used}
+    return placed._replace(endpoints=ids)
 
 
 def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
@@ -169,9 +229,8 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 def assign(before: Pool, wanted: Pool) -> Pool:
     """Return the desired destinations in the order that moves the fewest of them.
 
-    Destinations that stay keep their slots; new ones fill the free slots; if free slots remain, the last destinations
-    move into them. If an endpoint with several slots loses some of them, it keeps the lowest ones, because rules search
-    for clients in slot order.
+    Destinations that stay keep their slots; new ones fill the holes; with more holes than new ones, the last ones move
+    down. If an endpoint with several slots loses some of them, it keeps the lowest ones.
     """
     if before == wanted or not before:
         return wanted
@@ -202,7 +261,7 @@ class Recipient(Protocol):
         """Receive an element."""
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Receive the endpoints of a frontend in slot order."""
+        """Receive the endpoints of a frontend, or their numbers for a pool with affinity, in slot order."""
 
 
 class Parts:
@@ -212,7 +271,7 @@ class Parts:
         self.elements: Elements = {}
         """The elements of all sets but the endpoint maps."""
         self.pools: dict[tuple[str, bytes], Pool] = {}
-        """Endpoints in slot order, by endpoint map and frontend."""
+        """Entries in slot order, by map (of layout.POOL_SETS) and frontend or number of the pool."""
         for item in placed:
             translate(item, self)
 
@@ -233,9 +292,9 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
     for where in old.pools.keys() | new.pools.keys():
         was, now = old.pools.get(where, ()), new.pools.get(where, ())
         slots = compared.get((id(was), id(now)))
-        if slots is None:
-            slots = compared[id(was), id(now)] = _changed_slots(was, now)
         set_id, key = where
+        if slots is None:
+            slots = compared[id(was), id(now)] = _changed_slots(was, now, PADDING[set_id])
         if slots.gone:
             delta.removed.setdefault(set_id, []).extend([key + slot for slot in slots.gone])
         if slots.come:
@@ -250,14 +309,14 @@ class _Slots(NamedTuple):
     come: Sequence[tuple[bytes, bytes]]
 
 
-def _changed_slots(was: Pool, now: Pool) -> _Slots:
+def _changed_slots(was: Pool, now: Pool, padding: bytes) -> _Slots:
     if was == now:
         return _Slots((), ())
     names = slot_bytes(max(len(was), len(now)))
     common = min(len(was), len(now))
     other = [at for at, (one, two) in enumerate(zip(was, now, strict=False)) if one != two]
     gone = [names[at] for at in (*other, *range(common, len(was)))]
-    come = [(names[at], now[at] + b"\0\0") for at in (*other, *range(common, len(now)))]
+    come = [(names[at], now[at] + padding) for at in (*other, *range(common, len(now)))]
     return _Slots(gone, come)
 
 
@@ -266,8 +325,8 @@ def render(placed: Iterable[Placed]) -> Elements:
     parts = Parts(placed)
     found = parts.elements
     for (set_id, key), pool in parts.pools.items():
-        elements = found.setdefault(set_id, {})
-        elements.update({key + slot: d + b"\0\0" for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
+        elements, padding = found.setdefault(set_id, {}), PADDING[set_id]
+        elements.update({key + slot: d + padding for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
     return found
 
 
@@ -276,6 +335,9 @@ def translate(item: Placed, recipient: Recipient) -> None:
     plan = item.plan
     for frontend in plan.frontends:
         _frontend(item, frontend, plan.traffic(frontend), recipient)
+    for policy, numbers in item.endpoints.items():
+        number = pool_number(item.number, policy, plan.key.family)
+        sticky_pool(number, item.pool(policy), numbers, plan.key.protocol, recipient)
     for address in plan.hairpin:
         recipient.entry(SetId.HAIRPIN, address + address, b"")
     if item.allowed:
@@ -314,14 +376,34 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
         recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
     for endpoint_map, class_map, treatment, policy in picked:
         members = item.local if policy is _LOCAL else item.cluster
-        recipient.pool(endpoint_map, key, members)
         if affinity:
-            number = pool_number(item.number, policy, plan.key.family)
-            recipient.entry(POOLS_OF[endpoint_map], key, number)
-            chain = affinity_chain(nodeport, treatment, len(members), affinity)
-            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain)
+            recipient.entry(POOLS_OF[endpoint_map], key, pool_number(item.number, policy, plan.key.family))
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, affinity_chain(nodeport, treatment, affinity))
+            for own in own_frontend(item.endpoints[policy], key):
+                recipient.entry(SetId.SESSION_OWN, own, b"")
         else:
+            recipient.pool(endpoint_map, key, members)
             recipient.entry(class_map, key, packed_class(len(members)))
+
+
+def sticky_pool(
+    number: bytes, members: Pool, numbers: Mapping[bytes, bytes], protocol: int, recipient: Recipient
+) -> None:
+    """Pass a pool with session affinity, which frontends share: its number, its endpoints and their numbers."""
+    recipient.entry(SetId.SESSION_CLASSES, number, packed_class(len(members)))
+    recipient.pool(SetId.SESSION_SLOTS, number, tuple([numbers[each] for each in members]))
+    for destination, packed in numbers.items():
+        recipient.entry(SetId.SESSION_ENDPOINTS, packed + protocol_field(protocol), destination + _PAD)
+
+
+def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
+    """Yield the keys in SESSION_OWN of those endpoints that are the same address and port as a frontend (its key)."""
+    address, port = frontend[:-8], frontend[-4:-2]
+    if address:
+        if (number := numbers.get(address + port)) is not None:
+            yield number + address + port + _PAD
+    else:  # any address of the node
+        yield from (number + each + _PAD for each, number in numbers.items() if each[-2:] == port)
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
@@ -393,7 +475,7 @@ def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
     return str(ChainName(nodeport, treatment, hashing.size)).encode()
 
 
-@lru_cache(maxsize=4096)
-def affinity_chain(nodeport: bool, treatment: str, count: int, affinity: int) -> bytes:
+@lru_cache(maxsize=256)
+def affinity_chain(nodeport: bool, treatment: str, affinity: int) -> bytes:
     """Return the packed name of the chain for a frontend with session affinity."""
-    return str(ChainName(nodeport, treatment, count, affinity)).encode()
+    return str(ChainName(nodeport, treatment, affinity=affinity)).encode()

@@ -7,6 +7,7 @@ Hooks and priorities are those of the Go kube-proxy v1.36.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
@@ -17,10 +18,12 @@ from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
     CLASSES,
+    CLIENTS,
     COUNTERS,
-    ENDPOINT_MAPS,
     EXACT,
+    FIRST_ENDPOINT,
     HASHED,
+    POOL_SETS,
     POOLS_OF,
     SERVICE_CIDRS,
     TABLE,
@@ -29,7 +32,6 @@ from kubeproxy.backends.nftables.layout import (
     Layout,
     Packing,
     SetId,
-    client_set,
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
@@ -82,7 +84,7 @@ class Ruleset:
 
     def texts(self) -> tuple[object, ...]:
         """Return a value that is equal for two sets of globals if their tables differ only in elements."""
-        samples = (ChainName(nodeport, t, 2, 5) for nodeport in (False, True) for t in _SAMPLES)
+        samples = (ChainName(nodeport, t, affinity=5) for nodeport in (False, True) for t in _SAMPLES)
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
@@ -93,14 +95,12 @@ class Ruleset:
         found |= {name: (None, rules) for name, rules in self._static().items()}
         return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
 
-    def definition(self, chains: Iterable[ChainName], slots: Iterable[int] = ()) -> tables.Definition:
-        """Return the table without Services, with these chains and their targets, and sets of clients for `slots`."""
-        names = self.needed(chains)
-        clients = map(self._clients, sorted({*slots_with_clients(names), *slots}))
-        made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(names).items()}
+    def definition(self, chains: Iterable[ChainName]) -> tables.Definition:
+        """Return the table without Services, with these chains and their targets."""
+        made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(chains).items()}
         counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
         flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
-        return tables.Definition((*self.sets(), *clients), made, counters, flowtables)
+        return tables.Definition(tuple(self.sets()), made, counters, flowtables)
 
     def creation(
         self,
@@ -129,6 +129,11 @@ class Ruleset:
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))
+        # The type of a client's hash is written as numgen: jhash has the same, but nft 1.0.6 crashes when it lists it.
+        client, number = ("numgen random mod 2", f"{self.layout.ip} daddr"), (f"{self.layout.ip} daddr",)
+        found.append(
+            tables.SetSpec(CLIENTS, client, number, tables.TIMEOUT | tables.DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
+        )
         found.append(tables.SetSpec(TRANSPORTS, ("meta l4proto",)))
         found.append(tables.SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True))
         return found
@@ -138,7 +143,7 @@ class Ruleset:
         beyond = gone.rules(self.layout) if self._resets else {}
         if self._forwarding.protocols:
             beyond = beyond | forwarding.rules(self._forwarding)
-        return self._treatments() | self._picking() | self._checks() | self._on_loopback() | beyond
+        return self._treatments() | self._picking() | self._sticky() | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that look up a frontend and decide on masquerade and pool.
@@ -155,16 +160,16 @@ class Ruleset:
                 f"{_carry(service, SetId.CLUSTER_SERVICES)} goto cluster",
                 f"{_carry(service, SetId.EXTERNAL_SERVICES)} goto external",
                 f"{_carry(service, SetId.POLICY_LOCAL_SERVICES)} goto policy-local",
-                f"{service} vmap @session-services",
+                f"{service} vmap @{SetId.AFFINITY_SERVICES}",
                 f"{nodeport} goto nodeports",
             ),
             "nodeports": (
                 f"{_carry(_NODEPORT, SetId.EXTERNAL_NODEPORTS)} goto nodeport-external",
                 f"{_carry(_NODEPORT, SetId.POLICY_LOCAL_NODEPORTS)} goto nodeport-policy-local",
-                f"{_NODEPORT} vmap @session-nodeports",
+                f"{_NODEPORT} vmap @{SetId.AFFINITY_NODEPORTS}",
             ),
-            "local-affinity": (f"{service} vmap @local-session-services",),
-            "nodeport-local-affinity": (f"{_NODEPORT} vmap @local-session-nodeports",),
+            "local-affinity": (f"{service} vmap @{SetId.LOCAL_AFFINITY_SERVICES}",),
+            "nodeport-local-affinity": (f"{_NODEPORT} vmap @{SetId.LOCAL_AFFINITY_NODEPORTS}",),
             "cluster": (*self._masquerade_cluster(), "goto pick"),
             "external": (mark, "goto pick"),
             "policy-local": (
@@ -253,24 +258,55 @@ class Ruleset:
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
         found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
-        for endpoint_map in ENDPOINT_MAPS:
-            verdicts = ", ".join(f"{size} : goto {pick_chain(endpoint_map, size)}" for size in CLASSES)
-            found[pick_chain(endpoint_map)] = (f"th dport vmap {{ {verdicts} }}",)
+        for pool_set in POOL_SETS:
+            verdicts = ", ".join(f"{size} : goto {pick_chain(pool_set, size)}" for size in CLASSES)
+            found[pick_chain(pool_set)] = (f"th dport vmap {{ {verdicts} }}",)
             for size in CLASSES:
-                found |= self._pick(endpoint_map, size)
+                found |= self._pick(pool_set, size)
         return found
 
-    def _pick(self, endpoint_map: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return the chain that picks a slot for one class, and the chain with the rule that it uses several times."""
-        chain, pick = pick_chain(endpoint_map, size), self._dnat(endpoint_map, f"numgen random mod {size}")
-        back, first = f"jump {PUT_BACK}", f"goto {pick_chain(endpoint_map, CLASSES[0])}"
+    def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
+        """Return the chain that picks for one class, and the chain with the rule that it tries several times.
+
+        A pick of an endpoint for a new client with affinity leaves its number in the packet, and these chains end.
+        """
+        chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
+        ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
+        pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)
+        done = (f"{ip} daddr {_ENDPOINT_NUMBERS[self.family]} return",) if sticky else ()
+        back, first = f"jump {PUT_BACK}", f"goto {pick_chain(pool_set, CLASSES[0])}"
         if size <= EXACT:
-            return {chain: (back, pick, first) if size > 1 else (back, pick)}
+            return {chain: (back, pick, *done, first) if size > 1 else (back, pick)}
         # A single rule, as the kernel checks each new element against each rule of its map.
-        attempt, below = try_chain(endpoint_map, size), BELOW[size]
-        settled = try_chain(endpoint_map, below) if below > EXACT else pick_chain(endpoint_map, below)
-        picks = (f"jump {to}" for to in (*[attempt] * tries(size), settled))
+        attempt, below = try_chain(pool_set, size), BELOW[size]
+        settled = try_chain(pool_set, below) if below > EXACT else pick_chain(pool_set, below)
+        picks = [rule for to in (*[attempt] * tries(size), settled) for rule in (f"jump {to}", *done)]
         return {chain: (back, *picks, first), attempt: (pick,)}
+
+    def _sticky(self) -> dict[str, tuple[str, ...]]:
+        """Return the chains of session affinity that do not depend on the timeout.
+
+        A rule of nft can store a value from a map only in a field of the packet. So the packet carries the number of
+        the pool in place of its source address, and the number of the endpoint in place of its destination address.
+        """
+        ip = self.layout.ip
+        original = f"{ip} daddr set ct original {ip} daddr"
+        own = f"{ip} daddr . ct original {ip} daddr . th dport @{SetId.SESSION_OWN}"
+        to = f"{ip} daddr . meta l4proto map @{SetId.SESSION_ENDPOINTS}"
+        return {
+            SESSION_PICK: (
+                f"th dport set {ip} daddr map @{SetId.SESSION_CLASSES}",
+                f"goto {pick_chain(SetId.SESSION_SLOTS)}",
+            ),
+            SESSION_GO: (
+                f"{ip} saddr set ct original {ip} saddr",
+                f"{own} goto {SESSION_GO}-untranslated",
+                f"meta l4proto @transports dnat {ip} addr . port to {to}",
+                original,
+            ),
+            # The kernel leaves the packet as it is if its endpoint is its destination.
+            f"{SESSION_GO}-untranslated": (original, f"dnat to {ip} daddr"),
+        }
 
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
@@ -323,25 +359,18 @@ class Ruleset:
         """
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
-        made = tables.Definition(tuple(map(self._clients, slots_with_clients(ordered))), chains)
-        objects, rules = messages.objects(*place, made), messages.rules(*place, chains)
-        objects[len(made.sets)] = echoed(objects[len(made.sets)])
-        return [*objects, *elements, *rules[:-1], echoed(rules[-1])]
-
-    def _clients(self, slot: int) -> tables.SetSpec:
-        """Return the set of clients of a slot. Its key is that of `_client_key`.
-
-        The key's type is written as numgen, not jhash: both types are equal, but nft 1.0.6 crashes when it lists jhash.
-        """
-        key = "numgen random mod 2", f"{self.layout.ip} daddr"
-        return tables.SetSpec(
-            client_set(slot), key, (), tables.TIMEOUT | tables.DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT
+        (first, *objects), rules = (
+            messages.objects(*place, tables.Definition((), chains)),
+            messages.rules(*place, chains),
         )
+        return [echoed(first), *objects, *elements, *rules[:-1], echoed(rules[-1])]
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
         if name.picks:
-            return [self._dnat(name.endpoint_map, self._slot(name))]
+            port = " . th sport" if name.hashed == HASHED[HashKey.FLOW] else ""
+            slot = f"jhash {self.layout.ip} saddr{port} mod {name.size} seed {SEED:#x}"
+            return [self._dnat(name.endpoint_map, slot)]
         treatment = _base(name)
         if treatment == "cluster":
             return [*self._masquerade_cluster(), *onwards]
@@ -352,19 +381,29 @@ class Ruleset:
             short_cut = [f"{self._pods()} {to_pick}"] if self._ours.detector.implemented else []
             last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
             return [*short_cut, f"fib saddr type local {to_external}", f"goto {last}"]
-        if name.treatment.endswith("affinity"):
-            clients = client_set(name.endpoints)
-            back = f"{self.layout.ip} daddr set ct original {self.layout.ip} daddr"
-            return [f"update @{clients} {{ {self._client_key} timeout {name.affinity}s }}", back, *onwards]
-        return self._sticky(name)
+        return self._with_client(name, onwards)
 
-    def _slot(self, name: ChainName) -> str:
-        """Return the expression by which a chain picks a slot."""
-        if name.is_slot:
-            # `mod 1 offset N` is the constant N: within a key, nft has no literal of numgen's type.
-            return f"numgen random mod 1 offset {name.endpoints}"
-        port = " . th sport" if name.hashed == HASHED[HashKey.FLOW] else ""
-        return f"jhash {self.layout.ip} saddr{port} mod {name.endpoints} seed {SEED:#x}"
+    def _with_client(self, name: ChainName, onwards: list[str]) -> list[str]:
+        """Return the rules of a chain that finds or remembers the endpoint of a client.
+
+        The key of a client has the number of the pool, so it covers all frontends of the pool; and a hash of its
+        address, so the clients of a pool never need more than AFFINITY_SHARE elements. Clients with equal hashes share
+        an endpoint.
+        """
+        ip = self.layout.ip
+        client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
+        known = f"{ip} daddr set {client} map @{CLIENTS}"
+        update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
+        if name.treatment == "remember":
+            # The second rule finds the endpoint that another packet of the client has got in the meantime.
+            return [f"jump {SESSION_PICK}", update, known, f"goto {SESSION_GO}"]
+        number = f"{self._key(name.nodeport)} map @{POOLS_OF[name.endpoint_map]}"
+        pool = f"{ip} daddr set {number}", f"{ip} saddr set {ip} daddr"
+        if name.treatment.endswith("pick"):
+            to_recall, to_remember = onwards
+            return [*pool, f"{known} {to_recall}", to_remember]
+        # The endpoint is gone if its number leads nowhere. An update does not replace the data of an element.
+        return [update, f"jump {SESSION_GO}", *pool, f"delete @{CLIENTS} {{ {client} : {ip} daddr }}", *onwards]
 
     @property
     def _mark_packet(self) -> str:
@@ -372,15 +411,6 @@ class Ruleset:
 
     def _key(self, nodeport: bool) -> str:
         return _NODEPORT if nodeport else _SERVICE.format(ip=self.layout.ip)
-
-    @property
-    def _client_key(self) -> str:
-        """Return the key of a client: a hash of its address with AFFINITY_SHARE values, and the number of its pool.
-
-        So the clients of a pool never need more than AFFINITY_SHARE elements. Clients with equal hashes share an
-        endpoint.
-        """
-        return f"jhash {self.layout.ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {self.layout.ip} daddr"
 
     def _masquerade_cluster(self) -> tuple[str, ...]:
         if self._world.masquerade_all:
@@ -394,21 +424,6 @@ class Ruleset:
         to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"
         return f"{to} {self._key('nodeport' in endpoint_map)} . {slot} map @{endpoint_map}"
 
-    def _sticky(self, name: ChainName) -> list[str]:
-        """Return the rules of session affinity: a client in a slot's set goes to that slot, others to a random one.
-
-        The key of a client contains the number of the pool, so it is valid for all frontends of the pool. An nft rule
-        can store a value from a map only in a field of the packet. It uses the destination address, and the affinity
-        chains restore it.
-        """
-        numbers = POOLS_OF[name.endpoint_map]
-        targets = _leads_to(name)
-        to_number = f"{self.layout.ip} daddr set {self._key(name.nodeport)} map @{numbers}"
-        key = self._client_key
-        rules = [f"{key} @{client_set(slot)} goto {target}" for slot, target in enumerate(targets)]
-        verdicts = ", ".join(f"{slot} : goto {target}" for slot, target in enumerate(targets))
-        return [to_number, *rules, f"numgen random mod {name.endpoints} vmap {{ {verdicts} }}"]
-
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
 """Default timeout of a client in milliseconds. The rule that adds a client sets its own."""
@@ -416,16 +431,26 @@ AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
 AFFINITY_SHARE: Final = 1 << 16
 """Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
 
-AFFINITY_CLIENTS: Final = 1 << 22
-"""Capacity of a slot's set of clients, which all Services share: 64 full pools. Beyond it, new clients are served
-without affinity."""
+AFFINITY_CLIENTS: Final = 1 << 24
+"""Capacity of the map of clients, over all Services: 256 full pools. Beyond it, new clients are served without
+affinity."""
 
 
 def client_number(address: bytes) -> bytes:
-    """Return the hash of a client in the sets of clients, packed: see Ruleset._client_key."""
+    """Return the hash of a client in the map of clients, packed: see Ruleset._with_client."""
     number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
     return (number or 0).to_bytes(4, "little")
 
+
+_ENDPOINT_NUMBERS: Final = {
+    Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
+    Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
+}
+"""Numbers of endpoints as networks; a pool's number is outside."""
+
+SESSION_PICK: Final = "session-choose"
+SESSION_GO: Final = "session-go"
+"""Name of the chain that leads to the endpoint whose number the packet carries, and returns if there is none."""
 
 PUT_BACK: Final = "put-port-back"
 """Name of the chain that restores the destination port, which `_carry` replaced."""
@@ -436,20 +461,15 @@ def _carry(key: str, class_map: SetId) -> str:
     return f"th dport set {key} map @{class_map}"
 
 
-def try_chain(endpoint_map: SetId, size: int) -> str:
+def try_chain(pool_set: SetId, size: int) -> str:
     """Return the name of the chain with the rule that picks a random slot of a class."""
-    return f"{endpoint_map.replace('endpoints', 'try')}-{size}"
+    return pick_chain(pool_set, size).replace("pick", "try")
 
 
-def pick_chain(endpoint_map: SetId, size: int = 0) -> str:
+def pick_chain(pool_set: SetId, size: int = 0) -> str:
     """Return the name of the chain that picks an endpoint for a class; without a class, of the one that dispatches."""
-    chain = endpoint_map.replace("endpoints", "pick")
+    chain = pool_set.replace("endpoints", "pick").replace("slots", "pick")
     return f"{chain}-{size}" if size else chain
-
-
-def slots_with_clients(names: Iterable[ChainName]) -> list[int]:
-    """Return the slots whose sets of clients these chains use."""
-    return sorted({name.endpoints for name in names if name.treatment.endswith("affinity")})
 
 
 def _base(name: ChainName) -> str:
@@ -458,18 +478,17 @@ def _base(name: ChainName) -> str:
 
 
 def _leads_to(name: ChainName) -> list[ChainName]:
-    """Return the chains that a chain jumps to, in the order of its rules."""
-    if name.picks:
-        return []
-    pick, treatment = name._replace(treatment=name.hashed or "pick"), _base(name)
-    if treatment in {"cluster", "external"}:
-        return [pick]
-    if treatment == "policy-local":
-        return [pick, name._replace(treatment=f"external-{name.hashed}" if name.hashed else "external")]
-    if name.treatment.endswith("affinity"):
-        return [ChainName(name.nodeport, f"{name.local}slot", name.endpoints)]
-    if name.affinity:
-        return [
-            ChainName(name.nodeport, f"{name.local}affinity", slot, name.affinity) for slot in range(name.endpoints)
-        ]
+    """Return the chains of the same timeout or table size that a chain goes to, in the order of its rules."""
+    treatment, suffix = _base(name), f"-{name.hashed}" if name.hashed else ""
+    pick = name._replace(treatment=name.hashed or "pick")
+    match "" if name.picks else treatment:
+        case "cluster" | "external":
+            return [pick]
+        case "policy-local":
+            return [pick, name._replace(treatment=f"external{suffix}")]
+        case "pick" | "local-pick":
+            recall = name._replace(treatment=treatment.replace("pick", "recall"))
+            return [recall, ChainName(False, "remember", affinity=name.affinity)]
+        case "recall" | "local-recall":
+            return [ChainName(False, "remember", affinity=name.affinity)]
     return []

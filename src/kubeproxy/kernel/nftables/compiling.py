@@ -2,7 +2,7 @@
 
     match:      KEY [!=] VALUE | PREFIX | @SET | { VALUE, ... }, KEY & MASK OPERATOR VALUE, KEY OPERATOR VALUE
     map:        KEY vmap @MAP | { VALUE : VERDICT, ... }
-    statement:  KEY set KEY | KEY map @MAP, dnat, redirect, masquerade, reject, counter name, flow add, update
+    statement:  KEY set KEY | KEY map @MAP, dnat, redirect, masquerade, reject, counter name, flow add, update, delete
     verdict:    accept, drop, return, jump CHAIN, goto CHAIN
 
 A KEY is a field of fields.FIELDS, or several, separated by dots.
@@ -202,8 +202,9 @@ class _Reader:
             yield from self._set_mark(field)
             return
         key = self.key()
-        yield from key.load()
-        if self.take("map"):
+        mapped = self.take("map")
+        yield from key.load(spare=4 if mapped else 0)
+        if mapped:
             yield x.Lookup(self._name(), 1, 1)
         load = field.load
         if not isinstance(load, x.Payload):
@@ -226,7 +227,9 @@ class _Reader:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def dnat(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'dnat': to the address and port in a map, or to one address and the port in a map."""
+        """Consume the rest after 'dnat': to the address and port in a map, to one address and the port in a map, or to
+        an address of the packet.
+        """
         flags = _SPECIFIED | _MAPPED
         family = _NAT[self.ip]
         if self.take(self.ip):
@@ -242,6 +245,10 @@ class _Reader:
             yield x.Nat(1, family, 1, 1, port, port, flags)
             return
         self.expect("to")
+        if " ".join(self.left[:2]) in FIELDS:
+            yield from self.key().load()
+            yield x.Nat(1, family, 1, 1, flags=_MAPPED)
+            return
         address, key = self._address_before_port(), self.key()
         self.expect("map")
         yield x.Immediate(1, address)
@@ -265,16 +272,26 @@ class _Reader:
         yield x.Lookup(self._name(), 1, 1)
         yield x.Redirect(1, 1, _SPECIFIED)
 
-    def update(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'update': the key of a client, and its timeout."""
+    def update(self, op: int = 1) -> Iterator[x.Expression]:
+        """Consume the rest after 'update' or 'delete': the key of a client, its timeout, and the data in a map."""
         name = self._name()
         self.expect("{")
         key = self.key()
-        self.expect("timeout")
-        timeout = milliseconds(self.word())
+        timeout = milliseconds(self.word()) if self.take("timeout") else 0
+        data = self.key() if self.take(":") else None
         self.expect("}")
-        yield from key.load()
-        yield x.Update(name, 1, 1, timeout=timeout)
+        if data is None:
+            yield from key.load()
+            yield x.Update(name, op, 1, timeout=timeout)
+            return
+        after = padded(key.slots)  # in a whole register, as nft loads it
+        yield from key.load(spare=after - key.slots)
+        yield from data.load(after)
+        yield x.Update(name, op, 1, register(after), timeout=timeout)
+
+    def delete(self) -> Iterator[x.Expression]:
+        """Consume the rest after 'delete'."""
+        return self.update(2)
 
 
 def _element_key(field: Field, word: str) -> bytes:
@@ -342,6 +359,7 @@ _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]
     ("counter name", lambda reader: iter([x.NamedObject(1, reader.word().strip('"'))])),
     ("flow add", lambda reader: iter([x.Offload(reader.word().removeprefix("@"))])),
     ("update", _Reader.update),
+    ("delete", _Reader.delete),
     ("dnat", _Reader.dnat),
     ("redirect to :", _Reader.redirect),
 ]

@@ -128,14 +128,15 @@ def catch_all_element() -> bytes:
     return nested(nfta.LIST_ELEM, number_attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
 
 
-def timed_element(key: bytes, timeout: int, expires: int) -> bytes:
-    """Return the element of a set with timeouts; both in milliseconds.
+def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
+    """Return the element of a set or map with timeouts; both in milliseconds.
 
     A timeout of 0 is that of the set: kernels from 6.12 on omit it in dumps, and refuse a 0 with an expiration.
     """
     lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
-    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), lasts, ends)
+    value = _value(nfta.SET_ELEM_DATA, data) if data else b""
+    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value, lasts, ends)
 
 
 def _value(kind: int, value: bytes) -> bytes:

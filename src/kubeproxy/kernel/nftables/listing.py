@@ -205,7 +205,8 @@ class _Writer:
         address = self._terms.pop(_slot(expression.address)).text
         term = self._terms.pop(_slot(expression.port), None) if expression.port is not None else None
         port = term.text if term is not None else ""
-        self.words.append(f"{kind} to {address}:{port}" if port else f"{kind} {self._ip} to {address}")
+        mapped = expression.port is not None and not port
+        self.words.append(f"{kind} {self._ip} to {address}" if mapped else f"{kind} to {address}{port and f':{port}'}")
 
     def _redir(self, expression: x.Redirect) -> None:
         port = self._terms.pop(_slot(expression.port)).text if expression.port is not None else ""
@@ -248,7 +249,8 @@ class _Writer:
         key, _ = self._key(expression.key)
         word = ("add", "update", "delete")[expression.op]
         timeout = f" timeout {duration(expression.timeout)}" if expression.timeout else ""
-        self.words.append(f"{word} @{expression.set} {{ {key}{timeout} }}")
+        data = f" : {self._key(expression.data)[0]}" if expression.data is not None else ""
+        self.words.append(f"{word} @{expression.set} {{ {key}{timeout}{data} }}")
 
 
 def _bare(expression: x.Expression) -> x.Expression:

@@ -11,13 +11,14 @@ from kubeproxy.backends.nftables.layout import (
     CLASSES,
     ENDPOINT_MAPS,
     NUMBER_MAPS,
+    SESSION_SETS,
     Layout,
     SetId,
     list_number,
     packed_class,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.render import Numbers, Placed, place, render, slots
+from kubeproxy.backends.nftables.render import Numbers, place, render, slots
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import Policy
 from support.nftables_ground import FakeGround, resync
@@ -206,7 +207,7 @@ def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history
         if not (plan.balance and plan.balance.hashing):  # which decides who has which slot
             random.shuffle(cluster)
             random.shuffle(local)
-        there = Placed(plan, tuple(cluster), tuple(local), 7 if plan.affinity else 0)
+        there = place(plan, None, Numbers())._replace(cluster=tuple(cluster), local=tuple(local))
         actual = everything([there])
         assert everything([place(plan, recall(plan, actual, Numbers()), Numbers())]) == actual
 
@@ -231,4 +232,4 @@ def test_nothing_is_recalled_from_an_empty_table():
     span, other = (number + a + number + b for a, b in ((one, one), (two, two)))
     found = {SetId.FIREWALL_ALLOW: {span: b"", other: b""}}
     assert found_module.ranges_by_list(found) == {number: [span, other]}
-    assert set(found_module.numbers({key: {} for key in NUMBER_MAPS} | found)) == {3}
+    assert set(found_module.numbers({key: {} for key in (*NUMBER_MAPS, *SESSION_SETS)} | found)) == {3}

@@ -7,7 +7,7 @@ from kubeproxy.model.objects import EndpointPort, ServicePort
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
 from support.nftables_disturbances import DISTURBANCES, disturbed
-from support.nftables_ground import resync, sync
+from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, V4, V6, WORLD, cluster, plans_of
 
 # -- adopting ------------------------------------------------------------------------------------------------------
@@ -58,7 +58,8 @@ def test_a_restart_repairs_elements_and_touches_nothing_else(ground, case):
     assert ground.contents() != before
     again = ground.start()
     resync(again, plans)
-    assert ground.contents() == before
+    comparable = without_slots if "slot" in case or "affinity" in case else dict  # a number that is lost is not reused
+    assert comparable(ground.contents()) == comparable(before)
     assert ground.header() == handle
     ground.is_clean(again, plans)
 

@@ -1,8 +1,9 @@
-"""Session affinity: the sets of clients, and clients who stay where they are."""
+"""Session affinity: pools, numbers of endpoints, and the map of clients."""
 
 import pytest
 
 from kubeproxy.backends.nftables.affinity import ClientGauges
+from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.registry import MetricRegistry, number_text
@@ -12,50 +13,80 @@ from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
 
 
-def test_affinity_has_a_set_of_clients_for_each_slot(ground):
+def plans_for(*numbers, port=8080, **more):
+    """A Service with affinity and these endpoints."""
+    config = SessionAffinityConfig(ClientIPConfig(3000))
+    subject = service("a", session_affinity="ClientIP", session_affinity_config=config, **more)
+    members = [endpoint(f"10.244.0.{n}", HERE) for n in numbers]
+    return compile_service(subject, [parsed(*members, ports=[EndpointPort(port=port)])], WORLD).plans
+
+
+def mapped(ground, name):
+    return dict(element.split(" : ") for element in ground.elements(name))
+
+
+def test_a_pool_with_affinity_exists_once_for_all_its_frontends(ground):
     backend = ground.start()
-    plans = {("default", "a"): sticky("a", 1, 3), ("default", "b"): sticky("b", 2, 2, seconds=10800)}
+    more = {"external_ips": ["203.0.113.1"], "ports": [ServicePort(port=80, node_port=30080)]}
+    plans = {("default", "a"): sticky("a", 1, 3, **more), ("default", "b"): sticky("b", 2, 2, seconds=10800)}
     resync(backend, {})
     sync(backend, *plans.items())
-    assert ground.client_sets() == {"clients-0", "clients-1", "clients-2"}
-    rules = ground.chains()
-    assert "goto pick-3-30s" in rules["cluster-3-30s"]
-    assert len(rules["pick-3-30s"]) == 5
-    assert len(rules["pick-2-10800s"]) == 4
+    slots, endpoints = mapped(ground, "session-slots"), mapped(ground, "session-endpoints")
+    assert slots.keys() == {f"0.0.0.2 . {n}" for n in range(3)} | {f"0.0.0.4 . {n}" for n in range(2)}
+    assert {f"{number} . tcp" for number in slots.values()} == endpoints.keys()
+    assert len(endpoints) == 5
+    assert mapped(ground, "session-classes") == {"0.0.0.2": "3", "0.0.0.4": "2"}
+    assert not any(ground.count(name) for name in ("endpoints", "nodeport-endpoints", "cluster-services"))
     ground.is_clean(backend, plans)
     assert resync(ground.start(), plans) == 0
 
 
-def test_clients_stay_with_their_endpoint_when_it_moves_to_another_slot(ground):
-    backend = ground.start()
+def test_an_endpoint_keeps_its_number_when_it_moves_to_another_slot_and_nobody_gets_that_of_another(ground):
+    backend, name = ground.start(), ("default", "a")
     resync(backend, {})
-    name = ("default", "a")
-    sync(backend, (name, sticky("a", 1, 3, seconds=3000)))
-    ground.disturb(
-        "add element ip kube-proxy clients-2 { 4711 . 0.0.0.2 timeout 3000s expires 2000s }",
-        "add element ip kube-proxy clients-2 { 4712 . 0.0.0.4 timeout 3000s expires 2000s }",
-    )
-    kept = [endpoint(f"10.244.0.{n}", HERE) for n in (2, 3)]
-    config = SessionAffinityConfig(ClientIPConfig(3000))
-    subject = service("a", session_affinity="ClientIP", session_affinity_config=config)
-    plans = compile_service(subject, [parsed(*kept, ports=[EndpointPort(port=8080)])], WORLD).plans
-    sync(backend, (name, plans))
-    assert "10.96.0.1 . tcp . 80 . 0 : 10.244.0.3 . 8080" in ground.elements("endpoints")
-    (client,) = ground.packed("clients-0")
-    assert client.key.startswith((4711).to_bytes(4, "little"))
-    assert 1_900_000 < client.expires <= 2_000_000
-    assert ground.difference(backend) is None
-    ground.is_clean(backend, {name: plans})
+    sync(backend, (name, plans_for(1, 2, 3)))
+    before = {data: key for key, data in mapped(ground, "session-endpoints").items()}
+    gone = before.pop("10.244.0.1 . 8080")
+    sync(backend, (name, plans_for(2, 3)))
+    assert {data: key for key, data in mapped(ground, "session-endpoints").items()} == before
+    sync(backend, (name, plans_for(1, 2, 3)))
+    assert gone not in mapped(ground, "session-endpoints")
+    ground.is_clean(backend, {name: plans_for(1, 2, 3)})
+    assert resync(ground.start(), {name: plans_for(1, 2, 3)}) == 0
 
 
-def test_metrics_say_how_full_the_fullest_set_of_clients_is(ground):
+def test_an_endpoint_whose_number_was_lost_gets_it_again(ground):
+    backend, name = ground.start(), ("default", "a")
+    resync(backend, {name: plans_for(1, 2, 3)})
+    before = ground.contents()
+    ground.disturb("flush map ip kube-proxy session-endpoints", "flush map ip kube-proxy session-slots")
+    resync(backend, {name: plans_for(1, 2, 3)})
+    assert ground.elements("session-endpoints") == before["session-endpoints"]
+    ground.is_clean(backend, {name: plans_for(1, 2, 3)})
+
+
+@pytest.mark.parametrize("port", [80, 30080])
+def test_an_endpoint_that_is_its_own_frontend_is_not_written_over(ground, port):
+    """The kernel does not write an address that it need not translate."""
+    more = {"ports": [ServicePort(port=80, node_port=30080)], "external_ips": ["10.244.0.2"]}
+    plans = {("default", "a"): plans_for(1, 2, port=port, **more)}
+    backend = ground.start()
+    resync(backend, plans)
+    of = {data: key.split(" . ")[0] for key, data in mapped(ground, "session-endpoints").items()}
+    own = [f"10.244.0.{n} . {port}" for n in ((2,) if port == 80 else (1, 2))]
+    assert ground.elements("session-own") == {f"{of[each]} . {each}" for each in own}
+    ground.is_clean(backend, plans)
+
+
+def test_metrics_say_how_full_the_map_of_clients_is(ground):
     backend, registry = ground.start(), MetricRegistry()
     gauges, table = ClientGauges(registry), ground.table(V4)
     gauges.look(table)
     resync(backend, {("default", "a"): sticky("a", 1, 2, seconds=3000)})
-    if table.count("clients-0") is None:
+    if table.count(CLIENTS) is None:
         pytest.skip("a kernel before Linux 6.16")
-    ground.disturb("add element ip kube-proxy clients-0 { 5 . 0.0.0.2 timeout 3000s, 6 . 0.0.0.2 timeout 3000s }")
+    some = ", ".join(f"{client} . 0.0.0.2 timeout 3000s : 192.0.0.1" for client in (5, 6))
+    ground.disturb(f"add element ip kube-proxy {CLIENTS} {{ {some} }}")
     gauges.look(table)
     table.close()
     assert registry.render().decode().splitlines()[2::3] == [
@@ -69,7 +100,6 @@ def test_affinity_of_every_kind_of_frontend_loads(ground):
     backend = ground.start()
     resync(backend, {})
     sync(backend, *plans.items())
-    assert ground.client_sets() == {"clients-0", "clients-1"}
     ground.is_clean(backend, plans)
 
 

@@ -68,13 +68,13 @@ def test_verdicts_are_for_affinity_alone(ground):
     resync(backend, {("default", "a"): plans_of("a", 1, 2, external_traffic_policy="Local", **more)})
     assert ground.verdicts() == 0
     sync(backend, (("default", "a"), sticky("a", 1, 2, external_traffic_policy="Local", **more)))
-    assert ground.elements("session-services") == {
-        "10.96.0.1 . tcp . 80 : goto cluster-2-30s",
-        "203.0.113.1 . tcp . 80 : goto policy-local-2-30s",
+    assert ground.elements("session-chains") == {
+        "10.96.0.1 . tcp . 80 : goto cluster-30s",
+        "203.0.113.1 . tcp . 80 : goto policy-local-30s",
     }
-    assert ground.elements("local-session-services") == {"203.0.113.1 . tcp . 80 : goto local-pick-2-30s"}
-    assert ground.elements("session-nodeports") == {"tcp . 30080 : goto nodeport-policy-local-2-30s"}
-    assert ground.elements("local-session-nodeports") == {"tcp . 30080 : goto nodeport-local-pick-2-30s"}
+    assert ground.elements("local-session-chains") == {"203.0.113.1 . tcp . 80 : goto local-pick-30s"}
+    assert ground.elements("nodeport-session-chains") == {"tcp . 30080 : goto nodeport-policy-local-30s"}
+    assert ground.elements("local-nodeport-session-chains") == {"tcp . 30080 : goto nodeport-local-pick-30s"}
     assert ground.elements("session-pools") == {"10.96.0.1 . tcp . 80 : 0.0.0.2", "203.0.113.1 . tcp . 80 : 0.0.0.2"}
     assert ground.elements("nodeport-session-pools") == {"tcp . 30080 : 0.0.0.2"}
     assert ground.elements("local-session-pools") == {"203.0.113.1 . tcp . 80 : 0.0.0.3"}

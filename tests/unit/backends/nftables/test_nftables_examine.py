@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
+from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.backends.nftables.ruleset import client_number
 from kubeproxy.backends.state import Kind
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
@@ -76,10 +77,10 @@ def test_a_client_with_affinity_is_found_at_its_endpoint(ground):
     resync(backend, {("default", "other"): sticky("other", 2, 3), A: plans})
     (number,) = {element.split(" : ")[1] for element in ground.elements("session-pools") if "10.96.0.1 " in element}
     client = int.from_bytes(client_number(address("172.16.0.1")), "little")
-    ground.disturb(f"add element ip kube-proxy clients-1 {{ {client} . {number} timeout 30s expires 20s }}")
-    (endpoint_,) = [
-        e.split(" : ")[1] for e in ground.elements("endpoints") if e.startswith("10.96.0.1 . tcp . 80 . 1 ")
-    ]
+    slots = dict(element.split(" : ") for element in ground.elements("session-slots"))
+    one = slots[f"{number} . 1"]
+    ground.disturb(f"add element ip kube-proxy {CLIENTS} {{ {client} . {number} timeout 30s expires 20s : {one} }}")
+    endpoint_ = dict(element.split(" : ") for element in ground.elements("session-endpoints"))[f"{one} . tcp"]
     with closing(examiner(ground)) as made:
         found = {client: [*made.remembered(plans[0], address(client))] for client in ("172.16.0.1", "172.16.0.2")}
     assert found == {"172.16.0.1": [dest(endpoint_.replace(" . ", ":"))], "172.16.0.2": []}
@@ -203,27 +204,30 @@ def test_with_weights_the_number_of_slots_counts_and_their_order_does_not(ground
         ]
 
 
-def test_frontends_of_a_pool_with_other_slots_and_numbers_than_the_first(ground):
+def test_a_frontend_with_another_number_than_the_first_of_its_pool(ground):
     plans = {A: sticky("a", 1, 2, external_ips=["203.0.113.1"])}
     resync(ground.start(), plans)
     at = "203.0.113.1 . tcp . 80"
-    ground.disturb(*(f"delete element ip kube-proxy endpoints {{ {at} . {slot} }}" for slot in (0, 1)))
-    swapped = ", ".join(
-        f"{at} . {slot} : {dest}" for slot, dest in (("0", "10.244.0.2 . 8080"), ("1", "10.244.0.1 . 8080"))
-    )
-    ground.disturb(f"add element ip kube-proxy endpoints {{ {swapped} }}")
     ground.disturb(f"delete element ip kube-proxy session-pools {{ {at} }}")
     ground.disturb(f"add element ip kube-proxy session-pools {{ {at} : 0.0.0.99 }}")
     for found in (everything(ground, plans), some(ground, plans)):
-        assert {(one.service, one.kind) for one in found} == {(A, Kind.DIFFERENT)}
-        assert sorted((one.what, one.wanted, one.present) for one in found) == [
-            ("2 of 2 slots of 203.0.113.1:80/tcp", "as of its other frontends", "others"),
-            (
-                "203.0.113.1:80/tcp",
-                "its session affinity has a separate number",
-                "its session affinity has the number 0.0.0.99",
-            ),
-        ]
+        (one,) = found
+        assert (one.service, one.kind, one.what) == (A, Kind.DIFFERENT, "203.0.113.1:80/tcp")
+        assert one.wanted == "its session affinity has a separate number"
+        assert one.present == "its session affinity has the number 0.0.0.99"
+
+
+def test_elements_of_a_pool_with_affinity_are_named(ground):
+    plans = {A: sticky("a", 1, 2)}
+    resync(ground.start(), plans)
+    (of_slot_1,) = (e.split(" : ")[1] for e in ground.elements("session-slots") if e.startswith("0.0.0.2 . 1 "))
+    ground.disturb("delete element ip kube-proxy session-slots { 0.0.0.2 . 0 }")
+    ground.disturb("add element ip kube-proxy session-slots { 0.0.0.2 . 2 : 192.0.0.1 }")
+    ground.disturb(f"delete element ip kube-proxy session-endpoints {{ {of_slot_1} . tcp }}")
+    for found in (everything(ground, plans), some(ground, plans)):
+        assert {one.service for one in found} == {A}
+        assert {one.kind for one in found} <= {Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT}
+        assert "slot 0 of pool number 0.0.0.2" in {one.what for one in found}
 
 
 def test_two_service_ports_with_one_number(ground):
@@ -233,6 +237,7 @@ def test_two_service_ports_with_one_number(ground):
     first, second = "10.96.0.1 . tcp . 80", "10.96.0.2 . tcp . 80"
     ground.disturb(f"delete element ip kube-proxy session-pools {{ {second} }}")
     ground.disturb(f"add element ip kube-proxy session-pools {{ {second} : {elements[first]} }}")
-    assert [(one.service, one.what) for one in everything(ground, plans)] == [((A[0], "b"), "10.96.0.2:80/tcp")]
-    (finding,) = some(ground, {(A[0], "a"): plans[A[0], "a"]})
-    assert finding.what == "10.96.0.1:80/tcp"
+    found = everything(ground, plans)
+    assert ((A[0], "b"), "10.96.0.2:80/tcp") in [(one.service, one.what) for one in found]
+    assert (A[0], "a") not in {one.service for one in found}
+    assert "10.96.0.1:80/tcp" in {finding.what for finding in some(ground, {(A[0], "a"): plans[A[0], "a"]})}

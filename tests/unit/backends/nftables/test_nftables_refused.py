@@ -122,7 +122,7 @@ def test_after_a_dump_that_fails_a_full_sync_mends_what_is_not_known(how):
                 mended(ground, backend)
             else:
                 break
-    assert reads > 2
+    assert (reads == 0) if how == "sync" else (reads > 2)
 
 
 @pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EINTR, errno.EPERM])

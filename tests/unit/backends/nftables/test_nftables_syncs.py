@@ -95,45 +95,36 @@ def test_services_without_affinity_need_no_chains_of_their_own(ground):
     assert resync(ground.start(), plans) == 0
 
 
-def test_chains_of_affinity_are_made_on_demand_for_counts_and_timeouts(ground):
+def test_chains_of_affinity_are_made_on_demand_for_timeouts(ground):
     more = {"ports": [ServicePort(port=80, node_port=30080)], "external_ips": ["203.0.113.1"]}
     plans = {("default", "a"): sticky("a", 1, 2, external_traffic_policy="Local", **more)}
     backend = ground.start()
     resync(backend, {})
     before = set(ground.chains())
     sync(backend, *plans.items())
-    frontends = {
-        f"{prefix}{kind}-2-30s"
-        for prefix, kinds in (
-            ("", ("cluster", "external", "policy-local", "pick", "local-pick")),
-            ("nodeport-", ("external", "policy-local", "pick", "local-pick")),
-        )
-        for kind in kinds
-    }
-    prefixes = ("", "local-", "nodeport-", "nodeport-local-")
-    clients = {f"{p}affinity-{slot}-30s" for p in prefixes for slot in (0, 1)}
-    slots = {f"{p}slot-{slot}" for p in prefixes for slot in (0, 1)}
-    assert set(ground.chains()) - before == frontends | clients | slots
-    before = set(ground.chains())
-    plans["default", "b"] = sticky("b", 2, 2)
-    sync(backend, *plans.items())
-    assert set(ground.chains()) == before
+    kinds = ("external", "policy-local", "pick", "local-pick", "recall", "local-recall")
+    frontends = {f"{prefix}{kind}-30s" for prefix in ("", "nodeport-") for kind in kinds}
+    assert set(ground.chains()) - before == frontends | {"cluster-30s", "remember-30s"}
+    before, handles = ground.chains(), ground.rule_handles()
+    for endpoints in (1, 5, 70, 300):
+        plans["default", "b"] = sticky("b", 2, endpoints)
+        sync(backend, *plans.items())
+        assert (ground.chains(), ground.rule_handles()) == (before, handles)
     ground.is_clean(backend, plans)
     assert resync(ground.start(), plans) == 0
 
 
-def test_chains_made_on_demand_do_what_those_loaded_as_text_do(ground, new_ground):
-    """Those of slots are cloned in the kernel; those of a table that is replaced are nft's."""
+def test_chains_made_on_demand_are_those_of_a_table_that_is_replaced(ground, new_ground):
     backend = ground.start()
     plans = cluster("a", endpoints=4, **EVERYTHING)
     resync(backend, {})
     sync(backend, *plans.items())
-    cloned = ground.chains()
-    assert {f"slot-{slot}" for slot in range(4)} <= set(cloned)
+    made = ground.chains()
+    assert any(name.startswith("remember-") for name in made)
     with new_ground() as elsewhere:
-        elsewhere.disturb("add table ip kube-proxy")  # so that all is loaded as text
+        elsewhere.disturb("add table ip kube-proxy")
         resync(elsewhere.start(), plans)
-        assert elsewhere.chains() == cloned
+        assert elsewhere.chains() == made
 
 
 # -- the node's own sets -------------------------------------------------------------------------------------------
@@ -205,36 +196,54 @@ def test_a_world_with_other_rules_asks_for_a_resync(ground):
     ground.is_clean(backend, plans)
 
 
-def test_chains_of_counts_and_timeouts_that_no_service_has_any_more_are_removed(ground, monkeypatch):
-    monkeypatch.setattr(backend_module, "PRUNE_FROM", 60)
+def test_chains_of_timeouts_that_no_service_has_any_more_are_removed(ground, monkeypatch):
+    monkeypatch.setattr(backend_module, "PRUNE_FROM", 30)
     backend = ground.start()
     plans = {("default", "stays"): sticky("stays", 2, 2, 20), **cluster("plain")}
     resync(backend, plans)
     most = 0
-    for seconds in range(100, 140):  # a Service whose endpoints and timeout change all the time
-        for endpoints in (3, 5):
-            plans["default", "a"] = sticky("a", 7, endpoints, seconds, ports=[ServicePort(port=80, node_port=30080)])
-            sync(backend, (("default", "a"), plans["default", "a"]))
-            most = max(most, len(backend._chains))
-    assert most < 100
-    assert {"pick-2-20s", "pick-5-139s", "nodeport-pick-5-139s"} <= set(ground.chains())
+    for seconds in range(100, 140):  # a Service whose timeout changes all the time
+        plans["default", "a"] = sticky("a", 7, 3, seconds, ports=[ServicePort(port=80, node_port=30080)])
+        sync(backend, (("default", "a"), plans["default", "a"]))
+        most = max(most, len(backend._chains))
+    assert most < 50
+    assert {"pick-20s", "pick-139s", "nodeport-pick-139s"} <= set(ground.chains())
     ground.is_clean(backend, plans)
     assert resync(ground.start(), plans) == 0
 
 
-def test_a_new_count_of_endpoints_is_one_transaction_and_reads_nothing(ground):
+def test_a_new_timeout_is_one_transaction_and_reads_nothing(ground):
     backend, a = ground.start(), ("default", "a")
     resync(backend, {a: sticky("a", 7, 7), **cluster("plain")})
-    for endpoints, transactions in ((8, 1), (6, 1), (7, 1), (5, 1)):
-        if endpoints == 5:
+    for seconds in (40, 50, 60, 70):
+        if seconds == 70:
             backend._prune_at = 5  # unused chains are removed
         before = ground.generation()
         ground.calls.clear()
-        sync(backend, (a, sticky("a", 7, endpoints)))
-        assert ground.generation() - before == transactions
+        sync(backend, (a, sticky("a", 7, 7, seconds)))
+        assert ground.generation() - before == 1
         assert set(ground.calls) <= {"room"}
-    assert "pick-8-30s" not in ground.chains()
-    ground.is_clean(backend, {a: sticky("a", 7, 5), **cluster("plain")})
+    assert "pick-50s" not in ground.chains()
+    ground.is_clean(backend, {a: sticky("a", 7, 7, 70), **cluster("plain")})
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"external_ips": ["203.0.113.1"], "ports": [ServicePort(port=80, node_port=30080)]}]
+)
+def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, more):
+    """However many endpoints and frontends the Service has."""
+    backend, a = ground.start(), ("default", "a")
+
+    def plans(last):
+        members = [endpoint(f"10.244.1.{n}") for n in (*range(1, 60), last)]
+        subject = service(session_affinity="ClientIP", **more)
+        return compile_service(subject, [parsed(*members)], WORLD).plans
+
+    resync(backend, {a: plans(60)})
+    before = ground.generation()
+    assert sync(backend, (a, plans(61))) == 4  # its slot and its number, out and in
+    assert ground.generation() - before == 1
+    ground.is_clean(backend, {a: plans(61)})
 
 
 def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
@@ -245,7 +254,7 @@ def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypa
     plans = {("default", "a"): sticky("a", 1, 4, 10)}
     resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})
     sync(backend, *plans.items())
-    assert {"pick-3-20s", "pick-4-10s"} <= set(ground.chains())
+    assert {"pick-20s", "pick-10s"} <= set(ground.chains())
     ground.is_clean(backend, plans)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kubeproxy.backends.nftables import render as render_module
-from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, ENDPOINT_MAPS, SHARED, VERDICT_MAPS, SetId
+from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, POOL_SETS, SHARED, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.render import Numbers, assign, changed, place, place_all, render
 from kubeproxy.backends.state import diff
 from kubeproxy.model.addresses import Family
@@ -257,7 +257,7 @@ def test_verdicts_are_for_affinity_and_hashes_alone(history):
         elements = render(placed([plan]))
         with_verdicts = {key for set_id in VERDICT_MAPS for key in elements.get(set_id, {})}
         chained = bool(plan.affinity or (plan.balance and plan.balance.hashing))
-        assert bool(with_verdicts) is (chained and any(elements.get(s) for s in ENDPOINT_MAPS))
+        assert bool(with_verdicts) is (chained and any(elements.get(s) for s in POOL_SETS))
         assert not chained or not any(s in CLASS_MAPS for s in elements)
 
 
@@ -292,6 +292,7 @@ def test_a_pool_is_compared_once_for_all_addresses_of_a_port(monkeypatch):
         **EVERYTHING,
         "external_ips": [f"203.0.113.{n}" for n in range(1, 21)],
         "external_traffic_policy": "Cluster",
+        "session_affinity": "None",
     }
     compared = []
     compare = render_module._changed_slots
