@@ -128,6 +128,7 @@ def world_of(family):
     return replace(globals_, **{"ipv4" if family is V4 else "ipv6": ours})
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("frontend", ["cluster IP", "NodePort"])
 @pytest.mark.parametrize(("family", "count"), [(V4, 1), (V4, 2), (V4, 3), (V4, 5), (V4, 9), (V4, 17), (V6, 5)])
 def test_every_endpoint_gets_its_share(node, family, count, frontend):

@@ -172,6 +172,7 @@ def is_sendable(witness: Witness) -> bool:
     return bool(witness.packet.interface) and witness.packet.protocol in {6, 17} and not remembered
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("program", "fault"), [(name, fault) for name, program in PROGRAMS.items() for fault in program.faults]
 )
