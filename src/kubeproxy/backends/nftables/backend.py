@@ -31,6 +31,7 @@ from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
+from kubeproxy.kernel.nftables.nfnetlink import TableHeader
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, ServicePlan
 
@@ -262,6 +263,7 @@ class NftablesBackend:
             self._relay.replace(wanted if self._ours.loopback is Loopback.RELAYED else {})
 
     def _compared(self, wanted: Wanted) -> Iterator[int]:
+        since = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._is_whole = False
@@ -269,9 +271,9 @@ class NftablesBackend:
         self._placed = {}
         if header is None:
             self._lost()
-            self._load()
+            self._load(since)
             yield from self._synced(wanted.items())
-        elif not header.dormant and header.comment.startswith(COMMENT) and not self._is_shared() and self._repaired():
+        elif self._is_ours(header) and self._repaired(since):
             self._chains = audit.affinity_chains(self._signature.chains)
             self._transact(audit.catch_all_removals(self._table))
             elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
@@ -284,18 +286,19 @@ class NftablesBackend:
             yield from self._adopt(wanted, elements)
         else:
             self._lost()
-            yield self._replace(wanted)
+            yield self._replace(wanted, since)
         self._reset_gone()
         if self._devices is not None:
             self._devices.forget()
         self._numbers.compared()
         self._is_whole, self._differs = True, False
 
-    def _is_shared(self) -> bool:
-        """Return whether the Go kube-proxy has written its chains into our table: comparing them costs seconds."""
-        return any("/" in name for name in self._table.chains())
+    def _is_ours(self, header: TableHeader) -> bool:
+        """Return whether the table is our own, without chains of the Go kube-proxy: comparing those costs seconds."""
+        ours = not header.dormant and header.comment.startswith(COMMENT)
+        return ours and not any("/" in name for name in self._table.chains())
 
-    def _repaired(self) -> bool:
+    def _repaired(self, since: int) -> bool:
         """Repair chains and rules, and take the signature; return False if the table must be replaced instead."""
         self._signature = audit.signature(self._table)
         changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
@@ -309,7 +312,7 @@ class NftablesBackend:
                 raise  # the engine retries: a new table would lose the clients of session affinity
             log.debug("Rules that differ cannot be written one by one error=%r", str(error))
             return False
-        self._sign()
+        self._sign(since + 1)
         return True
 
     def _intact(self) -> bool:
@@ -317,10 +320,12 @@ class NftablesBackend:
         self._signature = audit.signature(self._table)
         return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
-    def _sign(self) -> None:
-        """Take the signature after our own change. Raises ChangedByOthersError if another program changed rules too."""
+    def _sign(self, generation: int) -> None:
+        """Take the signature after our own change, which made this generation of the ruleset unless another program
+        changed something too. Raises ChangedByOthersError if it changed our rules.
+        """
         self._signature = audit.signature(self._table)
-        if not self._table.changes().nothing and not self._intact():
+        if self._table.generation() != generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
@@ -328,11 +333,11 @@ class NftablesBackend:
         if self._gone is not None:
             self._gone.found((), self._in_use, time.monotonic())
 
-    def _load(self) -> None:
+    def _load(self, since: int) -> None:
         """Create the table without Services."""
         self._chains = set()
         self._transact(self._ruleset.creation(elements=self._node_messages()))
-        self._sign()
+        self._sign(since + 1)
 
     def _node_messages(self) -> list[bytes]:
         """Return the messages that fill the node's sets of a new table."""
@@ -375,7 +380,7 @@ class NftablesBackend:
         self._transact(transaction.messages())
         yield transaction.elements
 
-    def _replace(self, wanted: Wanted) -> int:
+    def _replace(self, wanted: Wanted, since: int) -> int:
         """Replace the table by ours with all elements, in one transaction."""
         total = Transaction(self._packers, self._users)
         for name, plans in wanted.items():
@@ -391,7 +396,7 @@ class NftablesBackend:
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:
             self._transact(audit.ordinary(self._ruleset))
-        self._sign()
+        self._sign(since + 1 + bool(ranges))
         return total.elements
 
     # -- changes by other programs -----------------------------------------------------------------------------------
