@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CONFORMANCE ?= $(if $(wildcard ../shared/conformance/run.py),../shared/conformance,tests/conformance)
 KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
-GUESTS ?= 2
+GUESTS ?= $(shell nproc)
 TARGET ?=
 SOAK ?= 60
 

@@ -2,7 +2,7 @@
 
     python -m support.guest.conformance FOLDER [CASE.json ...]
 
-FOLDER holds run.py and cases/; the cases are dealt out to two guests. Exit status 1 when a probe saw what it should not
+FOLDER holds run.py and cases/; the cases are dealt out to guests. Exit status 1 when a probe saw what it should not
 (differences.py), after a line that names the folder with the proxies' logs.
 """
 
