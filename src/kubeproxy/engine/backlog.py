@@ -32,8 +32,9 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 40_000
-"""Endpoints before and after, counted for each frontend, above which changes of Services wait for each other: 20 ms."""
-MOST_TRIGGERS = 100  # of one Service, while the kernel refuses: enough for a latency
+"""Number of endpoints (before and after, times frontends) above which a change is large (20 ms): large changes are
+committed one by one."""
+MOST_TRIGGERS = 100  # maximum number of trigger times kept per Service while the kernel refuses
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family in which the kernel may lack committed plans."""
@@ -237,7 +238,9 @@ class Backlog:
 
 
 def weight(change: Change, family: Family) -> int:
-    """Return the size of a change's transaction: endpoints, and entries of weights and tables, for each frontend."""
+    """Return the size of a change's transaction, as a number of endpoints: the endpoints of each frontend, and the
+    entries for weights.
+    """
     total = 0
     for entry in (change.before, change.after):
         for plan in entry.plans:

@@ -17,7 +17,7 @@ from kubeproxy.registry import MetricRegistry
 
 
 def chains_of(elements: Elements) -> set[ChainName]:
-    """Return the chains of session affinity and consistent hashing that elements lead to."""
+    """Return the chains of session affinity and consistent hashing to which elements refer."""
     return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
 
 
@@ -48,7 +48,7 @@ class ClientGauges:
 
 
 def rooms(families: Sequence[Family]) -> Sequence[Room]:
-    """Return the use of the maps of clients, read with a socket of its own. Raises NetlinkError."""
+    """Return the use of the maps of clients, read with a separate socket. Raises NetlinkError."""
     with Fetcher.open() as fetcher:
         counts = [(family, fetcher.count(family, TABLE, CLIENTS)) for family in families]
     return [

@@ -154,12 +154,12 @@ def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
 
 
 def affinity_chains(names: Iterable[str]) -> set[ChainName]:
-    """Return those of these chains that are chains of session affinity or consistent hashing."""
+    """Return the chains of session affinity and consistent hashing among these chains."""
     return {name for name in map(parse_chain_name, names) if name is not None}
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. Its chains of timeouts and table sizes are those found: they depend on Services."""
+    """Return the desired table. Its chains of timeouts and table sizes are those found, as they depend on Services."""
     return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
 
 
@@ -206,7 +206,7 @@ _MOST: Final = 2000
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of the set that an earlier version had in place of this one; None if there is none."""
+    """Return the form of the earlier version of this set; None if there is none."""
     return next((found.sets[each] for each in _OLDER.get(name, ()) if each in found.sets), None)
 
 

@@ -44,7 +44,7 @@ ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Number of chains of timeouts and table sizes from which on unused ones are removed; at least twice the used ones."""
+"""Number of chains above which unused ones are removed, if it is also twice the number of used ones."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -230,8 +230,8 @@ class NftablesBackend:
         except NetlinkError as error:
             if not unused:
                 raise
-            # A rule of another program goes to one of them, or the kernel is older than 6.4.
-            log.debug("Unused chains of session affinity stay error=%r", str(error))
+            # Another program's rule jumps to one of the chains, or the kernel is older than 6.4.
+            log.debug("Unused chains of session affinity cannot be removed error=%r", str(error))
             unused, self._prune_at = set(), 2 * len(self._chains | missing)
             reported = self._table.commit(made)
         if (signature := audit.grown(self._signature, made, reported)) is None:
@@ -239,7 +239,7 @@ class NftablesBackend:
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
-        """Return the chains of timeouts and table sizes that neither a Service uses nor one wants, if they are many."""
+        """Return the chains (by timeout or table size) that no Service uses or needs, if there are many."""
         if not self._is_whole or len(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())

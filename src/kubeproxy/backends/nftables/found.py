@@ -63,7 +63,7 @@ _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers of service ports, of lists of source ranges and of endpoints with affinity in the kernel."""
+    """Yield the numbers that service ports, lists of source ranges and endpoints with affinity have in the kernel."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
     # A list with a number in use would get the ranges that another program added under it.
@@ -125,7 +125,7 @@ def _sticky(
 
     for policy, likely in ((Policy.CLUSTER, plan.cluster), (Policy.LOCAL, plan.local)):
         there = _in_slots(slots, pool_number(number, policy, plan.key.family), len(likely), 0)
-        # An endpoint without a destination leaves a hole, which `render.assign` fills.
+        # An endpoint without a destination leaves a free slot, which `render.assign` fills.
         pools[policy] = pool = tuple(map(owner, there))
         found = dict(zip(pool, there, strict=True))
         found.pop(b"", None)
@@ -139,7 +139,7 @@ def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int = 2) -> Pool:
-    """Return the entries of a pool up to its first free slot, without padding; their number is likely `likely`."""
+    """Return the entries of a pool up to its first free slot, without padding; `likely` is their probable number."""
     there = list(map(entries.get, slot_keys(key, likely + 1)))
     while None not in there:
         there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))

@@ -130,7 +130,7 @@ POOL_MAPS: Final = (
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps from frontends to numbers, which have the type of addresses."""
+"""Maps from frontends to numbers; these have the type of addresses."""
 
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
 """Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""

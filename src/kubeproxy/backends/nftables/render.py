@@ -107,7 +107,7 @@ class Numbers:
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Note all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on: new ones will be larger."""
+        """Record all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on: new ones will be larger."""
         for number in numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
@@ -229,8 +229,8 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 def assign(before: Pool, wanted: Pool) -> Pool:
     """Return the desired destinations in the order that moves the fewest of them.
 
-    Destinations that stay keep their slots; new ones fill the holes; with more holes than new ones, the last ones move
-    down. If an endpoint with several slots loses some of them, it keeps the lowest ones.
+    Destinations that stay keep their slots; new ones fill the free slots; if free slots remain, the last destinations
+    move into them. If an endpoint with several slots loses some of them, it keeps the lowest ones.
     """
     if before == wanted or not before:
         return wanted
