@@ -44,7 +44,8 @@ def filters(*without: str) -> list[Filter]:
 
 
 def drops(*packets: PassingPacket, without: tuple[str, ...] = ()) -> list[Drop]:
-    return [one for each in firewalls(chains.chains(), frozenset(without)) for one in each.drops(packets)]
+    found = [one for each in firewalls(chains.chains(), frozenset(without)) for one in each.drops(packets)]
+    return [one._replace(verdict="drops") for one in found]
 
 
 def nft(text: str) -> None:
@@ -216,14 +217,22 @@ def test_which_chains_surely_let_a_connection_pass(rules, harmless):
 
 
 @pytest.mark.parametrize(
-    ("rules", "silent"),
-    [("drop", True), ("tcp dport 3000 reject; drop", False), ("ip saddr 10.0.0.0/8 log drop; reject", True)],
+    ("rules", "policy", "silent", "verdict"),
+    [
+        ("drop", "accept", True, "drops"),
+        ("ip daddr 10.9.9.9 accept", "drop", True, "drops by its policy"),
+        ("tcp dport 3000 reject; drop", "accept", False, "rejects"),
+        ("ip saddr 10.0.0.0/8 log drop; reject", "accept", True, "drops"),
+        ("meta mark 7 reject; drop", "accept", False, "drops or rejects"),
+        ("meta mark 7 reject", "drop", False, "drops or rejects"),
+    ],
 )
-def test_which_chains_drop_without_an_answer(rules, silent):
+def test_which_chains_drop_without_an_answer(rules, policy, silent, verdict):
     with own_network():
-        nft(BASE.format(hook="forward", policy="accept", rules=rules, more=""))
+        nft(BASE.format(hook="forward", policy=policy, rules=rules, more=""))
         (one,) = firewalls(chains.chains(), frozenset())
-        assert [bool(list(one.drops([REQUEST], silently=only))) for only in (False, True)] == [True, silent]
+        (found,) = one.drops([REQUEST])
+        assert (found.verdict, bool(list(one.drops([REQUEST], silently=True)))) == (verdict, silent)
 
 
 @pytest.mark.parametrize(

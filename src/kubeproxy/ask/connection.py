@@ -116,7 +116,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     node = checked(asked)
     if plan is None:
         return Explanation(
-            why, tuple(_around(look_at_answer(_way(node, why, explained.interface))) if asked.running else _unasked())
+            why, tuple(_around(look_at_answer(_way(node, why, explained))) if asked.running else _unasked())
         )
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
@@ -124,7 +124,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     probes = present.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
-        way = _way(node, why, explained.interface)
+        way = _way(node, why, explained)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
         findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around)]
     else:
@@ -201,11 +201,11 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
-def _way(node: CheckedNode, why: Why, given: str) -> CheckedNode:
+def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     """Return the hooks to check for a connection: connections that begin or end on this node are not forwarded.
 
-    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `given`: the
-    incoming interface in the question, '' for none.
+    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is
+    the answer with the endpoints that session affinity leaves.
     """
     where, _, protocol = why.destination.partition("/")
     front, port = present.place(where)
@@ -213,13 +213,15 @@ def _way(node: CheckedNode, why: Why, given: str) -> CheckedNode:
     packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
     family = family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    whole = CheckedConnection(packet, local, bool(node.mode.interface), _arrival(node, source, given))
+    whole = CheckedConnection(packet, local, bool(node.mode.interface), _arrival(node, source, explained.interface))
     ends = [(*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST]]
     known = [
         (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
     ]
     at_proxy = node.mode.flows_end is FlowsEnd.PROXY
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
+    balance = explained.plan.balance if explained.plan is not None else None
+    is_kept = why.affinity or whole.taken_in or at_proxy or (balance is not None and balance.hashing is not None)
     passing = list(early(whole)) if why.forwarded else list(_to_node(whole, node, why))
     for address, number, masqueraded in known:
         if at_proxy:
@@ -245,6 +247,7 @@ def _way(node: CheckedNode, why: Why, given: str) -> CheckedNode:
         else (),
         refused=why.outcome == Outcome.REFUSED.value,
         answers=why.outcome in _ANSWERED and packet.destination in local,
+        picked_again=[] if is_kept or protocol != "tcp" else [(address, number) for address, number, _ in known],
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
 

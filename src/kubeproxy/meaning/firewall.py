@@ -109,6 +109,7 @@ class Drop(NamedTuple):
     """A chain that surely drops a packet, or takes it out of connection tracking (`untracks`).
 
     `unordered`: only if it comes on the side of the proxy's chain of the same priority on which the packet is so.
+    `verdict`: "drops", "rejects", "drops or rejects" (by rules whose match is unknown), or "drops by its policy".
     """
 
     where: str
@@ -116,6 +117,7 @@ class Drop(NamedTuple):
     packet: PassingPacket
     unordered: bool = False
     untracks: bool = False
+    verdict: str = "drops"
 
 
 class Firewall:
@@ -153,8 +155,8 @@ class Firewall:
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that surely drop or reject some of these packets; `silently`: only those that drop them."""
         for packet, walk in self._walks(packets):
-            for chain, unordered, untracks in walk.dropping(packet, silently=silently):
-                yield Drop(self.where, _short(chain.name), packet, unordered, untracks)
+            for chain, unordered, untracks, verdict in walk.dropping(packet, silently=silently):
+                yield Drop(self.where, _short(chain.name), packet, unordered, untracks, verdict)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
         """Return the chains that some of these packets pass, and that surely accept and track all packets that pass
@@ -234,16 +236,18 @@ class _ChainWalk(Walk):
         self._here = place.local
         self._state, self._source_port, self._tracks = NEW, 0, False
 
-    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool]]:
+    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
         """Yield the chains that stop a packet in every case, as in Drop; `silently`: those that never reject it."""
         for chain, hook in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             unordered = hook.priority in {packet.after, packet.before}
             sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
-            if sure and not (silently and any(each.refused for each, _ in ended)):
-                yield chain, unordered, False
+            refusals = {each.refused for each, _ in ended} | ({False} if back else set())
+            if sure and not (silently and True in refusals):
+                verdict = "drops or rejects" if len(refusals) > 1 else "rejects" if True in refusals else "drops"
+                yield chain, unordered, False, verdict if ended else "drops by its policy"
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
-                yield chain, unordered or hook.priority == _TRACKED, True
+                yield chain, unordered or hook.priority == _TRACKED, True, "drops"
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield the chains that a packet passes, and whether they may drop it, or take it out of connection tracking.

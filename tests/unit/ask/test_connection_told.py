@@ -341,3 +341,20 @@ def test_packets_of_a_neighbour_arrive_on_its_network(out, scope, uevent, stacke
     monkeypatch.setattr(node_checks, "SYS", tmp_path)
     own = [Address(HOST, 24, "eth0", 0), Address(END, 24, "eth1", scope)]
     assert node_checks.bypassed(HOST[:3] + b"\x32", out, own) == near
+
+
+@pytest.mark.parametrize(
+    ("dropped", "ends", "verdict", "effect"),
+    [
+        (DROPS[:1], 2, "drops", "a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"),
+        (DROPS, 2, "drops", "the client sees a timeout"),
+        (DROPS[:1], 0, "drops by its policy", "the client sees a timeout"),  # affinity
+        (DROPS[:1], 2, "rejects", "the client is refused"),
+        (DROPS, 2, "drops or rejects", "the client sees a timeout, or is refused"),
+        (ANSWERED[:1], 2, "drops", "the client sees a timeout"),
+    ],
+)
+def test_the_effect_of_a_chain_is_named(dropped, ends, verdict, effect):
+    all_ends = [(packet.destination, packet.port) for packet in PACKETS[:ends]]
+    (found,) = strangers.dropping([one._replace(verdict=verdict) for one in dropped], all_ends)
+    assert (f"chain guard: {verdict} " in found.what, found.why.endswith(effect)) == (True, True), found.text

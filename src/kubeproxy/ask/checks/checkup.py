@@ -291,7 +291,7 @@ def _chains(node: CheckedNode, sight: Sight, *, ends_here: bool) -> Iterator[Dia
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    yield from strangers.dropping(drops)
+    yield from strangers.dropping(drops, node.picked_again)
     yield from strangers.untracking(drops, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]

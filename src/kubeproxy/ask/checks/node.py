@@ -43,8 +43,8 @@ class CheckedNode(Struct, frozen=True):
     (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
     endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
     destination (`served`), whether the proxy's rules reject it (`refused`), whether the proxy itself answers
-    (`answers`), the hooks at which `passing` has all its packets (`covered`), and its packets at the kernel's routing
-    decisions (`routed`).
+    (`answers`), the endpoints of which each first packet picks one (`picked_again`), the hooks at which `passing` has
+    all its packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
     """
 
     facts: Facts | None
@@ -63,6 +63,7 @@ class CheckedNode(Struct, frozen=True):
     served: bool = True
     refused: bool = False
     answers: bool = False
+    picked_again: Collection[tuple[bytes, int]] = ()
     covered: Collection[str] = ()
     routed: Collection[RoutedPacket] = ()
 

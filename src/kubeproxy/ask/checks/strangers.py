@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -90,33 +90,46 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[Drop, str]]:
     """Yield one drop for each chain, hook and direction, certain ones first, with a text on all its packets."""
-    places: dict[tuple[str, str, str, bool], tuple[Drop, dict[str, None]]] = {}
+    places: dict[tuple[str, str, str, bool, str], tuple[Drop, dict[str, None]]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):
         is_answer = one.packet.purpose is CompiledFor.ANSWER
         end = one.packet.source if is_answer else one.packet.destination
-        first, ends = places.setdefault((one.where, one.chain, one.packet.hook, is_answer), (one, {}))
+        first, ends = places.setdefault((one.where, one.chain, one.packet.hook, is_answer, one.verdict), (one, {}))
         if end is not None and first.unordered is one.unordered:
             ends[place_text(end, one.packet.port)] = None
-    for (*_, is_answer), (one, ends) in places.items():
+    for (*_, is_answer, _), (one, ends) in places.items():
         if ends:
             yield one, f"{'the answers of' if is_answer else 'what goes to'} {', '.join(ends)}"
 
 
-def dropping(drops: Iterable[Drop]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection, or that may come before or after ours."""
-    for one, packets in _by_chain(one for one in drops if not one.untracks):
+def dropping(drops: Iterable[Drop], ends: Collection[tuple[bytes, int]] = ()) -> Iterator[Diagnosis]:
+    """Report chains of other programs that surely drop a connection, or that may come before or after ours.
+
+    `ends` are the endpoints, as packed address and port, of which each first packet picks one anew: connection tracking
+    keeps no connection before its first packet has passed all hooks.
+    """
+    drops = [one for one in drops if not one.untracks]
+    stopped = {(one.packet.destination, one.packet.port) for one in drops if one.packet.translated}
+    for one, packets in _by_chain(drops):
+        is_request = one.packet.purpose is CompiledFor.REQUEST
+        why = "the client sees a timeout"
+        if is_request and "rejects" in one.verdict:
+            why = "the client is refused" if one.verdict == "rejects" else why + ", or is refused"
+        elif is_request and one.packet.translated and not stopped.issuperset(ends):
+            why = _PICKED_AGAIN
         yield Diagnosis(
             severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
             about="firewall",
-            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else 'drops'} {packets} at the hook "
-            f"{one.packet.hook}",
-            why=_UNORDERED
-            if one.unordered
-            else "a rule of it, or its policy, takes this connection: the client sees a timeout, or is refused",
+            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else one.verdict} {packets} at the "
+            f"hook {one.packet.hook}",
+            why=_UNORDERED if one.unordered else why,
             fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
         )
 
 
+_PICKED_AGAIN: Final = (
+    "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
+)
 _UNORDERED: Final = (
     "it has the priority of a chain that translates the connection, so it may run before or after that chain, by the "
     "order of their creation; `kube-proxy trace` shows it"
