@@ -310,7 +310,7 @@ def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path, caplog):
     assert current() == "Bearer four"
     assert re.findall("cannot be used: (.*)", caplog.text) == [
         "it is empty",
-        "the token has characters that cannot stand in a header",
+        "the token has characters that are invalid in a header",
         "No such file or directory",
     ]
     path.write_text("")
