@@ -1,8 +1,6 @@
-"""Processes of this program beside the proxy, for work that would block its event loop: findings of `doctor` and new
-connections for open pages, and an answer to each of their questions as `kube-proxy why` gives it.
-
-Such a process reads lines from its standard input and ends at the end of the input: so it also ends when the proxy is
-killed.
+"""Further processes of this program, for work that would block the proxy's event loop: findings of `doctor` and new
+connections for open pages, and answers of `kube-proxy why` to the questions of these pages. Such a process reads lines
+from its standard input and ends at the end of the input, so that it also ends when the proxy is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _MOST_OBJECTS: Final = 100
 
 
 class Beside:
-    """The checks for problems, and the counts of new connections."""
+    """Runs the checks for problems and the counts of new connections."""
 
     def __init__(self, snapshot: Snapshot, tell: Tell) -> None:
         self._flows = Flows(snapshot.mode.name, snapshot.planner, tell)
@@ -121,7 +119,7 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """The findings of `kube-proxy doctor`, from a process beside the proxy, and unusable fields of objects."""
+    """Sends the findings of `kube-proxy doctor`, from a second process, and unusable fields of objects."""
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner
@@ -184,7 +182,7 @@ class Problems:
 
     @property
     def _each(self) -> float:
-        """Seconds between periodic checks: they grow with the CPU time of a check."""
+        """Seconds between periodic checks. The more CPU time a check takes, the longer is this pause."""
         return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
@@ -259,7 +257,9 @@ _LONGEST: Final = 1 << 20
 
 
 def ourselves() -> list[str]:
-    """Return the command that starts this program again, whether it is installed or one file (a zipapp)."""
+    """Return the command that starts a second process of this program, which is either installed or one file (a
+    zipapp).
+    """
     from zipfile import is_zipfile  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     program = Path(sys.argv[0])

@@ -1,8 +1,8 @@
 """Events for open pages: one message for all of them, at most four times a second.
 
-Nothing runs while no page is open: the first page starts the tasks, and they end LINGER seconds after the last page. A
-page that does not read skips messages and gets a new greeting, so that it loads everything again; its messages are not
-stored.
+Nothing runs while no page is open: the first page starts the tasks, and they end LINGER seconds after the last page.
+Messages are not stored for a page that does not read: it skips messages, and then gets a new greeting, so that it loads
+everything again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
 PAUSE: Final = 0.25
-"""Minimum seconds between two messages."""
+"""Minimum seconds between two messages to the pages."""
 IDLE: Final = 1.0
 """Maximum seconds between two messages."""
 ALIVE: Final = 15.0
@@ -81,7 +81,7 @@ class Feed:
     Opened by the first page and closed on the event loop.
 
     `facts` returns the facts for a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
-    checks and counts in other processes; its argument sends an event of a kind to all pages.
+    checks and counts in other processes. Its argument is a function that sends an event of a kind to all pages.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Feed:
         self._pending.clear()
 
     async def _run(self) -> None:
-        """Send messages until cancelled: soon after an event, and each IDLE seconds without one."""
+        """Send messages until cancelled: soon after each event, and after IDLE seconds without an event."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE - PAUSE):
@@ -222,7 +222,7 @@ class Feed:
             await asyncio.sleep(PAUSE)
 
     def _message(self) -> bytes:
-        """Return the message with all events since the last one."""
+        """Return a message with all events since the last message."""
         troubles = self.news.troubles
         message = msgspec.json.encode(self.news.take())
         if self.news.troubles != troubles:

@@ -23,7 +23,7 @@ from kubeproxy.model.planner import Change
 from kubeproxy.report.metrics import NETFILTER, conntrack
 
 MOST_ROWS: Final = 200
-"""Maximum number of rows in a message; if more Services changed, the page loads all of them again."""
+"""Maximum number of rows in a message; if more Services changed, the page loads all Services again."""
 MOST_CHANGES: Final = 20
 MOST_ARRIVALS: Final = 1 << 16
 """Maximum number of Services with a stored time of arrival."""
@@ -43,8 +43,8 @@ class Happened(NamedTuple):
 class News:
     """Collects changes.
 
-    `revision` counts settled changes; it starts at an unused number. A page with another revision
-    loads all Services.
+    `revision` counts settled changes, from a number that was not used before. A page with another revision loads all
+    Services.
     """
 
     def __init__(
@@ -184,8 +184,9 @@ class News:
         return self._seen.get(name, 0.0)
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether it is refused, differs, or is complete: the states of Services depend on
-        this."""
+        """Return for each family whether its changes are refused, its rules differ, or it is complete. The states of
+        Services depend on this.
+        """
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -230,7 +231,7 @@ _LEAVING: Final = {"deleting": "pending"}
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
     """Return the row of a Service, None if deleted; `seen` is the time of its last observed change, or 0.
 
-    It is short, as there may be 10,000 of them.
+    A row is short, because there may be 10,000 rows.
     """
     verdict = snapshot.verdict(name)
     if verdict is None:

@@ -91,7 +91,7 @@ def facts(desk: Desk) -> dict[str, Any]:
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
-    """Return the addresses on which NodePorts answer; if that is every address, the node's addresses."""
+    """Return the addresses on which NodePorts answer; if NodePorts answer on every address, the node's addresses."""
     ours = world.of(family)
     if ours is None:
         return []
@@ -127,8 +127,8 @@ def _service(request: Request, desk: Desk) -> Response:
     async def later() -> AsyncGenerator[bytes, None]:
         yield answer(await places.zones(service))
 
-    # Answer in one piece: an answer in pieces ends its connection, and a page sends several requests a second while
-    # endpoints change.
+    # Without zones to read the answer is one piece, because an answer in pieces ends its connection, and a page sends
+    # several requests a second while endpoints change.
     zones = places.held(service) if _has_endpoints(found) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
 
@@ -138,9 +138,8 @@ def _has_endpoints(found: Iterable[Objects]) -> bool:
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint of a Service's slices, by address and port, with the conditions that determine its use.
-
-    An endpoint of a slice without ports (no container has the named targetPort) has an address only.
+    """Yield every endpoint of a Service's slices, by address and port, with the conditions that determine its use. If a
+    slice has no ports, because no container has the named targetPort, its endpoints have an address only.
     """
     for held in found:
         for name, piece in held.slices.items():
@@ -322,19 +321,19 @@ _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 
 
 class Content(Enum):
-    """The requested content: the page, which has no data of this node and may be linked to, or the node's data."""
+    """The kind of requested content: the page, which contains no data of this node and may be linked to, or data of the
+    node.
+    """
 
     PAGE = "the page"
     STATE = "the state of the node"
 
 
 def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
-    """Return the reason why a request is refused, None if it is allowed.
-
-    It depends on the client's address, the Host header, and the site in a browser's headers. A browser sends requests
-    on behalf of any web page that is open in it. Requests of other sites are recognised by two headers: Host has the
-    other site's name, even if it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the
-    requesting site.
+    """Return the reason why a request is refused, None if the request is allowed. The decision depends on the client's
+    address, the Host header, and the site in a browser's headers. A browser sends requests on behalf of any web page
+    that is open in it. Requests of other sites are recognised by two headers: Host has the other site's name, even if
+    it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the requesting site.
     """
     peer = _address(request.peer)
     if peer is None or not any(peer in network for network in access.networks):

@@ -36,14 +36,15 @@ RETRY_SECONDS: Final = 10.0
 EventType = Literal["Normal", "Warning"]
 
 Post = Callable[[str, str, bytes], Awaitable[int]]
-"""Sends (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies are JSON merge patches.
-
-Raises SourceError or OSError when the server cannot be reached; then the request is repeated.
+"""Sends a request (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies are JSON merge
+patches. Raises SourceError or OSError when the server cannot be reached; the caller repeats the request.
 """
 
 
 class ObjectReference(NamedTuple):
-    """The object of an event. A Node's uid is its name, as in events of kubelet and the Go kube-proxy."""
+    """The object of an event. The uid of a Node is replaced by its name, as in events of kubelet and the
+    Go kube-proxy.
+    """
 
     kind: str
     name: str
@@ -53,8 +54,9 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The fields that all events of a series share; they include the note, unlike in client-go, as it names the
-    field."""
+    """The fields that all events of a series share. Unlike in client-go, the note is among these fields, because it
+    names the unusable field of the object.
+    """
 
     regarding: ObjectReference
     kind: EventType

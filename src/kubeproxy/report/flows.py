@@ -1,7 +1,7 @@
 """Removal of stale UDP flows: entries of connection tracking that a change made invalid.
 
-kernel/conntrack/udp_flows.py removes them. A deleted Service counts as one without endpoints. Source: docs/reference.md
-"Conntrack clean-up".
+kernel/conntrack/udp_flows.py removes them. A deleted Service counts as a Service without endpoints. Source:
+docs/reference.md "Conntrack clean-up".
 """
 
 from __future__ import annotations
@@ -32,23 +32,28 @@ LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
 """Seconds until the second search for the flows of a change.
 
-The kernel adds a flow to connection tracking only when its first packet leaves: a packet that is under way during the
-change may add a flow to the old endpoint after the first search.
+The kernel adds a flow to connection tracking only when the flow's first packet leaves. So a packet that is under way
+during the change may add a flow to the old endpoint after the first search.
 """
 
 ANSWER_TIME = 0.2
-"""Seconds before flows to a removed endpoint are deleted, so that it can answer outstanding requests on a busy node.
+"""Seconds before flows to a removed endpoint are deleted, so that the endpoint can answer outstanding requests on a
+busy node.
 
 The Go kube-proxy removes such flows after a sync, which is up to a second later.
 """
 
-RETRY = 10.0  # seconds until flows that could not be removed are searched again, unless a change is earlier
+RETRY = 10.0  # seconds until flows that could not be removed are searched again; a change shortens this time
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
-"""Limit of frontends with a repeated removal: without nf_conntrack_netlink every removal fails."""
+"""Limit of frontends whose failed removal is repeated. There is a limit because every removal fails without the kernel
+module nf_conntrack_netlink.
+"""
 
 MOST_LOST = 100
-"""Limit of lost endpoints of a frontend with a repeated removal; beyond it, all non-serving endpoints count as lost."""
+"""Limit of lost endpoints per frontend whose failed removal is repeated. Beyond this limit, all endpoints that do not
+serve count as lost.
+"""
 
 UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, for a flow without translation
 NOTHING_LOST: Endpoints = frozenset()
@@ -72,7 +77,9 @@ class Key(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Stale flows of a frontend: those to an endpoint in `lost`; if that is None, to any endpoint not in `serving`."""
+    """Stale flows of a frontend: the flows to the endpoints in `lost`, or, if `lost` is None, to all endpoints not in
+    `serving`.
+    """
 
     serving: Endpoints
     lost: Endpoints | None
@@ -82,7 +89,7 @@ Looks = dict[Key, Suspects]
 
 
 def joined(looks: Iterable[Looks]) -> Looks:
-    """Return several searches as one; all use the present `serving`."""
+    """Return several searches as one search, with the present `serving`."""
     found: Looks = {}
     for look in looks:
         for key, (serving, lost) in look.items():
@@ -92,7 +99,7 @@ def joined(looks: Iterable[Looks]) -> Looks:
 
 
 def remembered(wanted: Looks, fresh: Looks) -> Looks:
-    """Return the failed search `wanted` together with a new one, within the limits."""
+    """Return the failed search `wanted` joined with a new search, within the limits."""
     found = joined((wanted, fresh))
     for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
         del found[key]
@@ -107,9 +114,9 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 
     A flow goes to an endpoint that served when it began: a removed endpoint makes it stale, an added one does not. A
     flow has no translation if it began before the frontend existed, or at the moment in which the frontend began or
-    stopped serving a kind of client: a packet passes the translating rules before the refusing ones, and the ruleset
-    may change in between (in iptables mode by another transaction, in nftables mode at each hook), so that neither
-    applies. Unless it is `certain` that the kernel had the state before the changes, every flow to an endpoint that
+    stopped serving a kind of client: a packet passes the translating rules before the refusing rules, and if the
+    ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no rule of the
+    frontend applies. `certain`: the kernel had the state before the changes. Without it, every flow to an endpoint that
     does not serve counts as stale.
     """
     before = _frontends((change.before for change in changes), family)
@@ -127,8 +134,9 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
     """Return the search for a mode with listeners, in which flows are stale unless they go to an open listener.
 
-    A removed endpoint makes no flow stale, as the listener handles it; only a change of listeners does. The port of a
-    closed listener may become that of another service port, so each service port has its own ports.
+    A removed endpoint makes no flow stale, because the listener handles the removal. Only a change of listeners makes
+    flows stale. The port of a closed listener may become that of another service port, so each service port has its own
+    ports.
     """
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
     for key, service_port in _keys((change.after for change in changes), family):
@@ -185,7 +193,9 @@ def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[Service
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the exact stale flows, None if all flows to these frontends must be searched."""
+    """Return the stale flows by the translation that each has, None if all flows to these frontends must
+    be searched.
+    """
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -198,7 +208,9 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """The serving endpoints by the kernel's key of a frontend; they may change while the kernel's table is read."""
+    """The serving endpoints by the kernel's key of a frontend. The endpoints may change while the kernel's table is
+    read.
+    """
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -221,8 +233,8 @@ class FlowCleaner:
     """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
 
     It waits while the kernel's state may differ from the committed plans: during a full sync, after a refusal until the
-    next commit, and while `disturbed` of the family returns True. Another kube-proxy may have written newer plans, so
-    flows that are stale here may be valid.
+    next commit, and while `disturbed` of the family returns True. In these times another kube-proxy may have written
+    newer plans, so flows that are stale by the plans of this proxy may be valid.
     """
 
     def __init__(
@@ -256,9 +268,9 @@ class FlowCleaner:
     def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
         """Record changes of UDP frontends, of some families or of all, for `run`.
 
-        After a full sync the state of the kernel before it is unknown: at a start, after a sync that failed half-way,
-        or after another program removed our rules. Flows that began without translation in the meantime stay
-        untranslated; `changes` has all Services.
+        `full`: after a full sync, `changes` has all Services, because the state of the kernel before the full sync is
+        unknown: it precedes the start, or a sync failed half-way, or another program removed our rules. Flows that
+        began in this state without translation stay untranslated.
         """
         for family in families or tuple(self._first):
             self._held.discard(family)
@@ -315,7 +327,7 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # a family that committed just now, as the second one at the start, does not wait
+                    continue  # a family that committed just now does not wait, such as the second family at the start
                 # Reading the kernel's whole table takes 9 ms at its usual size: use at most a tenth of the time.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
@@ -352,12 +364,12 @@ class FlowCleaner:
         return 0.0
 
     def _is_certain(self, family: Family) -> bool:
-        """Return whether, as far as is known, the kernel has the committed plans of a family."""
+        """Return whether the kernel has the committed plans of a family: nothing known contradicts this."""
         disturbed = self._disturbed.get(family)
         return family not in self._held and not (disturbed and disturbed())
 
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int | None:
-        """Remove stale flows; return their number, None if it must be tried again later."""
+        """Remove stale flows; return their number, None if the removal must be tried again later."""
         certain = partial(self._is_certain, family)
         if not certain():
             return None

@@ -1,5 +1,5 @@
-"""Health and readiness of the proxy itself, as /healthz, /livez and /readyz on port 10256. The health check ports of
-Services (healthCheckNodePort), by which load balancers find nodes with endpoints. Notifications to systemd.
+"""Health and readiness of the proxy itself: the pages /healthz, /livez and /readyz on port 10256. The health check
+ports of Services (healthCheckNodePort), by which load balancers find nodes with endpoints. Notifications to systemd.
 
 Bodies and rules as in pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36; /readyz is ours.
 """
@@ -43,9 +43,10 @@ class ProxyHealth:
     """Health of the programming of each address family ('IPv4', 'IPv6').
 
     A family is unhealthy when its oldest queued change is older than twice the sync period (in seconds). Unlike in the
-    Go kube-proxy, this applies to a family that was never synced as well. Nothing is queued before the first complete
-    list, as a restart would not help. /healthz also fails until all families were synced once, and while
-    `node_eligible` is false, which the caller sets. The Go kube-proxy does not listen before the Node is known.
+    Go kube-proxy, this also applies to a family that was never synced. Before the first complete list nothing is
+    queued, so a proxy without a list is not restarted; a restart would not help. /healthz also fails until all families
+    were synced once, and while `node_eligible` is false, which the caller sets. The Go kube-proxy does not listen
+    before the Node is known.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class ProxyHealth:
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # For a healthy proxy this is the current time: in older releases it was the time of the last sync.
+            # For a healthy proxy lastUpdated is the current time. In older releases it was the time of the last sync.
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,
@@ -196,9 +197,8 @@ class ServiceHealth:
         self._reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Set the addresses of the node that serve, None for all of a family; open ports move to them.
-
-        No family is served before the first call, nor a family without addresses.
+        """Set the node's addresses on which the ports are served, None for all addresses of a family; open ports move
+        to these addresses. No port is served before the first call, or for a family without addresses.
         """
         before = self._addresses
         self._addresses = {
@@ -272,7 +272,7 @@ class Notifier:
     """Notifies systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify). Errors never fail the proxy.
 
     `address` is a socket's path, or its abstract name after an @, to which each notification is a datagram; '' sends
-    none. `watchdog` is the time in seconds after which systemd kills a service that sent no WATCHDOG=1, 0 for never.
+    none. `watchdog`: systemd kills a service that sends no WATCHDOG=1 for this number of seconds, 0 for never.
     """
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
@@ -301,7 +301,7 @@ class Notifier:
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
         """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled.
 
-        The datagrams prove that the event loop runs. systemd expects WATCHDOG=1 at half of its timeout.
+        The datagrams prove that the event loop runs. systemd expects a WATCHDOG=1 each half of its timeout.
         """
         if not self._address:
             return

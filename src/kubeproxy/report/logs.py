@@ -82,7 +82,9 @@ _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
 
 @lru_cache(maxsize=512)
 def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
-    """Return a template's message and the keys of the key=%s pairs at its end; no keys if it has other fields."""
+    """Return two values: the message of a template, and the keys of the key=%s pairs at the template's end. There are
+    no keys if the template has other fields.
+    """
     end = len(template)
     keys: list[str] = []
     for match in reversed(list(_PAIR.finditer(template))):
@@ -94,7 +96,7 @@ def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _value(key: str, value: object) -> object:
-    # The key is included because `clean` may recognise a secret by it.
+    # The text contains the key, because `clean` may recognise a secret by its key.
     return value if isinstance(value, int | float) else clean(f"{key}={value}")[len(key) + 1 :]
 
 
@@ -161,7 +163,7 @@ class Verbosity(logging.Filter):
 class StreamHandler(logging.Handler):
     """Writes to file descriptors without waiting long for their readers.
 
-    A line waits 50 ms at most. After a dropped line, later lines do not wait until the reader reads again; then a line
+    A line waits 50 ms at most. After a dropped line, later lines do not wait; once the reader reads again, a line
     reports the number of dropped lines. With a buffer (bytes), lines for `infos` are kept until it is full or flushed.
     """
 
@@ -253,8 +255,8 @@ def setup(
 ) -> Output:
     """Send all logging to standard error in this format (text or json), at klog's verbosity.
 
-    With `split_stream`, only errors go there and the rest to standard output, through a buffer of `buffer` bytes. Other
-    libraries log warnings and errors only. Raises ConfigError for another format.
+    With `split_stream`, only errors go to standard error, and all other lines to standard output, through a buffer of
+    `buffer` bytes. Other libraries log warnings and errors only. Raises ConfigError for another format.
     """
     formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
     if log_format not in formatters:

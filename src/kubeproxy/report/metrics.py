@@ -1,7 +1,7 @@
-"""The metrics that every mode has; a mode registers its own.
+"""The metrics that every mode has; a mode registers its other metrics.
 
-Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. The metrics that the Go
-kube-proxy lacks are in OwnMetrics. kubeproxy.registry has the counters and their rendering. The pages of the metrics
+Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. OwnMetrics has the
+metrics that the Go kube-proxy lacks. kubeproxy.registry has the counters and their rendering. The pages of the metrics
 port (10249) have paths and content types as in cmd/kube-proxy's metrics server of v1.36.
 """
 
@@ -93,7 +93,7 @@ class ProxyMetrics:
             self._features.labels(name, stage).set(enabled)
 
     def count_refusals(self, name: str, text: str) -> None:
-        """Count syncs that the kernel refused, by family, under this name as well."""
+        """Count the syncs that the kernel refused, by family, also in a metric with this name."""
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
@@ -217,7 +217,7 @@ class OwnMetrics:
 
 
 def conntrack(folder: Path) -> Iterable[Single]:
-    """Yield the number of tracked connections and its limit, nothing if the kernel lacks these files."""
+    """Yield the number of tracked connections and the limit of this number; nothing if the kernel lacks these files."""
     for name, file, text in (
         ("kubeproxy_conntrack_entries", "nf_conntrack_count", "Tracked connections of this network namespace"),
         ("kubeproxy_conntrack_entries_limit", "nf_conntrack_max", "Maximum number of tracked connections"),
@@ -427,7 +427,8 @@ def metrics_pages(
 
 
 def health_pages() -> Mapping[str, Handler]:
-    """Return /healthz of the metrics port and SLIS_PAGE, its metrics, by path; DELETE of SLIS_PAGE resets these.
+    """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with the metrics of its checks, which
+    DELETE resets.
 
     Paths, texts and metrics as in k8s.io/apiserver's healthz and component-base's slis packages: the only check,
     "ping", always succeeds. The state of the proxy is on the health port (health.py).

@@ -121,7 +121,7 @@ class Reporter:
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
         self._flows.hold(family)
-        # A failed repair counts as a waiting change: it makes the node unhealthy and fires the alert.
+        # A failed repair counts as a waiting change, so that it makes the node unhealthy and fires the alert.
         self._health.queued(family.label)
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
