@@ -1,7 +1,7 @@
 """Compares two rulesets for all packets: a proof with the number of classes, or witnesses, grouped by cause.
 
-Destinations are divided into classes by the constants of both rulesets; sources, services and interfaces only if a rule
-on the path distinguishes them. The first packet of each class is followed through both rulesets.
+Destinations are divided into classes by the constants of both rulesets. Sources, services and interfaces are divided
+only if a rule on the path distinguishes them. The first packet of each class is followed through both rulesets.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kubeproxy.meaning.shapes import Shapes, Unit
 from kubeproxy.meaning.walk import Walk
 
 TOLERANCE: Final = 0.02
-"""Shares that differ by less, relative to the larger one, are equal."""
+"""Two shares count as equal if their difference is less than this part of the larger share."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
-"""Source addresses of witnesses for which any source is possible: addresses for documentation."""
+"""Source addresses of witnesses if any source is possible: addresses reserved for documentation."""
 
 Shares = tuple[tuple[PacketOutcome, float], ...]
 """Outcomes with their shares of connections."""
@@ -46,7 +46,7 @@ class FirstPacket(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """A packet, and its outcomes in either ruleset."""
+    """A packet, and its outcomes in each of the two rulesets."""
 
     packet: FirstPacket
     first: Shares
@@ -84,7 +84,7 @@ def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Co
 
 
 def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
-    """Return the outcomes of one packet, with their shares."""
+    """Return the outcomes of one packet, each with its share of connections."""
     interfaces = Interfaces((ruleset,))
     walk = Walk(ruleset, place, interfaces)
     destination, source = (int(ipaddress.ip_address(text)) for text in (packet.destination, packet.source))

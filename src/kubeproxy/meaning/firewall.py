@@ -1,9 +1,9 @@
 """Filter rules of other programs: the general effect of each chain, and whether it surely drops a given packet.
 
-Each base chain is evaluated on its own, for a packet as it is at the hook. A test of a value that other rules may set
-(marks), or an unsupported test, may have either outcome. Rules of nf_tables, those of iptables-nft among them, are read
-over netlink; those of legacy iptables are the text of iptables-save. The rules of a kube-proxy, this one or the Go one,
-are read for the comparison of whole rulesets.
+Each base chain is evaluated alone, for the packet as it is at the chain's hook. A test of a value that other rules may
+set (marks), or an unsupported test, counts as possibly true and possibly false. Rules of nf_tables, and so of
+iptables-nft, are read over netlink; rules of legacy iptables are read from the text of iptables-save. The rules of a
+kube-proxy, this one or the Go one, are read for the comparison of whole rulesets.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
 """Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
 _MOST: Final = 2000
-"""Maximum number of rules of a table, and of elements of a set, that are evaluated; a firewall has tens.
-
-A larger table gives no certain result.
+"""Maximum number of rules of a table, and of elements of a set, that are evaluated. Firewalls usually have tens of
+rules. A larger table gives no certain result.
 """
 
 
@@ -87,8 +86,8 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; a `source` of None is any address of this node. `port` is the source port of an answer, and
     the destination port of a request. `original` is the destination of the connection's first packet before
-    translation. `interfaces` are the incoming and the outgoing one: None if unknown, '' if there is none. `tracked`:
-    rules translate it here or later, so it must not be taken out of connection tracking.
+    translation. `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none.
+    `tracked`: rules translate the packet here or later, so the packet must not be taken out of connection tracking.
     """
 
     hook: str
@@ -108,8 +107,9 @@ class PassingPacket(NamedTuple):
 class Drop(NamedTuple):
     """A chain that surely drops a packet, or takes it out of connection tracking (`untracks`).
 
-    `unordered`: only if it comes on the side of the proxy's chain of the same priority on which the packet is so.
-    `verdict`: "drops", "rejects", "drops or rejects" (by rules whose match is unknown), or "drops by its policy".
+    `unordered`: the proxy's chain has the same priority, and the chain stops the packet only if the kernel runs the two
+    chains in one of the two possible orders. `verdict`: "drops", "rejects", "drops or rejects" (by rules whose match is
+    unknown), or "drops by its policy".
     """
 
     where: str
@@ -153,7 +153,9 @@ class Firewall:
                 yield _judged(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
-        """Yield the chains that surely drop or reject some of these packets; `silently`: only those that drop them."""
+        """Yield the chains that surely drop or reject some of these packets; with `silently` only the chains that drop
+        packets.
+        """
         for packet, walk in self._walks(packets):
             for chain, unordered, untracks, verdict in walk.dropping(packet, silently=silently):
                 yield Drop(self.where, _short(chain.name), packet, unordered, untracks, verdict)
@@ -197,7 +199,7 @@ def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]
 
 
 def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return a table with at most _MOST rules, and whether it has no others."""
+    """Return two values: the table with its first _MOST rules, and whether these are all of its rules."""
     left, chains = _MOST, {}
     for name, chain in table.chains.items():
         chains[name] = chain._replace(rules=chain.rules[:left])
@@ -237,7 +239,9 @@ class _ChainWalk(Walk):
         self._state, self._source_port, self._tracks = NEW, 0, False
 
     def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
-        """Yield the chains that stop a packet in every case, as in Drop; `silently`: those that never reject it."""
+        """Yield the chains that stop a packet in every case, as described at Drop; with `silently` only the chains that
+        never reject it.
+        """
         for chain, hook in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             unordered = hook.priority in {packet.after, packet.before}
@@ -250,9 +254,8 @@ class _ChainWalk(Walk):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
-        """Yield the chains that a packet passes, and whether they may drop it, or take it out of connection tracking.
-
-        Later packets of the connection are included.
+        """Yield each chain that a packet passes, and whether the chain may drop the packet or take it out of connection
+        tracking. This includes later packets of the connection.
         """
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
@@ -261,7 +264,9 @@ class _ChainWalk(Walk):
             yield chain, harms
 
     def _passed(self, packet: PassingPacket, *, ends: bool = False) -> Iterator[tuple[ChainRules, HookPlace]]:
-        """Yield the base chains of a packet's hook and priorities; `ends`: also those at the ends of the range."""
+        """Yield the base chains of a packet's hook and priorities; with `ends` also the chains at the ends of the
+        range.
+        """
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
             if hook is None or hook.nat:
@@ -272,7 +277,9 @@ class _ChainWalk(Walk):
                 yield chain, hook
 
     def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
-        """Return the flows of a packet in this state of connection tracking that leave a base chain, and the others."""
+        """Return the flows of a packet in this state of connection tracking in two groups: those that leave a base
+        chain at its end, and all others.
+        """
         self._tracks = chain.hook is not None and chain.hook.priority > _TRACKED
         self._state = state if self._tracks else INVALID
         self._source_port = packet.port
@@ -360,7 +367,9 @@ _ENDS: Final = frozenset({Op.VERDICT, Op.REFUSE})
 
 
 def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
-    """Return the possible verdicts of a rule for new connections: its verdict, or those of its verdict map."""
+    """Return the possible verdicts of a rule for new connections: its one verdict, or all verdicts of
+    its verdict map.
+    """
     if not rule:
         return []
     kind = rule[-1][0]

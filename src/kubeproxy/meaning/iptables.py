@@ -77,9 +77,8 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 
 
 def of_kube_proxy(text: str) -> str:
-    """Return the output of iptables-save without the rules of other programs.
-
-    The result has the chains of kube-proxy and the rules that jump to them; the policies are those of an empty table.
+    """Return the output of iptables-save without the rules of other programs: with the chains of kube-proxy, the rules
+    that jump to these chains, and the policies of an empty table.
     """
     kept = []
     for line in text.splitlines():

@@ -1,5 +1,5 @@
-"""Reads an nf_tables table from the kernel, with all elements of its sets; the parts of its rules: values of registers,
-interfaces by name or index, and iptables extensions.
+"""Reads an nf_tables table from the kernel, with all elements of its sets. Also has the parts of its rules: values of
+registers, interfaces by name or index, and iptables extensions.
 
 Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18.
 """
@@ -108,9 +108,8 @@ _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
 class Term(NamedTuple):
-    """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map.
-
-    It may also be a constant, as the sequence of its possible values.
+    """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map; or a
+    constant, given by the sequence of its possible values.
     """
 
     field: Property | None

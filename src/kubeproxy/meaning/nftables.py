@@ -345,8 +345,7 @@ class _Rule:
             self._load(one.dreg, Term(None, form.data_length or 64))
 
     def _any_verdict(self, of: str | x.Inline) -> None:
-        """Append a lookup with any verdict of a map as its possible result, because the map's keys are not
-        supported."""
+        """Append a lookup that may result in any verdict of a map, because the keys of this map are not supported."""
         _, elements, matches_rest = self._contents(of)
         verdicts = dict.fromkeys(self._data(data) for _, _, data in elements)
         if matches_rest:

@@ -1,6 +1,6 @@
 """Rules as operations on a packet, the same for nf_tables and iptables.
 
-A rule is a tuple of operations; a test that is false ends it. A ruleset is a set of chains; base chains are attached to
+A rule is a tuple of operations; a false test ends the rule. A ruleset is a set of chains; base chains are attached to
 hooks. Sets of packet properties are values: an address set is a sorted tuple of disjoint, inclusive intervals of
 integers; a set of protocols and ports is an integer: bit `port` of block 0 (TCP), 1 (UDP) or 2 (SCTP), or bit
 `protocol` of block 3 for all others; interfaces are bits.
@@ -68,7 +68,7 @@ class Property(IntEnum):
 class CompiledFor(Enum):
     """The rules and packets for which a ruleset is compiled.
 
-    With all rules, a value that no rule sets is known to be unset.
+    If these are all rules, a value that no rule sets is known to be unset.
     """
 
     EVERYTHING = "all rules of the node, and the first packets of connections"
@@ -199,8 +199,9 @@ class ChainRules:
             self.index, self.free = self._sorted(_service)
 
     def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
-        """Return the numbers of the rules by the key of one of their first tests, and the numbers of rules without such
-        a test."""
+        """Return two values: the numbers of rules by the key of one of their first tests, and the numbers of the rules
+        without such a test.
+        """
         index: dict[Any, list[int]] = {}
         free = []
         for number, rule in enumerate(self.rules):
@@ -226,7 +227,9 @@ class ChainRules:
 
 
 LOOPBACK: Final[dict[int, Addresses]] = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
-"""The addresses that the kernel accepts packets to from its own loopback interface only, by bits of an address."""
+"""The destinations to which the kernel accepts packets only from its loopback interface, by the number of bits of an
+address.
+"""
 
 
 def single(addresses: Addresses) -> bool:
@@ -369,7 +372,7 @@ def port_range(low: int, high: int) -> int:
 
 @lru_cache(maxsize=65536)
 def point(services: int) -> tuple[int, int] | None:
-    """Return protocol and port of a set that has one element; the port of a protocol without ports is 0."""
+    """Return protocol and port (0 for a protocol without ports) of the only element of a set."""
     if services.bit_count() != 1:
         return None
     return first_of(services)

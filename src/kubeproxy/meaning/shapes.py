@@ -39,8 +39,9 @@ Service = tuple[int, int]
 
 
 class Unit(NamedTuple):
-    """Packets to a destination: with one protocol and port (`only`), or with all except `others`; as a set:
-    `services`."""
+    """Packets to a destination, either with one protocol and port (`only`), or with all protocols and ports except
+    `others`. `services` is the same as a set.
+    """
 
     destination: int
     services: int
@@ -49,8 +50,9 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule of a common chain that contains an address or a port: its chain, and the number of rules without one
-    before it."""
+    """A rule of a common chain that contains an address or a port: its chain, and the number of earlier rules that
+    contain neither.
+    """
 
     chain: str
     before: int
@@ -78,8 +80,8 @@ class _Layout(NamedTuple):
 class _Side:
     """The uses of addresses and ports in a ruleset, in rules of common chains and in elements.
 
-    A chain is common if rules without a single address or port jump to it, or if it and its targets contain no address
-    or port. All other chains become parts of shapes.
+    A chain is common if a rule without a single address or port jumps to it, or if neither the chain nor its targets
+    contain an address or port. All other chains become parts of shapes.
     """
 
     def __init__(self, rules: CompiledRules) -> None:
@@ -113,7 +115,7 @@ class _Side:
         return _Layout(number if named else None, fields, [], self._target if has_verdicts else _data)
 
     def _elements(self, table: Keyed) -> None:
-        """Index the elements of a table; all units can match those without an index."""
+        """Index the elements of a table. An element without an index may match the packets of every unit."""
         for entry in table.entries if {Property.SOURCE, Property.ORIGINAL_DESTINATION} & table.at.keys() else ():
             pairs = [entry.ranges[at] for field, at in table.at.items() if field in _ADDRESSES]
             self.addresses |= {(pair,) for pair in pairs if pair[0] != pair[1]}
@@ -170,7 +172,7 @@ class _Side:
                 operands += [each for each in found if each not in operands]
 
     def _is_plain(self, name: str) -> bool:
-        """Return whether a chain and its targets contain no address, protocol and port."""
+        """Return whether neither a chain nor its targets contain an address, or a protocol and port."""
         if name not in self._plain:
             self._plain[name] = False
             self._plain[name] = all(self._names_nothing(op) for rule in self.chains[name].rules for op in rule)
@@ -418,7 +420,9 @@ class _Shaping:
         return self._shapes.literal(op) if found is None else (kind, found)
 
     def _entries(self, side: int, table: Keyed, pairs: list[ServiceEntry], services: int) -> None:
-        """Add elements. Elements that differ only in the random number are equally probable: the number is left out."""
+        """Add elements. Elements that differ only in the random number are equally probable, so the random number is
+        left out.
+        """
         number, fields, operands, order = self._shapes.sides[side].layouts[id(table.entries)]
         for mask, entry in sorted(pairs, key=order) if len(pairs) > 1 else pairs:
             if mask & services:

@@ -1,7 +1,7 @@
 """The path of packets through a ruleset: all sources, protocols, ports and interfaces for one destination together.
 
 A flow is a set of packets with a weight: sources x services x interfaces. A rule that distinguishes its packets splits
-it. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn); the packet is the first of a
+it. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is the first of its
 connection.
 """
 
@@ -118,8 +118,9 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook; `looped`: the packets returned by lo and are already
-        translated."""
+        """Return the flows that pass all chains of a hook; `looped`: the packets come back from lo and are already
+        translated.
+        """
         for chain in self._ruleset.at(hook):
             assert chain.hook is not None  # noqa: S101 - it is a base chain
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
@@ -228,7 +229,9 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Execute a rule from operation `at` on; append flows that fail a test, and the others with their verdict."""
+        """Execute a rule from operation `at` on; append the flows that fail a test to one list, and all others, with
+        their verdict, to another.
+        """
         changed = False
         for number in range(at, len(rule)):
             op = rule[number]
@@ -272,7 +275,7 @@ class Walk:
         return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-        """Return the part of a flow for which a test is true, and append the other part to `missed`."""
+        """Return the part of a flow for which a test is true, and append the rest to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
             return by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
         if kind is Op.SOURCE:
@@ -329,7 +332,9 @@ class Walk:
                 self._rule(rule, number + 1, each, missed, matched)
 
     def _lookup(self, table: Keyed, flow: PacketSet, found: list[tuple[PacketSet, MapEntry]]) -> list[PacketSet]:
-        """Append the parts of a flow that match an entry of a table, with the entry; return the other parts."""
+        """Append each part of a flow that matches an entry of a table, with that entry; return the parts that match no
+        entry.
+        """
         mine = flow.services if flow.current is None else flow.current
         candidates = table.candidates(flow.destination, mine)
         if not candidates:
@@ -401,7 +406,7 @@ class Walk:
             rest.append(one)
 
     def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
-        """Return whether an entry's fixed parts of the key, equal for all packets of a flow, match."""
+        """Return whether an entry matches in those parts of the key that are equal for all packets of a flow."""
         for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
             if field is Property.DESTINATION:
                 if not low <= flow.destination <= high:

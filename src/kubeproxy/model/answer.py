@@ -90,8 +90,9 @@ class Notice(Enum):
 
 
 class AnswerStep(Struct, frozen=True):
-    """One reason: whether the connection passes, the text, and the field of an object or configuration that causes
-    it."""
+    """One reason: whether the connection passes, the text, and the field of an object or configuration that is the
+    cause.
+    """
 
     passes: bool
     text: str
@@ -160,7 +161,7 @@ def answer(
 ) -> Answer:
     """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits.
 
-    Many calls are faster with an `index` of the planner.
+    If there are many calls, an `index` of the planner makes them faster.
     """
     question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
     owned = question.owner()
@@ -193,7 +194,7 @@ class _Question:
         return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
 
     def closed(self) -> Answer | None:
-        """Return the answer of a NodePort without endpoints, on an address on which NodePorts do not answer."""
+        """Return the answer of a NodePort without endpoints at an address on which NodePorts do not answer."""
         local = self._packet.destination in self._local
         owned = self._frontend(self._tail) if self._habits.closes_everywhere and local else None
         if owned is None or owned[0].external.outside.forwards:
@@ -206,7 +207,7 @@ class _Question:
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
 
     def on_loopback(self) -> Answer | None:
-        """Return the answer of a NodePort on loopback if the proxy relays or refuses these, else None."""
+        """Return the answer of a NodePort on loopback if the proxy relays or refuses such connections, else None."""
         care, destination = self._ours.loopback, self._packet.destination
         owned = self._frontend(self._tail)
         if owned is None or care not in _NOT_RELAYED or not is_loopback(destination):
@@ -391,7 +392,8 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # Leave out the load balancer's addresses, which are not in the field: see _allowed in compile.py.
+        # The load balancer's addresses are left out, because the Service's field does not contain them: see _allowed in
+        # compile.py.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)

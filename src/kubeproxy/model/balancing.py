@@ -165,7 +165,7 @@ def entries(plans: Iterable[ServicePlan]) -> int:
 
 
 def expected_entries(service: Service) -> int:
-    """Estimate the entries of a Service that is not compiled yet from its annotations."""
+    """Return an estimate, from its annotations, of the entries of a Service that is not compiled yet."""
     annotations = service.metadata.annotations
     table = _table(annotations, []) if annotations is not None else 0
     return min(ROOM, table * len(service.spec.ports or ()))
@@ -189,12 +189,11 @@ def balanced(
     room: int,
     problems: list[Problem],
 ) -> ServicePlan:
-    """Return a plan with its pools without drained endpoints, and its balance, if shares are not equal.
-
+    """Return a plan in which the pools have no drained endpoints, and the balance is set if shares are not equal.
     `room` is the result of `room_for`, 0 when the node has no entries left for the Service.
 
-    If all endpoints of a pool have weight 0, they have equal shares, like terminating endpoints if there are no others:
-    draining moves connections but never refuses them.
+    If all endpoints of a pool have weight 0, they get equal shares, just as terminating endpoints are used if there are
+    no others: draining moves connections but never refuses them.
     """
     weights = _weights(slices, (plan.key.port_name, plan.key.protocol), asked)
     if growth:
@@ -226,7 +225,9 @@ def balanced(
 
 
 def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
-    """Return the hashing with the requested table, or the largest within the limit of entries, if any."""
+    """Return the hashing with the requested table, else with the largest table within the limit of entries; None if no
+    table fits.
+    """
     size = max([size for size in SIZES if size <= min(table, room)], default=0)
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
@@ -247,7 +248,7 @@ def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Prob
 
 
 def _say(problems: list[Problem], field: str, reason: str) -> None:
-    """Add a problem unless another port or family has reported it."""
+    """Add a problem, unless the same problem of another port or family is there already."""
     if (problem := Problem(field, reason)) not in problems:
         problems.append(problem)
 
@@ -268,7 +269,9 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return the weights below FULL of a port's (name, protocol) destinations; of several weights the smallest."""
+    """Return the weights below FULL of the destinations of a port (name, protocol). If several weights apply to a
+    destination, the smallest counts.
+    """
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
@@ -301,7 +304,7 @@ _SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded
 
 
 class _Ages(Struct):
-    """The endpoints of a Service (packed addresses), and the step in which each new one was added."""
+    """The endpoints of a Service (packed addresses), and the step in which each new endpoint was added."""
 
     step: float  # seconds
     known: frozenset[bytes]
@@ -312,8 +315,8 @@ class SlowStart:
     """The Services with a slow start: their new endpoints, and the present part of their share.
 
     The share of a new endpoint grows in steps, and all new endpoints of a Service reach a step at the same time, so
-    that a step costs at most one change per Service. The endpoints that a Service has at first are not new: a restart
-    of the proxy starts no slow start. `now` is in seconds of a monotonic clock.
+    that a step costs at most one change per Service. The endpoints with which a Service is first seen are not new, so a
+    restart of the proxy starts no slow start. `now` is in seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -322,7 +325,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # Services that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return the share of their weight, in percent, that the new endpoints of a Service currently get."""
+        """Return the present share of each new endpoint of a Service, in percent of its weight."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]

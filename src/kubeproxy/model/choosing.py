@@ -1,6 +1,7 @@
 """The eligible endpoints of a connection, with their probabilities, and the other endpoints, with the reasons. Pure.
 
-Only answers to questions (answer.py) use it: plans do not contain it, as it follows from slices and pools.
+Only answers to questions (answer.py) use this module. Plans do not contain the reasons, because these follow from
+slices and pools.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
 
 
 def carried(plan: ServicePlan) -> ServicePlan:
-    """Return the plan for connections that the proxy relays itself: with weights, without hashing."""
+    """Return the plan as it applies to connections that the proxy relays itself: with weights, without hashing."""
     return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
@@ -75,7 +76,7 @@ def _hashed(hashing: Hashing, client: ClientAddress) -> str:
 
 class Absent(NamedTuple):
     """An endpoint that is left out: its packed address and port (0 if its slice has no such port), the name of its
-    slice ('' for a deleted endpoint), the reason, and the field or flag behind it.
+    slice ('' for a deleted endpoint), the reason, and the field or flag that is the cause.
     """
 
     destination: bytes
@@ -95,9 +96,9 @@ def absent(
     drained: Collection[bytes] = (),
     asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
-    """Yield the endpoints of a service port's slices that are not in its pool on this node.
-
-    `local_only`: the policy is Local. `drained` have weight 0, by their slices or by the Service's annotations `asked`.
+    """Yield the endpoints of a service port's slices that are not in its pool on this node. `local_only`: the policy is
+    Local. `drained` are the endpoints with weight 0, which is set by their slices or by the Service's annotations
+    `asked`.
     """
     for name, piece in slices.items():
         if piece.family is not key.family:
@@ -145,7 +146,7 @@ def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tup
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
-    """Return the reason why a slice's endpoint is left out, and the field behind it."""
+    """Return two values: the reason why an endpoint of a slice is left out, and the field that causes this."""
     if not endpoint.ready:
         if not endpoint.terminating:
             return "it is not ready", "conditions.ready"

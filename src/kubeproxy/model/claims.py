@@ -1,7 +1,7 @@
-"""What Services contend for on a node: addresses and ports, and entries for weights and hash tables. Pure.
+"""The things for which Services compete on a node: addresses with ports, and entries for weights and hash tables. Pure.
 
-The owner of a claimed address is the Service of the allocation, else the oldest Service. Source: CVE-2020-8554: a user
-who may write externalIPs must not take addresses of other Services. In the Go kube-proxy the owner is random.
+The owner of a claimed address is the Service of the allocation, else the oldest Service. So a user who may write
+externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go kube-proxy the owner is random.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Right(IntEnum):
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
-    """A Service that claims frontends, and its reason; the smallest claimant is the owner.
-
-    `created` is RFC 3339: text order is age.
+    """A Service that claims frontends, and its reason. The smallest claimant is the owner. `created` is in RFC 3339, so
+    the order of texts is the order of age.
     """
 
     right: Right
@@ -70,7 +69,7 @@ class Claims:
     ) -> set[bytes]:
         """Replace a Service's claims for one reason; return the contested keys with a new owner.
 
-        `old` and `new` differ when a Service was deleted and created again with another age.
+        `old` and `new` differ when a Service was deleted and created again, and so has another age.
         """
         moved: set[bytes] = set()
         if old is not None and before:
@@ -159,7 +158,7 @@ def written_addresses(service: Service) -> set[bytes | None]:
 
 SHARES: Final = 4  # a namespace gets at most this fraction of the entries: one in four
 TURN: Final = ROOM
-"""Number of entries to change in one sync; they cost about 0.25 s of CPU time."""
+"""Number of entries to change in one sync; changing so many takes about 0.25 s of CPU time."""
 
 
 class _Asker(NamedTuple):
@@ -170,7 +169,8 @@ class _Asker(NamedTuple):
 
 
 class NodeBudget:
-    """Grants entries for weights and hash tables to Services by age, then name, as long as the older ones leave enough.
+    """Grants entries for weights and hash tables to Services, in the order of age and then name. A Service gets entries
+    if the older Services leave enough.
 
     A Service of two kilobytes may request 65,536 elements of the kernel on every node, and a namespace may have a
     thousand such Services. See docs/balancing.md "What a node gives". The result is the same on every node with the
@@ -187,7 +187,7 @@ class NodeBudget:
         self._is_settled = True
 
     def expect(self, name: ServiceName, created: str, entries: int) -> None:
-        """Estimate the entries of a Service that has not requested any yet."""
+        """Record an estimate of the entries of a Service that has not requested any yet."""
         if name not in self._asked:
             self.ask(name, created, entries)
 
@@ -240,7 +240,7 @@ class NodeBudget:
 
 
 class FairOrder:
-    """Orders costly changes by namespace in turn, so that no namespace waits for all changes of another.
+    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another one.
 
     Waiting changes precede new ones. A namespace without waiting changes keeps its position.
     """

@@ -60,7 +60,8 @@ STEP = 5000  # number of endpoints, times ports, per step of compiling: some mil
 def compiling(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
 ) -> Generator[tuple[()], None, Compiled]:
-    """Compile a Service and its slices (of all families, in any order) in steps; return the result at the end.
+    """Compile a Service and its slices (of all families, in any order) in steps; the generator's return value is the
+    result.
 
     `growth` has the present percentage of new endpoints' shares; `most` is the limit of entries for weights and tables
     in a family, 0 for equal shares.
@@ -233,8 +234,8 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        # The API server checks spec.externalIPs only. A Service must not take loopback addresses or a cloud's metadata
-        # server.
+        # The API server checks spec.externalIPs only. A Service must not take loopback addresses, or the address of a
+        # cloud's metadata server.
         if is_special(address):
             problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
@@ -245,7 +246,9 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 
 def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the ranges of each restricted family. An entry /0 opens its family; an invalid entry opens nothing."""
+    """Return the ranges of each restricted family. An entry /0 opens its whole family; an invalid entry
+    opens nothing.
+    """
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
     unreadable = False
@@ -274,7 +277,7 @@ def _policies(spec: ServiceSpec, problems: list[Problem]) -> Policies:
 
 @lru_cache(maxsize=32)
 def _read_policies(internal: str | None, external: str | None, is_external: bool) -> tuple[Policies, Sequence[Problem]]:
-    """Return the policies, one object for all Services with equal ones, and their problems."""
+    """Return two values: the policies, as one object for all Services with equal policies, and the problems."""
     problems: list[Problem] = []
     for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
         if text not in (None, "", "Cluster", "Local"):
@@ -331,11 +334,11 @@ def _plan(
 
 
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
-    """Return a plan without frontends that would cut this node's proxy off from its API server.
+    """Return a plan without the frontends that would cut off the proxy of this node from the API server.
 
-    Users who write Services choose external IPs. A load balancer's address comes from the cluster's controllers and may
-    lead to the API server: its frontend is left out only while the node's own connections to it would be refused or
-    dropped.
+    Users who write Services choose external IPs. A load balancer's address is set by the cluster's controllers, and
+    connections to it may lead to the API server. So its frontend is left out only while it would refuse or drop the
+    node's own connections.
     """
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
@@ -402,15 +405,17 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP takes precedence over the others; an external IP that is also the load balancer's keeps the
-        # source ranges.
+        # The cluster IP takes precedence over other kinds of addresses. An external IP that is also the load balancer's
+        # address keeps the source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)
 
 
 class _Stock(NamedTuple):
-    """Whether the cluster pool and the local pool have endpoints, and whether any endpoint is usable."""
+    """Three facts: whether the cluster pool has endpoints, whether the local pool has, and whether any endpoint is
+    usable.
+    """
 
     cluster: bool
     local: bool

@@ -43,13 +43,13 @@ class SlicePort(NamedTuple):
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to the used fields.
 
-    In nearly every slice all endpoints are ready and none has hints: then `destinations` (of each port, as in `ports`;
-    sorted, without repetition) and `nodes` ('' for none), in the same order, describe them, and `particular` is None.
-    Otherwise `particular` has all endpoints.
+    In nearly every slice all endpoints are ready and none has hints. Then `particular` is None, and the endpoints are
+    in `destinations` (for each port in the order of `ports`; sorted, without repetition) and, in the same order, in
+    `nodes` ('' for none). Otherwise `particular` has all endpoints.
 
     `version` is the resourceVersion. `proxy_name`, for answers to questions, is the label of another proxy's Service,
-    which the EndpointSlice controller copies. `weight` is the annotation. `zones` of endpoints are by packed address,
-    None unless requested.
+    which the EndpointSlice controller copies. `weight` is the annotation. `zones` are the zones of endpoints by packed
+    address, None unless requested.
     """
 
     family: Family
@@ -160,10 +160,9 @@ _AFTER_MAPPED = b"\0" * 9 + b"\x01"
 def _plain(
     entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
-    """Return the destinations of each port, and the nodes, both in the order of the addresses.
-
-    None when an address is missing, repeated, or in an unusual form. The comprehensions create no object per endpoint:
-    the first list may have 100,000.
+    """Return two values: the destinations of each port, and the nodes; each is in the order of the addresses. None when
+    an address is missing, repeated, or in an unusual form. The comprehensions create no object per endpoint: the first
+    list may have 100,000.
     """
     number = PORT_BYTES[ports[0].port]
     try:
@@ -200,7 +199,7 @@ def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tup
 
 
 def _ports(entries: Sequence[objects.EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    """Return the usable ports, and the problems of the others."""
+    """Return two values: the usable ports, and the problems of all other ports."""
     if len(entries) == 1:  # the usual case; many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
@@ -233,7 +232,7 @@ _UNKNOWN = objects.EndpointConditions()
 
 
 def _particular(address: bytes, node: str, entry: objects.SliceEndpoint) -> Endpoint:
-    """Return an endpoint that may not be ready, or has hints."""
+    """Return the full form of an endpoint: it may be not ready, or have hints."""
     c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
@@ -269,7 +268,9 @@ NONE = Selection((), (), (), (), False)
 
 
 def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[Slice, int]]]:
-    """Return the slices with each port, by its name and protocol, and the port's index in each slice."""
+    """Return, by name and protocol of a port, the slices that have the port, each with the port's index
+    in that slice.
+    """
     found: dict[tuple[str, int], list[tuple[Slice, int]]] = {}
     for piece in slices:
         for number, port in enumerate(piece.ports):
@@ -280,7 +281,7 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
 def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
     """Return the pools of a service port from the slices of its Service and family that have the port.
 
-    `uses_cluster` and `uses_local`: the pools that the Service's policies can reach; the other one is empty.
+    `uses_cluster` and `uses_local`: whether the Service's policies can reach this pool; an unreachable pool is empty.
     """
     if not matched:
         return NONE
@@ -291,7 +292,7 @@ def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: 
 
 
 def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Select when all endpoints are ready and none has hints, as in nearly every Service."""
+    """Select the endpoints of a Service in which all are ready and none has hints, which is the usual case."""
     parts = [piece.destinations[port] for piece, port in matched]
     everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
     cluster = everyone if uses_cluster else ()
@@ -309,8 +310,9 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of two endpoints with the same destination, a non-terminating one is used,
-    then a local one."""
+    """Return the endpoints by destination. Of two endpoints with the same destination, one that does not terminate is
+    preferred, and then a local one.
+    """
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]
@@ -346,8 +348,8 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
-    """Return the filter of the hints: by node if every endpoint has node hints and a hint names this node; by zone
-    under the same condition.
+    """Return the filter of the hints: by node if every endpoint has node hints and one of these names this node; else
+    by zone if the same is true for zones.
 
     Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware hints).
     """

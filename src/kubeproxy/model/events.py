@@ -30,8 +30,8 @@ from kubeproxy.model.objects import (
 class Replaced(Struct, frozen=True):
     """All existing objects of a resource, from a list: all other known objects are deleted.
 
-    EndpointSlices may be packed. `kept` names objects (namespace, name) that exist but could not be decoded: their last
-    state stays. None: the names are unknown, and all objects stay.
+    EndpointSlices may be packed. `kept` names objects (namespace, name) that exist but could not be decoded; their last
+    state remains in use. None means that the names are unknown; then all known objects remain in use.
     """
 
     resource: Resource
@@ -89,7 +89,8 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 def kept(found: Object) -> Object | PackedSlice:
     """Return an object of a long list in reduced form: a packed slice, or an equal Service that shares its parts.
 
-    Unreduced, 10,000 Services take twice the memory, and their slices ten times; Python would not return most of it.
+    Unreduced, 10,000 Services take twice the memory, and their slices ten times as much; Python would not give most of
+    this memory back.
     """
     if isinstance(found, EndpointSlice):
         return packed(found)
@@ -121,5 +122,5 @@ def _word(text: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _ports(entries: tuple[ServicePort, ...]) -> list[ServicePort]:
-    """Return a list of ports, the same one for all Services with equal ports."""
+    """Return a list of ports: one shared list for all Services with equal ports."""
     return list(entries)

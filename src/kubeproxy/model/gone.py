@@ -1,7 +1,7 @@
 """Tracker of deleted endpoints: those that were terminating when they left their slices. Pure.
 
 An endpoint that leaves in another state (its label changed, it is not ready) may still serve its connections. No object
-has the last state of an endpoint, so it is kept here: the only state of the model that depends on the past.
+has the last state of a deleted endpoint, so that state is kept here.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds after an update of a slice until an endpoint that left it counts as deleted: it may move to another slice,
-and the slices of a Service are written one after the other."""
+"""Seconds after an update of a slice until an endpoint that left the slice counts as deleted: the endpoint may move to
+another slice, and the slices of a Service are written one after the other.
+"""
 
 DELETED: Final = 5.0
 """Seconds after the deletion of a slice until its endpoints count as deleted: a deleted namespace loses slices,
 Services and pods in any order, and the pods finish their work."""
 
 SECONDS: Final = 3600
-"""Seconds for which connections to an endpoint are reset: a TCP client gives up after a quarter of an hour
-(tcp_retries2), and an idle one sends data or a keepalive later."""
+"""Seconds for which connections to an endpoint are reset. A TCP client gives up after a quarter of an hour
+(tcp_retries2), but an idle client sends data or a keepalive only later.
+"""
 
-MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; beyond it the oldest are removed
+MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; if there are more, the oldest are removed
 
 
 class Departed(NamedTuple):
@@ -79,7 +81,7 @@ class Departures:
                 yield from sorted(one.keys)
 
     def replace(self, service: ServiceName, before: Slice | None, after: Slice | None) -> None:
-        """Replace a slice of a Service; None is a missing slice."""
+        """Replace a slice of a Service: `before` by `after`, None for a missing slice."""
         had, has = _states(before), _states(after)
         for address in had.keys() - has.keys():
             self._lose(service, address, before, after)
@@ -139,7 +141,7 @@ class Departures:
 
 
 def _states(piece: Slice | None) -> dict[bytes, bool]:
-    """Return the addresses of a slice, and whether all endpoints with that address are terminating."""
+    """Return the addresses of a slice, each with whether all endpoints with this address are terminating."""
     if piece is None:
         return {}
     if piece.particular is None:

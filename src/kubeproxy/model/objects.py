@@ -18,8 +18,9 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Common settings: camelCase names; unknown fields are ignored; the garbage collector does not track it (no
-    cycles)."""
+    """Common settings of all objects: names are camelCase, unknown fields are ignored, and the garbage collector does
+    not track the objects, because they have no cycles.
+    """
 
 
 class Labels(ApiStruct, frozen=True):
@@ -173,8 +174,9 @@ class PlacedEndpoint(SliceEndpoint, frozen=True):
 
 
 class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with the zones of its endpoints; as this costs time, zones are decoded only for weights by
-    zone."""
+    """An EndpointSlice with the zones of its endpoints. Zones are decoded only for weights by zone, because decoding
+    takes time.
+    """
 
     # The list is never written to, so its items may have a subtype.
     endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]

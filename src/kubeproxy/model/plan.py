@@ -45,8 +45,9 @@ class FrontendKind(IntEnum):
 
 NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that clients of the API write; the API server allocates addresses of other kinds to one
-Service."""
+"""Kinds of addresses that clients of the API write. The API server allocates each address of the other kinds to one
+Service.
+"""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -132,7 +133,7 @@ class Traffic(NamedTuple):
 
 
 Weights = tuple[int, ...]
-"""The weights of a pool's destinations, in their order; empty when all are equal."""
+"""The weights of a pool's destinations, in the order of the destinations; empty when all weights are equal."""
 
 
 LONGEST_AFFINITY: Final = 86400  # seconds: core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
@@ -174,12 +175,12 @@ class Balance(Struct, frozen=True, gc=False):
 class ServicePlan(Struct, frozen=True, gc=False):
     """One service port in one family: its frontends, its pools and the actions for each kind of traffic.
 
-    `policies` are the Service's; `internal` (of the cluster IP) and `external` (of all other frontends) follow from the
-    policies and the endpoints. `hairpin` are the addresses of endpoints on this node, whose connections to themselves
-    need masquerade. `serving` are all destinations that may keep flows (conntrack). `affinity` is in seconds, 0 for
-    none. `source_ranges` are the networks that may use the load balancer addresses, in the Service's order, None
-    without a restriction; `sources` contains them by frontend. `health_port` is the healthCheckNodePort, 0 for none.
-    `balance` is None for equal shares.
+    `policies` are those of the Service. `internal` is the traffic of the cluster IP and `external` that of all other
+    frontends; these follow from the policies and the endpoints. `hairpin` are the addresses of endpoints on this node,
+    whose connections to themselves need masquerade. `serving` are all destinations that may keep flows (conntrack).
+    `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer addresses, in
+    the Service's order, None without a restriction; `sources` contains the same networks by frontend. `health_port` is
+    the healthCheckNodePort, 0 for none. `balance` is None for equal shares.
     """
 
     key: ServicePortKey
@@ -207,7 +208,9 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with some of its frontends; source ranges remain only if one is a load balancer address."""
+        """Return the plan with some of its frontends. Source ranges remain only if a load balancer address is among
+        these frontends.
+        """
         balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
         return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
@@ -216,7 +219,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
 
     def weights(self, policy: Policy) -> Weights:
-        """Return the weights of the pool of a policy; empty when all are equal."""
+        """Return the weights of the pool of a policy; empty when all weights are equal."""
         if self.balance is None:
             return ()
         return self.balance.local if policy is Policy.LOCAL else self.balance.cluster
@@ -294,7 +297,9 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet from this address is a pod's; `interface` is the incoming one, '' if unknown."""
+        """Return whether a packet from this address is a pod's; `interface` is the incoming interface,
+        '' if unknown.
+        """
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and len(source) == len(network[0]) and within(source, (network,))
@@ -315,9 +320,9 @@ class Loopback(Enum):
 class FamilyGlobals(Struct, frozen=True):
     """The globals of one family.
 
-    `node_ips` and `nodeport_ips` are packed addresses: the node's own, and those on which NodePorts answer. None for
-    `nodeport_ips` means every local address except loopback. `health_check_only_ips` are configured loopback addresses,
-    on which health checks are answered, but no NodePorts. `service_cidrs` are merged.
+    `node_ips` are the node's own packed addresses, and `nodeport_ips` the packed addresses on which NodePorts answer.
+    None for `nodeport_ips` means every local address except loopback. `health_check_only_ips` are configured loopback
+    addresses, on which health checks are answered, but no NodePorts. `service_cidrs` are merged.
     """
 
     detector: Detector = Detector()
@@ -375,18 +380,17 @@ class Affinity(Enum):
 
 
 class Habits(NamedTuple):
-    """The properties of a mode in which modes differ for clients.
-
-    `refuses_ports`: kinds of addresses whose other ports are refused. `drops_unowned`: addresses of ServiceCIDRs
-    without a Service are dropped. `refuses_node`: this node's own connections to external addresses without endpoints
-    are refused, like all others, and not routed. `ranges_first`: source ranges also apply to a Service without
+    """The properties of a mode in which modes differ for clients. `refuses_ports`: kinds of addresses at which ports
+    without a Service are refused. `drops_unowned`: addresses of ServiceCIDRs without a Service are dropped.
+    `refuses_node`: this node's own connections to external addresses without endpoints are refused, like the
+    connections of other clients, and not routed. `ranges_first`: source ranges also apply to a Service without
     endpoints. `resets_tcp`: families in which TCP is refused by a reset, not by an ICMP error. `loopback`: families in
     which NodePorts answer on loopback whenever they answer on all local addresses. `closes_everywhere`: a NodePort
     without endpoints is refused or dropped on all local addresses, not only on those on which NodePorts answer.
     `one_pool`: under policy Local, pods and this node get the endpoints of this node, if any, as clients from outside
-    do. `carries`: the proxy relays the bytes, and endpoints see its address. `carries_sctp`: SCTP is served, not
-    refused. `affinity`: its scope. `outlives_mode`: established connections continue when another mode takes over.
-    `hairpins`: the endpoints whose connections to themselves are masqueraded.
+    do. `carries`: the proxy relays the bytes, and endpoints see the proxy's address. `carries_sctp`: SCTP is served,
+    not refused. `affinity`: the scope of session affinity. `outlives_mode`: established connections continue when
+    another mode takes over. `hairpins`: the endpoints whose connections to themselves are masqueraded.
     """
 
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)

@@ -73,8 +73,9 @@ class Counts(Struct):
 class Planner:
     """Holds the objects, reduced to the used fields, and the last plans of each Service.
 
-    `departures` tracks deleted endpoints, None unless resets are on. Two states depend on the past: a deleted Node's
-    addresses are kept (see `remembering`), and the shares of new endpoints grow with time (slow start).
+    `departures` tracks deleted endpoints, None unless resets are on. Two further states depend on the past: the
+    addresses of a deleted Node are kept (see `remembering`), and the shares of new endpoints grow with time (slow
+    start).
     """
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
@@ -119,7 +120,7 @@ class Planner:
         return name in self._dirty or name in self._taken
 
     def service_of(self, slice_name: ServiceName) -> ServiceName | None:
-        """Return the Service of an EndpointSlice, by the namespace and name of the slice."""
+        """Return the Service to which the EndpointSlice with this namespace and name belongs."""
         return self._service_of.get(slice_name)
 
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
@@ -134,7 +135,7 @@ class Planner:
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
-        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts of each.
+        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts after each step.
 
         Between steps the planner may be used, except for other events of the same resource. A resource counts as listed
         after the last step of its list.
@@ -162,7 +163,7 @@ class Planner:
         self.mark_all()
 
     def set_world(self, world: Globals) -> None:
-        """Change the globals; Services become dirty if their plans depend on the changed ones."""
+        """Change the globals; Services become dirty if their plans depend on a changed part."""
         before, self.world = self.world, world
         if _compiled_from(before) != _compiled_from(world):
             self.mark_all()
@@ -186,15 +187,14 @@ class Planner:
         self._dirty.update(dict.fromkeys(self.compiled))
 
     def take(self) -> list[Change]:
-        """Compile dirty Services; return the changes, those of important Services first."""
+        """Compile dirty Services; return the changes. The changes of important Services are first."""
         return [change for step in self.taking() for change in step]
 
     def taking(self) -> Iterator[Sequence[Change]]:
-        """Do the work of `take` in steps of STEP Services, or part of a large one; yield the changes of each.
-
-        Between steps events may be applied; their Services become dirty again. Only one iterator may be active, and it
-        must be exhausted. When weights and tables of many Services changed, some stay dirty, so that others do not wait
-        for them.
+        """Do the work of `take` in steps; yield the changes after each step. A step compiles STEP Services, or a part
+        of a large Service. Between steps events may be applied; their Services become dirty again. Only one iterator
+        may be active, and it must be exhausted. When weights and tables of many Services changed, some of these stay
+        dirty, so that other Services need not wait.
         """
         dirty = self._taken = self._begun()
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
@@ -241,12 +241,12 @@ class Planner:
     def _begun(self) -> dict[ServiceName, None]:
         """Return the dirty Services without the deferred ones.
 
-        A deleted Service is not deferred: another one may have its address already.
+        A deleted Service is not deferred, because another Service may have its address already.
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
-        if self.compiled:  # the first compilation defers none: the kernel may already serve it
+        if self.compiled:  # the first compilation defers no Service: the kernel may already serve it
             costs = self._budget.costs(dirty.keys())
             self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
             for name in self.deferred:
@@ -254,8 +254,9 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return one deferred Service that released an address to a `taken` Service; only one, as its change is
-        costly."""
+        """Return a deferred Service that released an address to a `taken` Service. Only one is returned, because its
+        change is costly.
+        """
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -319,7 +320,7 @@ class Planner:
         return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
 
     def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
-        """Return the reason why another Service owns a frontend, '' if the claimant owns it."""
+        """Return the reason why another Service owns a frontend, '' if the claimant is the owner."""
         claims = self._claims[family]
         written = frontend.kind in WRITTEN
         owner = claims.owner(frontend.key)
@@ -473,8 +474,9 @@ def _compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort precedes an external address; if it answers on all addresses, the Node's
-    addresses."""
+    """Return the addresses on which a NodePort takes precedence over an external address: those on which NodePorts
+    answer, or the Node's addresses if NodePorts answer on all addresses.
+    """
     ours = world.of(family)
     if ours is None:
         return ()

@@ -103,7 +103,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family of bindAddress, else of the Node's first address; None without both."""
+    """Return the family of bindAddress, else of the Node's first address; None if there is neither."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     listed = _listed(node)
@@ -130,10 +130,9 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node with the pod networks and the addresses of a family that it lost since `before`.
-
-    The Go kube-proxy reads both once at its start: NodePorts must continue to work when a Node is deleted or registered
-    again. Changed values are used.
+    """Return a Node to which the pod networks, and the addresses of a family, that it lost since `before` are added
+    again. NodePorts must continue to work when a Node is deleted or registered again; the Go kube-proxy reads these
+    values only once, at its start. Changed values are used.
     """
     families = {family_of(address) for _, address in _listed(node)}
     lost = [entry for entry, address in _listed(before) if family_of(address) not in families]
@@ -185,8 +184,8 @@ def _nodeport_ips(
     """Return the addresses on which NodePorts answer, None for all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # As in NewNodePortAddresses, an unknown address (here loopback) gives no network, and without a network a family
-    # has all addresses.
+    # As in NewNodePortAddresses, an unknown address of the node (here loopback) gives no network, and in a family
+    # without a network NodePorts answer on all addresses.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
@@ -202,7 +201,7 @@ def _health_check_only(
 ) -> tuple[bytes, ...]:
     """Return the loopback addresses on which health check ports are served, but no NodePorts.
 
-    For health checks the Go kube-proxy treats them like other addresses (GetNodeIPs of
+    For health checks the Go kube-proxy treats loopback addresses like other addresses (GetNodeIPs of
     pkg/proxy/util/nodeport_addresses.go).
     """
     if answering is None:  # health checks are served on every address
