@@ -43,9 +43,12 @@ def _print(given: argparse.Namespace, node: CheckedNode, report: Checkup) -> Non
     if not wrong and report.unknown:
         count = "nothing wrong was seen, but not everything could be looked at"
     output.say(f"{name}: {count}{who}")
+    first = len(report.unknown) if facts is None else 0  # the reason why no proxy was asked comes before all findings
+    for text in report.unknown[:first]:
+        output.marked(output.UNSEEN, text)
     for finding in report.findings:
         output.marked(finding.severity.mark, finding.what)
         output.say(f"     {finding.why}")
         output.say(f"     Fix: {finding.fix}")
-    for text in report.unknown:
+    for text in report.unknown[first:]:
         output.marked(output.UNSEEN, text)

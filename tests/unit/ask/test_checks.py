@@ -47,6 +47,7 @@ def link(name, up=True, running=True):
     return NetworkInterface(2, name, True, up, running)
 
 
+NOT_ACCEPTED = "the API server does not accept our credentials (token of /t): Unauthorized (code 401)"
 ROLES = {"eth0": "the Node's address 10.0.0.2", "cbr0": "the address 10.244.0.1 of the pod network"}
 
 
@@ -94,6 +95,33 @@ CASES: dict = {
             )
         ),
         [(BROKEN, "no list of services, nodes came yet, for 9 seconds: Unauthorized (code 401)")],
+    ),
+    "a token that the server does not accept, as the watches of a server report it": (
+        contact.reached(
+            reach(
+                *[
+                    watched(name, synced=False, connected=False, stale=9, trouble=f"{name}: {NOT_ACCEPTED}")
+                    for name in ("services", "endpointslices", "nodes", "servicecidrs")
+                ]
+            )
+        ),
+        [
+            (
+                BROKEN,
+                "no list of services, endpointslices, nodes, servicecidrs came yet, for 9 seconds: " + NOT_ACCEPTED,
+            )
+        ],
+    ),
+    "rights that are missing for several resources": (
+        contact.reached(
+            reach(
+                *[
+                    watched(name, connected=False, stale=90, trouble=f'{name} is forbidden: User "x" (code 403)')
+                    for name in ("services", "nodes")
+                ]
+            )
+        ),
+        [(DEGRADED, 'no watch of services, nodes for 90 seconds: services is forbidden: User "x" (code 403)')],
     ),
     "http to a port of TLS": (
         contact.reached(
@@ -288,6 +316,10 @@ CASES: dict = {
     "leftovers of the last one": (
         strangers.left_over([Trace("table ip kube-proxy", V4)], ""),
         [(DEGRADED, "rules without a proxy that answers: table ip kube-proxy")],
+    ),
+    "leftovers of the last one in both families": (
+        strangers.left_over([Trace("table ip kube-proxy", V4), Trace("table ip6 kube-proxy", V6)], ""),
+        [(DEGRADED, "rules without a proxy that answers: table ip kube-proxy, table ip6 kube-proxy")],
     ),
     "one variant": (
         strangers.both_variants(

@@ -300,6 +300,18 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
 
 
+def test_the_doctor_prints_first_that_no_proxy_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
+    monkeypatch.setattr(processes, "proxies", list)
+    assert run(["doctor", "--proxy-mode", "nftables", "--control-socket", str(tmp_path / "none.sock")]) == 1
+    assert capfd.readouterr().out.splitlines()[1].strip().startswith("?  no kube-proxy answers at")
+
+
 def test_the_doctor_reports_a_node_without_any_rules(
     folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,8 +58,8 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= QUIET)):
-            # Each cause has one finding for all resources.
-            cause = one.trouble if _fix(one.trouble) else f"{one.trouble} {one.resource}"
+            # Each fix has one finding for all resources that need it.
+            cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
         one, names = max(several, key=_gravity), ", ".join(each.resource for each in several)
@@ -69,7 +69,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
         yield Diagnosis(
             severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
             about="api",
-            what=what + (f": {one.trouble}" if one.trouble else ""),
+            what=what + (f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""),
             why=effect,
             fix=_fix(one.trouble) or "look at the API server's health and log",
         )

@@ -50,24 +50,24 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
     `place` is the address and port that the rules match, '' for all.
     """
     caught = f", with rules for {place}" * bool(place)
-    for trace in traces:
-        if mode:
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="leftovers",
-                what=f"left by another kube-proxy: {trace.what}{caught}",
-                why="connections may still be sent to deleted endpoints",
-                fix="make sure that no other kube-proxy runs, then restart this one: it removes the other's rules",
-            )
-        else:
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="leftovers",
-                what=f"rules without a proxy that answers: {trace.what}",
-                why="they serve Services with the endpoints that the proxy knew last",
-                fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
-                "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
-            )
+    places = [trace.what for trace in traces]
+    for what in places if mode else ():
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="leftovers",
+            what=f"left by another kube-proxy: {what}{caught}",
+            why="connections may still be sent to deleted endpoints",
+            fix="make sure that no other kube-proxy runs, then restart this one: it removes the other's rules",
+        )
+    if places and not mode:
+        yield Diagnosis(
+            severity=Severity.DEGRADED,
+            about="leftovers",
+            what=f"rules without a proxy that answers: {', '.join(places)}",
+            why="they serve Services with the endpoints that the proxy knew last",
+            fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
+            "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
+        )
 
 
 def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
