@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -48,7 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     for flag in FLAGS:
         if _sets_a_field(flag.name, flag.path) and not flag.hidden:
-            group.add_argument(f"--{flag.name}", metavar=flag.kind, help=argparse.SUPPRESS)
+            value: dict[str, Any] = {"nargs": "?", "const": "true"} if flag.kind == "bool" else {}
+            group.add_argument(f"--{flag.name}", metavar=flag.kind, help=argparse.SUPPRESS, **value)
     group.description = "Any other flag of kube-proxy that sets a field, with its value, such as --cluster-cidr."
 
 

@@ -300,6 +300,12 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
 
 
+@pytest.mark.parametrize("flag", ["--masquerade-all", "--masquerade-all=true", "--masquerade-all true"])
+def test_a_boolean_flag_of_plan_needs_no_value(flag: str, folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    run(["plan", *flag.split(), *folder])
+    assert "masqueradeAll: false -> true" in capfd.readouterr().out
+
+
 def test_the_doctor_prints_first_that_no_proxy_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
