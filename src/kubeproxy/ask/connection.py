@@ -81,7 +81,9 @@ class Explanation(Struct, frozen=True):
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
         if self.why.elsewhere is None and self.answer == "unknown":
-            more += ", but an endpoint did not answer this node (?)" * self._leaves_open("endpoints")
+            failed = all(one.failed for one in self.probes)
+            one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
+            more += f", but {one} this node (?)" * self._leaves_open("endpoints")
             more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
@@ -93,7 +95,8 @@ class Explanation(Struct, frozen=True):
     @property
     def fixes(self) -> list[str]:
         """The fixes that would let the connection pass."""
-        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in self.findings if one.is_wrong and one.fix))))
+        causes = [one for one in self.findings if one.is_wrong or one.severity is Severity.UNKNOWN]
+        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
 
     def fields(self) -> dict[str, object]:
         """Return it for programs."""

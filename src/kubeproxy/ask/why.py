@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,10 +11,14 @@ from msgspec.structs import replace
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.addresses import split_host_port
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
     PROTOCOLS,
+    Family,
+    Range,
     destination_text,
     family_of,
     front_text,
@@ -288,14 +293,23 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use
             return
-        # A list replaces the present addresses; in a family without a network, all addresses answer.
+        # A list replaces the present networks; in a family without a network, all addresses answer.
         parts = [part for family in world.families if (part := world.of(family)) is not None]
         chosen = [*(address for part in parts for address in part.nodeport_ips or ()), packet.destination]
         yield (
-            f"{use}, or add this one to nodePortAddresses in the proxy's configuration beside the present ones, which "
-            "otherwise cease to have NodePorts; see first what that changes: "
-            f"`kube-proxy plan --nodeport-addresses {','.join(map(_network, chosen))}`"
+            f"{use}, or add its network to nodePortAddresses in the proxy's configuration beside the present ones, "
+            "which otherwise cease to have NodePorts; the list holds for all nodes that share the configuration, so it "
+            "needs networks with an address of each; see first what it changes on this node: "
+            f"`kube-proxy plan --nodeport-addresses {','.join(_networks(chosen))}`"
         )
+
+
+def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
+    """Return the networks of this node's interfaces that have these addresses, an address alone if it is unknown."""
+    known: dict[bytes, Range] = {}
+    with suppress(NetlinkError):
+        known = {one.ip: one.network for family in Family for one in local_addresses(family)}
+    return dict.fromkeys(network_text(known.get(address, (address, address))) for address in addresses)
 
 
 def _network(address: bytes) -> str:
@@ -312,7 +326,8 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         yield (
             f"no EndpointSlice of {service} has an {key.family.label} endpoint: compare spec.selector with the pods' "
             f"labels ({kubectl} get pods --show-labels; {kubectl} get endpointslices -l "
-            f"kubernetes.io/service-name={key.name})"
+            f"kubernetes.io/service-name={key.name}); without spec.selector, create an EndpointSlice with the label "
+            f"kubernetes.io/service-name={key.name}"
         )
         return
     fields = [one.field for one in made.absent]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -24,11 +25,12 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
+from kubeproxy.kernel.conntrack.tracked import Tracked, target_of
 from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import PROTOCOLS, Family
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
 
@@ -165,6 +167,13 @@ def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answ
     assert all(fix in told.fixes[0] for fix in fixes)
     unsure = told.heading.endswith(", but an endpoint did not answer this node (?)")
     assert unsure is (answer == "unknown")
+
+
+def test_endpoints_that_all_refuse_this_node_have_a_fix():
+    connection = ProbedFor(is_node=False, own_address=[REFUSED])
+    told = Explanation(why(), tuple(present.findings(PROBED[1:], connection)), PROBED[1:])
+    assert told.heading.endswith(", but no endpoint accepted a connection from this node (?)")
+    assert (told.answer, "is targetPort right, and does the process listen on" in told.fixes[0]) == ("unknown", True)
 
 
 def test_rules_of_another_proxy_may_take_what_this_one_has_not():
@@ -358,3 +367,18 @@ def test_the_effect_of_a_chain_is_named(dropped, ends, verdict, effect):
     all_ends = [(packet.destination, packet.port) for packet in PACKETS[:ends]]
     (found,) = strangers.dropping([one._replace(verdict=verdict) for one in dropped], all_ends)
     assert (f"chain guard: {verdict} " in found.what, found.why.endswith(effect)) == (True, True), found.text
+
+
+@pytest.mark.parametrize(
+    ("protocol", "used", "said"),
+    [("UDP", 90, "shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"), ("UDP", 9, ""), ("TCP", 90, "raise")],
+)
+def test_the_fix_of_a_full_table_is_that_of_its_entries(protocol, used, said, monkeypatch):
+    target = target_of(FRONT, PROTOCOLS[protocol], 53)
+    held = [Tracked(target, bytes((10, 9, 9, n)) + b"\0\1", b"", 0, 0, b"") for n in range(used)]
+    monkeypatch.setattr(node_checks, "read_sysctl", lambda key: "100" if key.endswith("max") else str(used))
+    monkeypatch.setattr(node_checks.Netlink, "open", lambda *_: nullcontext())
+    monkeypatch.setattr(node_checks, "entries", lambda _, family: held if family is Family.IPV4 else [])
+    assert [said in one.fix and "tcpEstablished" not in one.fix for one in node_checks.full_conntrack()] == [
+        True
+    ] * bool(said)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kubeproxy.ask import why as why_module
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
+from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
@@ -41,15 +43,18 @@ def subject() -> Snapshot:
         (
             "10.244.0.1:30080",
             (
-                "use an address on which NodePorts answer, or add this one to nodePortAddresses in the proxy's "
-                "configuration beside the present ones, which otherwise cease to have NodePorts; see first what that "
-                "changes: `kube-proxy plan --nodeport-addresses "
-                f"{NODE_RANGE},{NODE_IPS[Family.IPV6]}/128,10.244.0.1/32`"
+                "use an address on which NodePorts answer, or add its network to nodePortAddresses in the proxy's "
+                "configuration beside the present ones, which otherwise cease to have NodePorts; the list holds for "
+                "all nodes that share the configuration, so it needs networks with an address of each; see first what "
+                "it changes on this node: `kube-proxy plan --nodeport-addresses "
+                f"192.0.2.0/24,{NODE_IPS[Family.IPV6]}/128,10.244.0.0/16`"
             ),
         ),
     ],
 )
-def test_a_fix_names_the_field(subject, target, fix):
+def test_a_fix_names_the_field(subject, target, fix, monkeypatch):
+    here = [Address(pack(text) or b"", bits, "eth0", 0) for text, bits in (("192.0.2.1", 24), ("10.244.0.1", 16))]
+    monkeypatch.setattr(why_module, "local_addresses", lambda family: here if family is Family.IPV4 else [])
     assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
 
 
@@ -110,3 +115,13 @@ def test_a_pod_without_a_node_name_does_not_reach_itself(node, other, source, re
     (end,) = [one for one in why.endpoints if one.address.startswith(source)] or why.endpoints[:1]
     fix = f"set endpoints[].nodeName: {HERE} for 10.244.0.7 in EndpointSlice default/mine"
     assert (why.outcome, end.returns, why.fixes) == ("forwarded", returns, () if returns else (fix,))
+
+
+def test_a_service_without_slices_may_need_one_made_by_hand():
+    planner = Planner(world())
+    planner.apply([Replaced("services", [service()]), Replaced("endpointslices", [])])
+    planner.take()
+    there = snapshot(planner)
+    (fix,) = explain(there, packet(there, "node", "10.96.0.1:80")).why.fixes
+    made = "without spec.selector, create an EndpointSlice with the label kubernetes.io/service-name=web"
+    assert ("compare spec.selector" in fix, fix.endswith(made)) == (True, True), fix

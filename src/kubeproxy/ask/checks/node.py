@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,10 +13,14 @@ from msgspec import Struct
 from kubeproxy.ask.checks import settings
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.flows import fullness
+from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import route
+from kubeproxy.kernel.conntrack.tracked import Level, entries
+from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, hairpin_ports, local_addresses, way_out
@@ -181,8 +186,15 @@ def number(key: str) -> int | None:
 
 def full_conntrack() -> Iterator[Diagnosis]:
     """Check whether the connection table is nearly full."""
-    count, limit = int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX))
-    return settings.filled(settings.tracked(count, limit), "conntrack")
+    level = Level(int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX)))
+    found = fullness.Fillers(ServedPorts((), {}))
+    if level.entries >= settings.FILLING * level.limit > 0:  # reading all entries takes 5 us each
+        with suppress(NetlinkError), Netlink.open(NETLINK_NETFILTER) as link:
+            for family in Family:
+                for entry in entries(link, family):
+                    found.add(entry)
+    room = settings.tracked(*level, fullness.fixes(level, (), found.clients, found.states))
+    return settings.filled(room, "conntrack")
 
 
 def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -182,15 +182,14 @@ def down(
             )
 
 
-def tracked(count: int, limit: int) -> Room:
-    """Return the used fraction of the connection tracking table."""
+def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
+    """Return the used fraction of the connection tracking table; `fixes` make room in it."""
     return Room(
         "connection tracking",
         count,
         limit,
         why="when it is full new connections are dropped: all of the node's, not those to Services alone",
-        fix="`kube-proxy conntrack` shows who fills it; raise conntrack.maxPerCore or conntrack.min; "
-        "lower conntrack.tcpEstablishedTimeout where clients leave connections open",
+        fix="; ".join(("`kube-proxy conntrack` shows its Services and clients", *fixes)),
     )
 
 

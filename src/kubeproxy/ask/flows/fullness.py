@@ -109,7 +109,7 @@ def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seco
         services=services,
         clients=clients,
         problems=problems,
-        fixes=tuple(_fixes(level, services, clients, states)) if problems else (),
+        fixes=tuple(fixes(level, services, clients, states)) if problems else (),
     )
 
 
@@ -135,9 +135,8 @@ def _were(number: int, thing: str, things: str = "") -> str:
     return f"1 {thing} was" if number == 1 else f"{number} {things or thing + 's'} were"
 
 
-def _fixes(
-    level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]
-) -> Iterator[str]:
+def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]) -> Iterator[str]:
+    """Yield changes that make room, from the largest users and the number of entries by protocol and state."""
     for filler in (*list(services)[:1], *list(clients)[:1]):
         if filler.entries > _MANY * max(level.entries, 1):
             yield (

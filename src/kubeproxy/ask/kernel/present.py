@@ -240,17 +240,19 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             yield _blocked(what, drop, is_node=connection.is_node)
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
-            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_THIS_NODE_ALONE}")
+            reason = f"{cause}, or {_THIS_NODE_ALONE}"
+            fix = f"{closed}: {_LISTENS}" if one.refused and not reached else ""
+            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, reason, fix)
         else:
             fix = (
-                f"{closed}: is targetPort right, and does the process listen on the pod's address rather than on "
-                "127.0.0.1? Or a NetworkPolicy or a firewall rejects this node: let it pass"
+                f"{closed}: {_LISTENS} Or a NetworkPolicy or a firewall rejects this node: let it pass"
                 if one.refused
                 else f"this node does not reach {silent}: look at the pod network, and at NetworkPolicies"
             )
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix)
 
 
+_LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
 _THIS_NODE_ALONE: Final = (
     "a NetworkPolicy or a firewall rejects this node alone; the endpoint sees the client's own address, so only a "
     "connection of the client shows it"
