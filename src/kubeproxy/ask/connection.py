@@ -78,6 +78,9 @@ class Explanation(Struct, frozen=True):
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
             return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
+        stop = next((one for one in self.findings if one.stops_all and one.is_wrong), None)
+        if stop is not None and self.why.forwarded:
+            return self.why.heading_with(f"it does not get through: {stop.what} (x)")
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
         if self.why.elsewhere is None and self.answer == "unknown":
@@ -129,7 +132,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if asked.running:
         way = _way(node, why, explained)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
-        findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around)]
+        findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around, way.passing)]
     else:
         findings += _unasked()
     return Explanation(why, (*findings, *present.findings(probes, _probed_for(node, why, probes))), probes)
@@ -175,7 +178,7 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
         lost = [one.share for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
         if lost:
             what = f"{sum(lost):.1%} of the connections time out"
-            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix)
+            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix, len(lost) == len(why.endpoints))
         reason = (
             "client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint answers "
             "the client directly, with an address that the client did not ask"
@@ -195,9 +198,14 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
         yield from unreflecting_bridges(node, source, share)
 
 
-def _around(report: Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity for this connection: certain or possible cause."""
-    for finding in report.findings:
+def _around(report: Checkup, passing: Collection[PassingPacket] = ()) -> Iterator[Diagnosis]:
+    """Yield the node's findings, with the severity for this connection: certain or possible cause.
+
+    `passing` are its packets: one to an endpoint of this node itself is not forwarded.
+    """
+    at_node = any(one.hook == "input" and one.translated for one in passing)
+    for each in report.findings:
+        finding = replace(each, stops_all=each.stops_all and (each.about == "conntrack" or not at_node))
         stops = Severity.BROKEN if finding.stops_connections else Severity.NOTE
         yield finding if finding.severity is Severity.UNKNOWN else replace(finding, severity=stops)
     for text in report.unknown:

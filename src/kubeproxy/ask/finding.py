@@ -32,13 +32,17 @@ class Severity(IntEnum):
 
 
 class Diagnosis(Struct, frozen=True):
-    """A finding: the fact, its consequence, and the fix. `about` is the name of the check, a single word."""
+    """A finding: the fact, its consequence, and the fix.
+
+    `about` is the name of the check, a single word. `stops_all`: it stops every connection through this node.
+    """
 
     severity: Severity
     about: str
     what: str
     why: str = ""
     fix: str = ""
+    stops_all: bool = False
 
     @property
     def stops_connections(self) -> bool:
@@ -68,8 +72,7 @@ class Diagnosis(Struct, frozen=True):
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
         """Return the finding of such a row. Raises KeyError for a row without a field, or of an unknown severity."""
-        texts = (row[name] for name in ("about", "what", "why", "fix"))
-        return cls(Severity[row["severity"].upper()], *texts)
+        return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

@@ -353,6 +353,10 @@ CASES: dict = {
         [(BROKEN, "cbr0, which has the address 10.244.0.1 of the pod network, is down")],
     ),
     "no firewall": (strangers.firewalls([], ENDPOINTS, False), []),
+    "chain with kube-proxy's marks": (
+        strangers.firewalls([Filter("t", "ip", "c", "forward", True, False, 0, marked=True)], ENDPOINTS, False),
+        [(BROKEN, "t, chain c: drops all new connections that are not masqueraded at the hook forward")],
+    ),
     "open chain": (strangers.firewalls([Filter("t", "ip", "c", "forward", False, False, 0)], ENDPOINTS, False), []),
     "closed chain": (
         strangers.firewalls([Filter("table ip t", "ip", "c", "forward", True, False, 0)], ENDPOINTS, False),

@@ -90,6 +90,11 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
             1,
             "connection tracking is 99% full: 99 of 100: when it is full",
         ),
+        (
+            settings.filled(settings.tracked(100, 100), "conntrack"),
+            1,
+            "connection tracking is 100% full: 100 of 100: when it is full",
+        ),
         (settings.filled(settings.tracked(85, 100), "conntrack"), 0, "connection tracking is 85% full"),
         (gone(480), 1, "the API server cannot be reached at h: refused: traffic uses the state known 8 minutes ago"),
         (gone(30), 0, None),
@@ -104,7 +109,10 @@ def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings
     wrong = (
         ", unless another kube-proxy's rules take it first (x)" if findings is STALE else ", but not all is well (x)"
     )
-    assert told.heading.endswith("kube-proxy forwards it" + wrong * bool(status))
+    whole = "kube-proxy forwards it" + wrong * bool(status)
+    stop = next((one.what for one in told.findings if one.stops_all), "")
+    assert bool(stop) is any(one in str(line) for one in ("ip_forward is 0", "drops all new", "100% full"))
+    assert told.heading.endswith(f": it does not get through: {stop} (x)" if stop else whole)
     assert told.fields()["answer"] == told.answer
 
 
@@ -382,3 +390,17 @@ def test_the_fix_of_a_full_table_is_that_of_its_entries(protocol, used, said, mo
     assert [said in one.fix and "tcpEstablished" not in one.fix for one in node_checks.full_conntrack()] == [
         True
     ] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("forced", "everywhere", "marks"), [({"eth0", "cni0"}, 0, ""), ({"eth0"}, 0, "x"), ((), 0, "x"), ((), 1, "")]
+)
+def test_ipv6_forwards_what_arrives_by_interfaces_that_are_forced_to(forced, everywhere, marks, monkeypatch):
+    def number(key: str) -> int:
+        return int(key.split("/")[3] in forced) if key.endswith("force_forwarding") else everywhere
+
+    monkeypatch.setattr(node_checks, "number", number)
+    passing = [PACKETS[0]._replace(interfaces=(name, "")) for name in ("eth0", "cni0")]
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), family=Family.IPV6, passing=passing)
+    found = settings.forwarding(node_checks.forwarding_settings(node), FlowsEnd.ENDPOINTS)
+    assert "".join(one.severity.mark for one in found) == marks

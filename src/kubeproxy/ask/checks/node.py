@@ -32,7 +32,7 @@ from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.setup import host, modes
 
 _ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
-_IP_FORWARD = settings.FORWARDING[Family.IPV4]
+_IP_FORWARD, _IPV6_FORWARD = settings.FORWARDING[Family.IPV4], settings.FORWARDING[Family.IPV6]
 _ROUTES = Path("/proc/thread-self/net/route")
 _ETHERNET = "1"  # ARPHRD_ETHER
 _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
@@ -102,9 +102,22 @@ class CheckedNode(Struct, frozen=True):
 
 
 def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
-    """Return the sysctls of forwarding of each family, with their present values."""
-    keys = [settings.FORWARDING[family] for family in node.families]
-    return [settings.Setting(key, 1, number(key)) for key in keys]
+    """Return the sysctls of forwarding of each family, with their present values.
+
+    IPv6 forwards what arrives by an interface with force_forwarding, whatever that of all interfaces is (ip6_forward in
+    net/ipv6/ip6_output.c of Linux 6.17).
+    """
+    found = {settings.FORWARDING[family]: number(settings.FORWARDING[family]) for family in node.families}
+    ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"} or _entrances()
+    if all(number(f"net/ipv6/conf/{name}/force_forwarding") for name in ways) and _IPV6_FORWARD in found:
+        found[_IPV6_FORWARD] = 1
+    return [settings.Setting(key, 1, value) for key, value in found.items()]
+
+
+def _entrances() -> set[str]:
+    """Return the interfaces by which packets arrive: packets from a port of a bridge come in by the bridge."""
+    names = {name for _, name in socket.if_nameindex()} - modes.interfaces() - {"lo"}
+    return {name for name in names if not (SYS / name / "master").exists()}
 
 
 def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
@@ -115,14 +128,7 @@ def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
     """
     if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not number(_IP_FORWARD):
         return
-    inner = modes.interfaces() | {"lo"}
-    closed = [
-        name
-        for _, name in socket.if_nameindex()
-        if name not in inner
-        and not (SYS / name / "master").exists()  # packets from a port of a bridge come in by the bridge
-        and number(f"net/ipv4/conf/{name}/forwarding") == 0
-    ]
+    closed = [name for name in sorted(_entrances()) if number(f"net/ipv4/conf/{name}/forwarding") == 0]
     if closed and node.passing:
         # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
         ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}

@@ -53,6 +53,7 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Dia
                 why="connections of pods and from outside to Services are translated, and then not forwarded to "
                 "endpoints: they time out",
                 fix=f"sysctl -w {_name(one.key)}=1, {_PERSIST}",
+                stops_all=True,
             )
 
 
@@ -202,6 +203,7 @@ def filled(room: Room, about: str) -> Iterator[Diagnosis]:
             what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
             why=room.why,
             fix=room.fix,
+            stops_all=about == "conntrack" and room.used >= room.limit,
         )
 
 

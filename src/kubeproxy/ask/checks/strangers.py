@@ -127,6 +127,7 @@ def dropping(drops: Iterable[Drop], ends: Collection[tuple[bytes, int]] = ()) ->
         )
 
 
+_UNMARKED: Final = " that are not masqueraded"
 _PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
 )
@@ -168,10 +169,15 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
             yield Diagnosis(
                 severity=Severity.BROKEN,
                 about="firewall",
-                what=f"{one.where}, chain {one.chain}: drops all new connections at the hook {one.hook}",
-                why="none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
+                what=f"{one.where}, chain {one.chain}: drops all new connections{_UNMARKED * one.marked} at the hook "
+                f"{one.hook}",
+                why="KUBE-FORWARD alone accepts new ones: NodePorts pass under policy Cluster; connections of pods to "
+                "cluster IPs, and all under policy Local, time out"
+                if one.marked
+                else "none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
                 fix=f"let it accept translated packets: `ct status dnat accept` in {one.where} {one.chain}, or "
                 "for iptables `-m conntrack --ctstate DNAT -j ACCEPT`; `kube-proxy trace` shows a packet's way",
+                stops_all=not one.marked,
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
