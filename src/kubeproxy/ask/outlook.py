@@ -81,12 +81,13 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     same = mode.name == old_mode.name
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local), *leftovers(mode, unknown)]
     pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)
+    found = shifts(*sides, local, pods)
     return Outlook(
         mode=mode.name,
         fields=tuple(differences(now, new)),
-        shifts=tuple(shifts(*sides, local, pods)),
+        shifts=tuple(found),
         remarks=(*_unmet(now, new), *resized(*sides, pods), *remarks(*sides, same_mode=same)),
-        node=tuple(node),
+        node=(*spared(found), *node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),
         lacks=lacks,
         unknown=tuple(unknown),
@@ -210,6 +211,7 @@ _KINDS: Final = {
 }
 _SHOWN: Final = 5
 _SERVED: Final = "served"
+_HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
 _NOTHING: Final = "not answered by Services"
 _WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
 
@@ -297,6 +299,13 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     return _folded(found)
 
 
+def spared(found: Iterable[Shift]) -> Iterator[str]:
+    """Yield a sentence if pods of other nodes are affected, and no known pod of this node."""
+    affected = {place for one in found for who in one.who for place in (_HERE, _ELSEWHERE) if who.startswith(place)}
+    if affected == {_ELSEWHERE}:
+        yield "no known pod of this node is affected, only pods of other nodes"
+
+
 def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
     """Return the shifts with equal changes joined, first over clients and then over places."""
     by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
@@ -368,9 +377,10 @@ def _clients(
         groups: dict[tuple[str, str], list[KnownPod]] = {}
         for one in known:
             words = " and ".join(d.words for d in detectors if d.holds(one.address, ""))
-            where = "this node" if one.node == before.planner.world.node_name else "other nodes"
-            groups.setdefault((f"pods on {where}" if one.node else "pods", words), []).append(one)
-        return found + [_known(f"{who} by {words}", each) for (who, words), each in groups.items() if words]
+            where = _HERE if one.node == before.planner.world.node_name else _ELSEWHERE
+            groups.setdefault((where if one.node else "pods", words), []).append(one)
+        ordered = sorted(groups.items(), key=lambda item: (_HERE, _ELSEWHERE, "pods").index(item[0][0]))
+        return found + [_known(f"{who} by {words}", each) for (who, words), each in ordered if words]
     made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
     return found + _together([pod for pod in made_up if pod is not None])
 
@@ -439,11 +449,14 @@ def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownP
         if old == new or {old.kind, new.kind} != {"network"}:
             continue
         count = sum(len(pod.address) == family.address_size for pod in pods)
+        compared = (
+            "1 known pod or network was compared" if count == 1 else f"{count} known pods or networks were compared"
+        )
         ours, theirs = ip_network(old.value), ip_network(new.value)
         for one, other, verb in ((ours, theirs, "no longer count"), (theirs, ours, "newly count")):
             if parts := _without(one, other):
                 where = ", ".join(map(str, parts[:_SHOWN])) + (", ..." if len(parts) > _SHOWN else "")
-                yield f"a client in {where} would {verb} as a pod; only {count} known pods or networks were compared"
+                yield f"a client in {where} would {verb} as a pod; only {compared}"
 
 
 def _without(one: Network, other: Network) -> list[Network]:

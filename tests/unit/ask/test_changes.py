@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts
+from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts, spared
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
@@ -105,15 +105,39 @@ NETWORK = "the pod network 10.244.0.0/16"
             {f"10.244.200.{end}": HERE for end in range(1, 8)},
             [f"pods on this node by {NETWORK} ({', '.join(f'10.244.200.{n}' for n in range(1, 6))}, and 2 more)"],
         ),
+        (
+            {"10.244.200.1": THERE, "10.244.201.1": "", "10.244.202.1": HERE},
+            [
+                f"pods on this node by {NETWORK} (10.244.202.1)",
+                f"pods on other nodes by {NETWORK} (10.244.200.1)",
+                f"pods by {NETWORK} (10.244.201.1)",
+            ],
+        ),
         ({}, [f"pods by {NETWORK}"]),  # nobody knows where they are
     ],
-    ids=["all in both", "one here", "one of another node", "here, there and somewhere", "many", "none is known"],
+    ids=[
+        "all in both",
+        "one here",
+        "one of another node",
+        "here, there and somewhere",
+        "this node first",
+        "many",
+        "none is known",
+    ],
 )
 def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
     before, after = recognising("10.244.0.0/16"), recognising("10.244.0.0/17")
     made = shifts(before, after, LOCAL, [KnownPod(pack(pod), pod, node) for pod, node in pods.items()])
     assert [list(one.who) for one in made if one.where == ("IPv4 cluster IPs",)] == [said_of] * bool(said_of)
     assert bool(made) is bool(said_of)
+
+
+def test_it_is_reported_that_no_pod_of_this_node_is_affected():
+    before, after = recognising("10.244.0.0/16"), recognising("10.244.0.0/17")
+    for node, count in ((THERE, 1), (HERE, 0), ("", 0)):
+        made = shifts(before, after, LOCAL, [KnownPod(pack("10.244.200.1"), "10.244.200.1", node)])
+        assert list(spared(made)) == ["no known pod of this node is affected, only pods of other nodes"] * count
+    assert list(spared([])) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +152,7 @@ def test_a_pod_network_that_is_cut_matters_to_pods_outside_of_it(pods, said_of):
 )
 def test_addresses_of_one_pod_network_only_are_named(old, new, parts):
     pods = [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE), KnownPod(pack("fd00::1"), "fd00::1", HERE)]
-    compared = "as a pod; only 1 known pods or networks were compared"
+    compared = "as a pod; only 1 known pod or network was compared"
     assert list(resized(recognising(old), recognising(new), pods)) == [f"a client in {one} {compared}" for one in parts]
 
 
