@@ -279,6 +279,7 @@ def test_releases_do_not_collide() -> None:
     asked = SET | ON_ALL_ADDRESSES | {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
     asked |= {"startupTaint": "kube-proxy-py/not-ready"}
     where = [("kube-proxy-py", "kube-system"), ("canary", "kube-system"), ("kube-proxy-py", "network")]
+    where.append(("kube-proxy-py-network", "kube-system"))
     whole = {"ClusterRole", "ClusterRoleBinding"}
     seen: set[tuple[str, str, str]] = set()
     for release, namespace in where:
@@ -299,12 +300,18 @@ def test_releases_do_not_collide() -> None:
         assert template["metadata"]["labels"]["k8s-app"] == account["name"]
         assert re.search("kube-proxy", account["name"])  # the job's name, by which the alerts ask
         assert f"-l k8s-app={account['name']} " in str(one(objects, "PrometheusRule")["spec"])
-    assert len(seen) == 3 * len(objects)
+    assert len(seen) == len(where) * len(objects)
 
 
 def test_helm_has_nothing_against_the_chart() -> None:
     for values in (VALUES | MORE_VALUES).values():
         assert helm.lint(CHART, values) == ""
+
+
+def test_the_notes_say_where_metrics_of_an_existing_configuration_must_be_served() -> None:
+    values = SET | KUBEADM | {"podMonitor": {"enabled": True}}
+    assert "set metricsBindAddress to 0.0.0.0:10249 in kube-proxy" in helm.notes(CHART, values, "kube-system")
+    assert "metricsBindAddress" not in helm.notes(CHART, SET | KUBEADM, "kube-system")
 
 
 @pytest.mark.parametrize(

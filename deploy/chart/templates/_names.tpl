@@ -4,10 +4,10 @@
 {{- contains "kube-proxy" $release | ternary $release (printf "%s-kube-proxy-py" $release) -}}
 {{- end -}}
 
-{{/* The name of what is in no namespace: releases of two namespaces may have one name. */}}
+{{/* The name of what is in no namespace: releases of two namespaces may have one name. No release has a colon in its name. */}}
 {{- define "kubeproxy.clusterName" -}}
 {{- include "kubeproxy.name" . -}}
-{{- if ne .Release.Namespace "kube-system" }}-{{ .Release.Namespace }}{{ end -}}
+{{- if ne .Release.Namespace "kube-system" }}:{{ .Release.Namespace }}{{ end -}}
 {{- end -}}
 
 {{/* The ConfigMap that is mounted. Ours has a hash of its content in its name, as that of kustomize. */}}
