@@ -1,7 +1,7 @@
 """The chains of all programs, in nf_tables and in both variants of iptables. Reads only, changes nothing.
 
-nf_tables is read over netlink, where iptables-nft keeps its rules too; legacy iptables only if the kernel lists its
-tables, because reading a missing table would create it. Source: include/uapi/linux/netfilter of Linux 6.18.
+nf_tables, where iptables-nft keeps its rules too, is read over netlink. Legacy iptables is read only if the kernel
+lists its tables, because reading a missing table would create it. Source: include/uapi/linux/netfilter of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/
             continue
         for table in legacy_tables(family, net):
             for line in xtables.commands(LEGACY[family]).saved(table):
-                if line.startswith("-A "):  # rules follow the chains; there may be many
+                if line.startswith("-A "):  # rules follow the chains, and there may be many rules
                     break
                 if line.startswith(":"):
                     found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))

@@ -72,7 +72,9 @@ _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
-_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(1, b"\6")  # with the version of ipset's protocol
+_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(
+    1, b"\6"
+)  # the attribute with the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
 # The length of a list has 16 bits, and the kernel returns a refused message completely.
@@ -108,9 +110,9 @@ _ERRORS: Final = {
 class SetEntry(NamedTuple):
     """An entry of any type of set; fields that its type does not have are empty.
 
-    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net, the
-    bits of which beyond `prefixlen` must be 0: the kernel clears them, so the entry would be read back with another
-    address.
+    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net. Bits of
+    the network beyond `prefixlen` must be 0, because the kernel clears these bits, and the entry would be read back
+    with another address.
     """
 
     ip: bytes = b""
@@ -143,7 +145,9 @@ class SetCounts(NamedTuple):
 
 
 class EntriesRefusedError(ApplyError):
-    """The kernel refused entries: `refused` contains each refused entry with its error. The others are in effect."""
+    """The kernel refused entries: `refused` contains each refused entry with its error. All other entries of the
+    request are in effect.
+    """
 
     def __init__(self, refused: Sequence[tuple[SetEntry, NetlinkError]]) -> None:
         self.refused = list(refused)
@@ -202,7 +206,7 @@ class Ipsets(Closing):
                 raise
 
     def swap(self, first: str, second: str) -> None:
-        """Exchange the contents of two sets of one type, atomically for the rules that use them."""
+        """Exchange the contents of two sets of one type, atomically for the rules that use these sets."""
         payload = _named(first) + text_attribute(_SECOND_NAME, second)
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
@@ -226,7 +230,7 @@ class Ipsets(Closing):
 
     @understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
-        """Return the counts of all sets by name; the kernel sends no entries, so this costs little."""
+        """Return the counts of all sets by name. This is fast, because the kernel sends no entries."""
         found = {}
         for one in self._dump(_HEAD + number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
             numbers = {kind: int.from_bytes(value, "big") for kind, value in parts(one.get(_DATA, b"")).items()}
@@ -254,7 +258,7 @@ class Ipsets(Closing):
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
         """Send many entries in a message.
 
-        The kernel stops at the first invalid one: then each is sent in a message of its own.
+        The kernel stops at the first invalid entry; then each entry is sent in a separate message.
         """
         head, line = _named(name), attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
@@ -277,7 +281,7 @@ class Ipsets(Closing):
 
     @understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
-        """Return the newest revision of a set type that the kernel supports; this loads its module."""
+        """Return the newest revision of a set type that the kernel supports. This loads the module of the type."""
         if kind not in self._revisions:
             request = _HEAD + text_attribute(_TYPE_NAME, kind.type) + attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"

@@ -32,7 +32,7 @@ from kubeproxy.kernel.netlink.protocol import (
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, family_of, place_text
 
 GENERIC: Final = struct.Struct("=BBH")
-"""The header of generic netlink's families, struct genlmsghdr: command, version."""
+"""struct genlmsghdr, the header of messages of generic netlink: command, version."""
 _CONTROL: Final = 0x10  # GENL_ID_CTRL
 _GET_FAMILY: Final = 3  # CTRL_CMD_GETFAMILY
 _FAMILY_ID: Final = 1
@@ -85,16 +85,17 @@ _INACTIVE: Final = 8
 _PERSISTENT: Final = 9
 _REAL_FAMILY: Final = 11
 
-# The attributes that identify a virtual server: address family, protocol, address, port, packed at once, which makes
+# The attributes that identify a virtual server: address family, protocol, address, port. Packing all four at once makes
 # batches cheap. The length of an attribute includes its header of four bytes, and no padding.
 _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
-# After the scheduler, whose length varies: flags and mask, timeout, netmask.
+# The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Address, port, address family; an addition or change also has forwarding method, weight and both thresholds.
+# The attributes of a real server: address, port, address family. An addition or change also has forwarding method,
+# weight and the two thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
-# The offsets of address and port in both.
+# The offsets of address and port in each of the two structures.
 _AT_ADDRESS: Final = 8
 _AT_PORT: Final = 28
 
@@ -152,7 +153,8 @@ class ServerChange(NamedTuple):
 
 
 class RefusedError(ApplyError):
-    """The kernel refused changes of a batch: `refused` has each with its error. The others are in effect.
+    """The kernel refused changes of a batch: `refused` has each refused change with its error. All other changes are in
+    effect.
 
     The codes are EEXIST for adding an existing object, ESRCH for a missing virtual server, ENOENT for a missing real
     server or scheduler.
@@ -204,8 +206,8 @@ class Ipvs(Closing):
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Make changes that are packed already; `named` returns the change with a number, for errors. Raises
-        RefusedError."""
+        """Make changes that are packed already. For errors, `named` returns the change with a given number in the
+        sequence. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
             (change := named(number), NetlinkError(code, f"cannot {change}", text))
@@ -263,7 +265,7 @@ class Ipvs(Closing):
 def family_id(netlink: Netlink, name: str) -> int:
     """Return the message type of a family of generic netlink. Raises Unsupported if the kernel has no such family."""
     request = GENERIC.pack(_GET_FAMILY, 1, 0) + text_attribute(_FAMILY_NAME, name)
-    # All families: a dump does not fail if one is missing.
+    # A dump of all families, because it does not fail if the wanted family is missing.
     for place in answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
         found = parts(*place)
         if text_of(found.get(_FAMILY_NAME, b"")) == name:
@@ -363,10 +365,9 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 
 class RealServerReader:
-    """Reads real servers. The first entry determines the layout, which all entries of one kernel share.
-
-    That takes a quarter of the time of a walk over the attributes. An entry with another layout determines the layout
-    of the next ones.
+    """Reads real servers. The first entry determines the layout, which usually all entries of a kernel have. Reading by
+    a layout takes a quarter of the time of a walk over the attributes. An entry with another layout determines the
+    layout of the entries after it.
     """
 
     def __init__(self) -> None:
@@ -387,7 +388,7 @@ class RealServerReader:
             yield RealServer(address[:size] + port, weight, active, inactive, persistent, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """Return headers and values alternately, None if the layout differs."""
+        """Return attribute headers and values in turn, None if the layout differs."""
         if not self._headers or end - start < self._struct.size:
             return None
         values = self._struct.unpack_from(data, start)

@@ -1,7 +1,7 @@
 """Interfaces, addresses and routes of the network namespace: listed, looked up, and announced when they change; the
 dummy interface of ipvs mode with its many addresses; bridges, and whether forwarded packets pass iptables and nftables.
 
-`model/` decides which addresses are node addresses or serve NodePorts. Sources: rtnetlink(7),
+`model/` decides which addresses are node addresses, or are addresses of NodePorts. Sources: rtnetlink(7),
 include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and net/bridge/br_netfilter_hooks.c of Linux 6.18.
 """
 
@@ -69,7 +69,9 @@ _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, pref
 
 
 class NetworkInterface(NamedTuple):
-    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and whether it also has a carrier."""
+    """An interface. Three facts: whether it is Ethernet (no loopback, no tunnel), whether it is switched on, and
+    whether it is switched on and has a carrier.
+    """
 
     number: int
     name: str
@@ -108,7 +110,9 @@ def link_index(name: str) -> int | None:
 
 @understood("interfaces")
 def _index(netlink: Netlink, name: str) -> int | None:
-    """Return an interface's index over netlink: other calls run modprobe for a missing name (dev_load)."""
+    """Return an interface's index. It is read over netlink, because other calls run modprobe for a missing name
+    (dev_load).
+    """
     try:
         buffers = netlink.ask(_GET_LINK, _ANY_LINK + text_attribute(_NAME, name), f"the interface {name}")
     except NetlinkError as error:
@@ -120,9 +124,8 @@ def _index(netlink: Netlink, name: str) -> int | None:
 
 
 def ensure_dummy(name: str) -> int:
-    """Return the index of a dummy interface, which is created if it is missing, and set up.
-
-    It gets no link-local address. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
+    """Return the index of a dummy interface, which is created if it is missing, and switched on. The interface gets no
+    link-local address. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
     """
     with Netlink.open(NETLINK_ROUTE) as netlink:
         index = _index(netlink, name)
@@ -154,12 +157,14 @@ def link_addresses(name: str, family: int) -> set[bytes]:
 
 
 def add_addresses(index: int, ips: Collection[bytes]) -> None:
-    """Add packed addresses, as /32 and /128, to an interface; existing ones are accepted. Raises ApplyError."""
+    """Add packed addresses, as /32 and /128, to an interface; addresses that it has already are accepted. Raises
+    ApplyError.
+    """
     _change(_NEW_ADDRESS, index, ips, "add", errno.EEXIST)
 
 
 def remove_addresses(index: int, ips: Collection[bytes]) -> None:
-    """Remove packed addresses from an interface; missing ones are accepted. Raises ApplyError."""
+    """Remove packed addresses from an interface; addresses that it does not have are accepted. Raises ApplyError."""
     _change(_DELETE_ADDRESS, index, ips, "remove", errno.EADDRNOTAVAIL)
 
 
@@ -196,7 +201,7 @@ SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in
 
 
 class Bridge(NamedTuple):
-    """A bridge, and the families whose forwarded packets pass the rules."""
+    """A bridge, and the families of those packets that pass the rules when the bridge forwards them."""
 
     name: str
     filtered: tuple[Family, ...]
@@ -289,7 +294,7 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
 
 
 class AddressMonitor(Closing):
-    """Reports that addresses of either family changed, for loop.add_reader(monitor.fileno(), ...).
+    """Reports that addresses of any family changed, for loop.add_reader(monitor.fileno(), ...).
 
     Changes of `ignored` interfaces, by name, do not count.
     """

@@ -1,4 +1,5 @@
-"""The reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a route that refuses it.
+"""The reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a route that refuses the
+packet.
 
 The kernel decides (`refusal`); `refused_by` finds the name of that rule or route. Sources: rtnetlink(7),
 include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
@@ -39,8 +40,8 @@ _ALL_BITS: Final = 0xFFFFFFFF
 
 
 class RoutedPacket(NamedTuple):
-    """A packet: packed addresses, the source None if the kernel picks it; the incoming interface, '' for a packet of
-    this node; mark, protocol and destination port.
+    """A packet: packed addresses (the source is None if the kernel picks the source); the incoming interface, '' for a
+    packet of this node; mark, protocol and destination port.
     """
 
     source: bytes | None
@@ -61,7 +62,7 @@ def refusal(packet: RoutedPacket) -> int:
         more += attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
     if packet.mark:
         more += attribute(_MARK, struct.pack("=I", packet.mark))
-    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel looks up no other families
+    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel routes no other families
         more += number_attribute(_PROTOCOL, packet.protocol, 1) + number_attribute(_PORT, packet.port, 2)
     try:
         ask_route(packet.destination, more, has_source=packet.source is not None)

@@ -1,7 +1,7 @@
-"""Entries of connection tracking, of every protocol with ports; the size of its table, and its failures. Reads only.
-
-The kernel can select entries by their status: those that it skips cost this process nothing. It counts failures by
-network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15).
+"""Entries of connection tracking, of every protocol with ports; the size of the table, and the failures of connection
+tracking. Reads only. The kernel can select entries by their status; entries that it skips cost this process nothing.
+The kernel counts failures by network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18
+(CTA_STATUS_MASK since 5.15).
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class EntryLayout:
     ) -> Iterator[Ends | None]:
         """Yield the entries in a buffer whose target is one of `targets`, or has one of `ports`; None selects all.
 
-        an entry of another protocol, or without ports, gives None.
+        An entry of another protocol, or without ports, gives None.
 
         One long function with local names: its loop runs 100,000 times for each sync of a busy node.
         """
@@ -263,7 +263,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    """Return CTA_PROTOINFO_TCP_STATE, the first attribute, or 0."""
+    """Return the value of CTA_PROTOINFO_TCP_STATE, if that is the first attribute, else 0."""
     # CTA_PROTOINFO_TCP is attribute 1, and the state inside it is attribute 1 as well.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
@@ -293,7 +293,9 @@ _ALL_FAMILIES: Final = netfilter_header()
 
 
 class Level(NamedTuple):
-    """The number of entries of this network namespace, and the limit for each namespace of the machine; 0 for none."""
+    """The number of entries of this network namespace, and the limit for each network namespace (0 for none), which the
+    machine sets for all.
+    """
 
     entries: int
     limit: int
@@ -304,8 +306,8 @@ class Refusals(NamedTuple):
 
     `dropped`: packets without room for an entry, or refused by a helper. `early`: entries of unanswered or closing
     connections that were removed for new ones. `failed`: packets dropped because another packet created their entry
-    first, or their translated addresses were in use. `clashes`: the same cases without a loss. `chains`: packets
-    dropped because a bucket has too many entries. `invalid`: packets that belong to no connection.
+    first, or their translated addresses were in use. `clashes`: the cases of `failed` in which no packet was lost.
+    `chains`: packets dropped because a bucket has too many entries. `invalid`: packets that belong to no connection.
     """
 
     dropped: int = 0
@@ -323,7 +325,7 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 
 @understood("connection tracking")
 def level(link: Netlink) -> Level:
-    """Return the number of entries and its limit. Raises ApplyError."""
+    """Return the number of entries and the limit of this number. Raises ApplyError."""
     buffers = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
     found = next((_numbers(place) for place in answers(buffers, len(_ALL_FAMILIES))), {})
     return Level(found.get(1, 0), found.get(2, 0))
@@ -371,7 +373,9 @@ def announced(proc: Path = Path("/proc")) -> bool:
 
 
 class Event(NamedTuple):
-    """A connection began, or its entry was removed (`ended`), because it was closed or idle for its timeout."""
+    """A connection began, or its entry was removed (`ended`) because the connection was closed, or idle for its
+    timeout.
+    """
 
     ended: bool
     family: int
@@ -397,7 +401,7 @@ class Events(Closing):
 
     @property
     def lost(self) -> int:
-        """How often the kernel dropped events, as too many came."""
+        """How often the kernel dropped events because there were too many."""
         return self._announced.lost
 
     def close(self) -> None:
@@ -405,9 +409,8 @@ class Events(Closing):
         self._announced.close()
 
     def sample(self, one_in: int) -> None:
-        """Receive from now on both events of one in `one_in` connections (a power of two), and no events of others.
-
-        The filter selects by the id of the entry.
+        """From now on, receive only the two events of one in `one_in` connections (a power of two). The filter selects
+        by the id of the entry.
         """
         self._announced.attach(filter_program(self._wanted, one_in))
         self.one_in = one_in

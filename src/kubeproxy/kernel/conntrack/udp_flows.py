@@ -34,18 +34,21 @@ _BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 
 
 USUAL_BUCKETS: Final = 262_144
-"""The default on a machine of more than 4 GB; a quarter of it above 1 GB."""
+"""The default number of buckets on a machine of more than 4 GB; with more than 1 GB it is a quarter of this."""
 
 # The kernel has no index of entries by destination: each request walks the whole hash table. The costs, in nanoseconds,
 # are those of one machine (2 cores, Linux 6.18, 262,144 buckets); only their proportions matter. A dump locks each
-# bucket: 3.7 ms for all. A deletion skips empty buckets: 0.17 ms with the table in the caches, else 1 ms; but it yields
-# to packets after each other bucket: 1.4 ms with 10,000 entries; a dump of them takes 4.2 ms.
+# bucket, which takes 3.7 ms for the whole table, and 4.2 ms with 10,000 entries. A deletion skips empty buckets, which
+# takes 0.17 ms if the table is in the CPU's caches, else 1 ms. It yields to packets after each bucket with entries, so
+# with 10,000 entries it takes 1.4 ms.
 _DUMPED_BUCKET: Final = 14.0  # ns
 _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
 _DELETED_ENTRY: Final = 125.0
 _TAKEN_ENTRY: Final = 1200.0
-"""An entry that is sent and read costs 2.4 us, if it is a UDP flow: half of all entries are assumed to be UDP flows."""
+"""Sending and reading a UDP flow costs 2.4 us. Half of all entries are assumed to be UDP flows, so this is half of that
+per entry.
+"""
 
 
 class TrackingTable(NamedTuple):
@@ -63,7 +66,7 @@ class TrackingTable(NamedTuple):
         return count * (self.buckets * _DUMPED_BUCKET + self.entries * _DUMPED_ENTRY)
 
     def everything(self) -> float:
-        """Return the cost of a dump of all UDP flows, and of reading it."""
+        """Return the cost of a dump of all UDP flows, and of reading the dump."""
         return self.buckets * _DUMPED_BUCKET + self.entries * _TAKEN_ENTRY
 
 
@@ -80,7 +83,9 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """The flows to a destination with answers from an endpoint; both are packed address and port."""
+    """The flows to a destination that are answered by an endpoint. Destination and endpoint are each a packed address
+    and port.
+    """
 
     destination: bytes
     endpoint: bytes
@@ -92,12 +97,11 @@ def stale_flows(
     nodeports: Mapping[bytes, Endpoints],
     node_addresses: Collection[bytes],
 ) -> list[UdpFlow]:
-    """Return the flows to a UDP frontend with replies from an address that is no serving endpoint of it.
-
-    `services` has the cluster, external and load balancer frontends by `target_of`, `nodeports` the packed ports that
-    are frontends on each of `node_addresses`. A deleted Service, or one without endpoints, has an empty set: all its
-    flows are stale (the Go kube-proxy skips both, so that the packets of clients are lost). The replies of a flow
-    without translation come from the frontend's own address, so the flow is stale as well. Flows to any other
+    """Return the flows to a UDP frontend with replies from an address that is no serving endpoint of the frontend.
+    `services` has the cluster, external and load balancer frontends by `target_of`, and `nodeports` the packed ports
+    that are frontends on each of `node_addresses`. A Service that is deleted or has no endpoints has an empty set, and
+    all its flows are stale. (The Go kube-proxy skips such Services, so that packets of clients are lost.) The replies
+    of a flow without translation come from the frontend's own address, so the flow is stale as well. Flows to any other
     destination are left alone.
     """
     stale = []
@@ -132,7 +136,7 @@ class Conntrack(Closing):
 
     @contextmanager
     def _socket(self) -> Iterator[Netlink]:
-        """Yield the socket; close it after a failure, with the answers in it."""
+        """Yield the socket. After a failure close the socket, because it may contain further answers."""
         if self._netlink is None:
             self._netlink = Netlink.open()
         try:
@@ -144,7 +148,8 @@ class Conntrack(Closing):
     def udp_flows(
         self, family: FamilyNumber, frontends: Collection[bytes] | None = None, ports: Collection[bytes] = ()
     ) -> Iterator[UdpFlow]:
-        """Yield the UDP flows whose target is one of `frontends`, or has one of `ports` (packed); None means all.
+        """Yield the UDP flows that have one of `frontends` as the target, or one of `ports` (packed) as the target's
+        port; None means all flows.
 
         Raises NetlinkError when the kernel refuses.
         """
@@ -180,9 +185,9 @@ class Conntrack(Closing):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows.
 
-        Return None if the kernel cannot do it, or if `clean` costs less. The kernel does not report the number of
-        deleted entries. It is computed from the decrease of the entry count, so flows that begin in the same fraction
-        of a millisecond reduce it.
+        Return None if the kernel cannot delete by translation, or if `clean` costs less. The kernel does not report the
+        number of deleted entries. That number is computed from the decrease of the entry count, so it is too small if
+        flows begin in the same fraction of a millisecond.
         """
         # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all flows except
         # these.
@@ -215,8 +220,8 @@ class Conntrack(Closing):
     ) -> int | None:
         """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
 
-        The mappings may change while flows are read: their state at the end of the reading is used, so that no flow
-        that became valid is deleted. If the mappings are not `certain` at that time, nothing is deleted, and None is
+        The mappings may change while flows are read. Their state at the end of the reading is used, so that no flow is
+        deleted that became valid. If the mappings are not `certain` at that time, nothing is deleted, and None is
         returned.
         """
         if not services and not nodeports:
@@ -257,7 +262,7 @@ class Conntrack(Closing):
 
 
 def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collection[bytes]) -> list[bytes]:
-    """Return the dump requests that find each flow to these destinations once."""
+    """Return dump requests that together return each flow to these destinations once."""
     whole = set(ports)
     if family == 10:
         # Linux, up to 6.18 at least, inverts the comparison of IPv6 addresses (ctnetlink_filter_match_tuple).

@@ -39,7 +39,7 @@ _SENDER: Final = 12  # nlmsg_pid of struct nlmsghdr
 _KEEP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF)
 _DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0)
 _LOAD_INDEXED: Final = {2: 0x48, 4: 0x40}
-"""LD IND by size in bytes: from register X, plus the operand."""
+"""The code of LD IND, which loads from the offset X + operand, by the number of bytes that it loads."""
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the two low bytes of nlmsg_len: enough below 64 KiB
 _NEXT_MESSAGE: Final = b"".join(
     _INSTRUCTION.pack(code, 0, 0, operand)
@@ -60,12 +60,14 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Adds the length of the message at X, padded, to X."""
 _MOST_MESSAGES: Final = 80
-"""Number of messages in a buffer that a filter examines; it passes a buffer with more messages. The kernel fills a page
-with 50 elements."""
+"""The filter examines at most this number of messages in a buffer, and lets buffers with more messages pass. A page
+that the kernel fills has 50 elements.
+"""
 
 
 class Announcements(Closing):
-    """A socket that receives multicast messages. `lost` counts how often the kernel dropped some, as too many came.
+    """A socket that receives multicast messages. `lost` counts how often the kernel dropped messages because there were
+    too many.
 
     `subject` is for errors: "cannot listen to SUBJECT".
     """
@@ -110,11 +112,11 @@ class Announcements(Closing):
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
     def leave(self, group: int) -> None:
-        """Receive no further messages of a group; earlier ones can still be read. Raises OSError."""
+        """Receive no further messages of a group; messages that have arrived can still be read. Raises OSError."""
         self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, group)
 
     def attach(self, program: bytes) -> None:
-        """Filter messages in the kernel by a program, which replaces the last one. Raises OSError."""
+        """Filter messages in the kernel by a program, which replaces the earlier program. Raises OSError."""
         code = ctypes.create_string_buffer(program, len(program))
         where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
         self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
@@ -141,10 +143,8 @@ class Announcements(Closing):
                 yield data
 
     def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
-        """Read all available buffers, without blocking; return whether a message is relevant (`matters`), or some were
-        lost.
-
-        `matters` is no longer called after it returned True. Raises NetlinkError.
+        """Read all available buffers, without blocking. Return whether a message is relevant (`matters`), or messages
+        were lost. Once `matters` returned True, it is not called again. Raises NetlinkError.
         """
         before, found = self.lost, False
         for data in self.waiting():
@@ -152,7 +152,7 @@ class Announcements(Closing):
         return found or self.lost != before
 
     def _receive(self) -> bytes | None:
-        """Return a buffer, None when some were lost."""
+        """Return a buffer, None when messages were lost."""
         try:
             return self._socket.recv(READ_SIZE)
         except (BlockingIOError, TimeoutError):
@@ -182,7 +182,9 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
 
 
 def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters all other
+    messages.
+    """
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
     for port in ports:
         packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]
@@ -195,10 +197,11 @@ def loaded(field: bytes) -> int:
 
 
 def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return a filter that keeps buffers in which the fields of a message equal those of one of these alternatives.
+    """Return a filter that keeps a buffer if the fields of one of its messages equal all fields of one of these
+    alternatives.
 
     A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
-    transaction into a buffer. A load beyond the end drops the buffer.
+    transaction into a buffer. A buffer is dropped if the filter loads bytes beyond its end.
     """
     test = b""
     for fields in alternatives:

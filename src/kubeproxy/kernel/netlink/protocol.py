@@ -65,7 +65,7 @@ _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# The answers to one send must fit as well: two for each request, of about 1 KiB each.
+# The answers to one send must fit into it as well: two answers of about 1 KiB for each request.
 _INQUIRIES: Final = 500
 # One send must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
@@ -107,7 +107,7 @@ class Inquiry(NamedTuple):
 
 
 def first_refusals(errors: Sequence[object]) -> str:
-    """Return the texts of the first three errors, and the number of the others."""
+    """Return the texts of the first three errors, and the number of further errors."""
     more = len(errors) - _NAMED_REFUSALS
     return "; ".join(map(str, errors[:_NAMED_REFUSALS])) + (f"; and {more} more" if more > 0 else "")
 
@@ -225,7 +225,7 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
         return code, ""
     start = at.start + 4
     if at.kind == NLMSG_ERROR:
-        # The request's header follows, and all of the request unless NETLINK_CAP_ACK cut it off.
+        # The header of the request follows, and then the rest of the request, unless NETLINK_CAP_ACK cut that off.
         if at.end - start < HEADER.size:
             return code, ""
         request_length = HEADER.unpack_from(data, start)[0]
@@ -240,7 +240,7 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
 
 
 class Closing(ABC):
-    """A context manager that calls `close` at its end."""
+    """A context manager that calls `close` at the end of its block."""
 
     def __enter__(self) -> Self:
         return self
@@ -274,9 +274,8 @@ class Netlink(Closing):
         self._socket.close()
 
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
-        """Send a dump request and yield each received buffer until the dump ends; `answers` reads them.
-
-        The last buffer ends with NLMSG_DONE, the others contain only entries. `what` names the dump in errors. Raises
+        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. The last
+        buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in errors. Raises
         NetlinkError when the kernel refuses, and DumpInterruptedError after the last buffer when the table changed.
         """
         sequence = next(self._sequence)
@@ -308,7 +307,7 @@ class Netlink(Closing):
                 if attempt == _DUMP_ATTEMPTS - 1:
                     raise
             except ApplyError:
-                # The dump may be incomplete, and the kernel would refuse the next one on this socket.
+                # The dump may be incomplete; then the kernel would refuse the next dump on this socket.
                 self._socket.close()
                 self._socket = open_socket(self._protocol)
                 raise
@@ -392,7 +391,8 @@ class Netlink(Closing):
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel handles requests in order and always answers refusals: the answer to the last one ends the batch.
+        # The kernel handles requests in order and always answers refusals, so the answer to the last request ends the
+        # batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
         results: dict[int, tuple[int, str]] = {}
@@ -421,7 +421,7 @@ class Netlink(Closing):
                 raise NetlinkError(error.errno or errno.EIO, f"cannot read {what}") from error
             if flags & socket.MSG_TRUNC:
                 raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the answer is larger than one read")
-            # Only port 0 is the kernel: other processes can send to our port id too.
+            # Only messages from port 0 are the kernel's; other processes can send to our port id too.
             if sender[0] == 0 and len(data) >= HEADER.size:
                 return data
 
@@ -447,7 +447,7 @@ def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.
 def grow_receive_buffer(sock: socket.socket, size: int) -> None:
     """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits it.
 
-    In a user namespace that capability has no effect on buffers (sockopt_capable).
+    In a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable).
     """
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
@@ -466,7 +466,7 @@ def grow_send_buffer(sock: socket.socket, size: int) -> None:
 def _last_message(data: bytes) -> Message:
     """Return the last message of a buffer, which ends a dump if it is NLMSG_DONE.
 
-    Only the lengths of the messages before it are read: 10 ms for a dump of 100,000 entries.
+    Of the messages before the last one only the lengths are read, which takes 10 ms for a dump of 100,000 entries.
     """
     read = _LENGTH.unpack_from
     at, following, size = 0, 0, len(data)

@@ -1,8 +1,8 @@
 """Changes of nf_tables by other programs, as the kernel announces them at the end of each transaction.
 
-Our own transactions are filtered out, but counted. Every transaction increments the generation number of the ruleset:
-if our own and the announced transactions do not add up to the increase, one was missed. Source: nf_tables_commit and
-the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
+Our own transactions are filtered out, but counted. Every transaction increments the generation number of the ruleset.
+If our own transactions and the announced ones do not add up to the increase, a transaction was missed. Source:
+nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Interest(NamedTuple):
         """Return a filter of buffers about the table: another program may load 100,000 elements into another table."""
         if not self.table:
             return ()
-        name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
+        name = text_attribute(nfta.TABLE_NAME, self.table)[
+            :8
+        ]  # the attribute's header, and the first letters of the name
         table = [(_ATTRIBUTES, name[:4]), (_ATTRIBUTES + 4, name[4:])]
         return (keeping_any([(_KIND, _NEW_GENERATION)], table),)
 
@@ -74,8 +76,9 @@ class ForeignChanges(NamedTuple):
     """Changes by other programs in one family since the last reset: sets with changed `elements`, changed `rules`,
     others.
 
-    `complete`: none was missed. `by`: names of the programs, if known. `chains`: names of tables with those of their
-    chains, '' for the table itself. `pending`: incomplete only because a transaction of any program is under way.
+    `complete`: no change was missed. `by`: names of the programs, if known. `chains`: names of tables, each with the
+    names of its changed chains, '' for the table itself. `pending`: not complete only because a transaction of any
+    program is under way.
     """
 
     complete: bool
@@ -143,7 +146,9 @@ class ChangeMonitor:
                 _monitors.pop((self._namespace, self._interest.word), None)
 
     def ignore(self, port: int) -> None:
-        """Filter out the transactions of the socket with this netlink port; its user calls `count_own` for each."""
+        """Filter out the transactions of the socket with this netlink port. The user of the socket calls `count_own`
+        for each transaction.
+        """
         with self._lock:
             self._ports.add(port)
             try:
@@ -195,7 +200,8 @@ class ChangeMonitor:
 
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
-        """Receive nothing while the body changes tables, through another program or by 100,000 elements.
+        """Receive nothing while the body of the `with` statement changes tables, through another program or by 100,000
+        elements.
 
         The next generation number shows changes by other programs in the meantime. Raises ApplyError.
         """
@@ -220,8 +226,9 @@ class ChangeMonitor:
     def _catch_up(self, generation: Callable[[], int]) -> bool:
         """Read the announcements; if a transaction is missing, changes of all families are incomplete.
 
-        Return False during a pause, when the number of our transactions is not known yet, and while one is under way.
-        The kernel counts and announces a transaction under its mutex, so at most the last one is not announced.
+        Return False during a pause, when the number of our transactions is not known yet, and while a transaction is
+        under way. The kernel counts and announces a transaction under its mutex, so at most the last one is not
+        announced.
         """
         late, self._late_since = self._late_since, None
         if self._pauses:
@@ -243,8 +250,7 @@ class ChangeMonitor:
         return True
 
     def _unannounced(self, now: int) -> int:
-        """Return the number of transactions up to a generation that are neither ours nor announced; negative if there
-        are more."""
+        """Return the number of transactions up to a generation, minus the number of our own and of announced ones."""
         missing = (now - self._began - self._counted) & _GENERATIONS
         return missing if missing <= _GENERATIONS >> 1 else missing - _GENERATIONS - 1
 
@@ -260,8 +266,8 @@ class ChangeMonitor:
     def _read(self) -> None:
         lost = self._announced.lost
         for data in self._announced.waiting():
-            # The message that ends a transaction comes in a buffer of its own. Buffers about other tables are not
-            # parsed: they may have 100,000 messages.
+            # The message that ends a transaction arrives in a separate buffer. Buffers about other tables are not
+            # parsed, because there may be 100,000 messages.
             if data.startswith(_NEW_GENERATION, _KIND):
                 for at in messages(data):
                     self._end_transaction(parts(data, at.start + _HEADER_SIZE, at.end))
@@ -302,13 +308,13 @@ class ChangeMonitor:
 
 
 _monitors: dict[tuple[int, bytes], ChangeMonitor] = {}
-"""By network namespace and word."""
+"""The monitors by network namespace and word."""
 _opening = threading.Lock()
 
 
 def monitor(interest: Interest) -> ChangeMonitor:
-    """Return the monitor of the caller's network namespace for an interest; its users share it, and each user closes
-    it.
+    """Return the monitor of the caller's network namespace for an interest. Its users share the monitor, and each user
+    closes it.
 
     Needs CAP_NET_ADMIN. Raises NetlinkError.
     """

@@ -53,7 +53,7 @@ def rule(text: str, ip: str) -> x.Rule:
 
 
 def register(slot: int) -> int:
-    """Return the register at a slot: slots have 4 bytes each."""
+    """Return the number of the register at a slot of 4 bytes."""
     return 8 + slot if slot % 4 else 1 + slot // 4
 
 
@@ -336,7 +336,7 @@ def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
 
 
 def _reset() -> Iterator[x.Expression]:
-    """Yield a TCP reset, with the condition TCP, which nft adds itself if the rule lacks it."""
+    """Yield a TCP reset. If the rule has no condition for TCP, yield one first, as nft does."""
     yield from _compared(FIELDS["meta l4proto"], 0, "tcp")
     yield x.Reject(1)
 

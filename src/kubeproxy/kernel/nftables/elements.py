@@ -77,7 +77,7 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Packer(NamedTuple):
-    """Packs the elements of one set, from the bytes around key and data, which are constant.
+    """Packs the elements of one set from the constant bytes around key and data.
 
     `key_size` and `data_size` of `of` are in bytes; data_size is 0 for a plain set, or to remove elements. `size` is
     that of a whole element.
@@ -111,7 +111,9 @@ def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
 
 
 def interval_element(key: bytes) -> bytes:
-    """Return the element of a concatenated interval set. `key` is its first key followed by its last one."""
+    """Return the element of a concatenated interval set. `key` is the first key of the interval followed by the last
+    key.
+    """
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
     return nested(nfta.LIST_ELEM, first, last)
@@ -150,7 +152,8 @@ class Element(NamedTuple):
     """An element: packed key and data, which for a verdict map is the name of a chain.
 
     Times are in milliseconds, 0 if the set has none. The key of an interval is its first value followed by its last
-    one; in a set of one field an interval is two elements, of which the second `ends` it with the value after the last.
+    value. In a set of one field an interval is two elements: the second one `ends` the interval, and its key is the
+    value after the last.
     """
 
     key: bytes
@@ -238,7 +241,7 @@ def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
 def decoded(data: bytes, start: int, end: int) -> Pairs:
     """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
 
-    The elements of a set nearly always have one layout; then the list is decoded at C speed.
+    The elements of a set nearly always have the same layout; then the list is decoded at C speed.
     """
     alike = _alike(data, start, end)
     if alike is None:
@@ -271,7 +274,8 @@ def all_elements(family: int, table: str, name: str, link: Netlink | None = None
 
 
 def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
-    """Yield the elements of a set, one buffer of the dump at a time; an element may be listed twice (nft_rhash_walk).
+    """Yield the elements of a set, those of one buffer of the dump at a time. An element may be listed twice
+    (nft_rhash_walk).
 
     Raises NetlinkError, with code ENOENT if the set is missing.
     """
@@ -295,8 +299,8 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
     """Return key and data of the elements of a set as one dump shows them. Raises NetlinkError.
 
-    The dump misses some while other programs change the set: the kernel finds its position by counting from the first
-    element.
+    While other programs change the set, the dump misses elements, because the kernel finds its position by counting
+    from the first element.
     """
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
@@ -345,8 +349,8 @@ class ElementCount(NamedTuple):
 def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
     """Return the counts of each of these elements that exists and has a counter. Raises NetlinkError.
 
-    All keys have one length. They are read by key: a dump starts at the first element again for each buffer, and misses
-    some while other programs change the map.
+    All keys have one length. The elements are read by key, because for each buffer of a dump the kernel starts at the
+    first element again, and a dump misses elements while other programs change the map.
     """
     where = netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
@@ -372,9 +376,8 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
 
 
 def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
-    """Return the offsets of the data, its end, and the counts of packets and bytes in an answer; None without them.
-
-    Answers of one length have one layout.
+    """Return four offsets in an answer: the start and the end of the data, the count of packets, and the count of
+    bytes. None if the answer has no counts. Answers of equal length have the same layout.
     """
     element = find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if element is None:

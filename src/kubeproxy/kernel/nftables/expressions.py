@@ -1,8 +1,8 @@
 """The expressions of nf_tables' rules, as values that are packed into netlink attributes and parsed from them.
 
-An expression of an unknown kind is kept as bytes (Opaque). Registers are numbered as the kernel lists them: 1 to 4 have
-16 bytes, 8 to 23 have 4 bytes, 0 is the verdict's. Sources: include/uapi/linux/netfilter/nf_tables.h and the dump
-functions of net/netfilter/nft_*.c of Linux 6.18.
+An expression of an unknown kind is kept as bytes (Opaque). Registers have the numbers of the kernel's listing: 1 to 4
+have 16 bytes, 8 to 23 have 4 bytes, and 0 is for the verdict. Sources: include/uapi/linux/netfilter/nf_tables.h and the
+dump functions of net/netfilter/nft_*.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _CODECS: Final = {
 def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
     """Return name, number and codec of each attribute.
 
-    `text` has their names, numbered from 1, each with `:` and its codec unless it is a number of 32 bits. `-` is an
-    attribute that is not used.
+    `text` has the names of the attributes 1, 2, ... A name is followed by `:` and a codec, unless the attribute is a
+    number of 32 bits. `-` is an attribute that is not used.
     """
     words = [word.partition(":") for word in text.split()]
     return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
@@ -151,7 +151,9 @@ class Fib(Expression, frozen=True):
 
 
 class Lookup(Expression, frozen=True):
-    """Looks up a key in a set; with `dreg`, in a map, whose data it loads there: VERDICT for a verdict map."""
+    """Looks up a key in a set, or, with `dreg`, in a map: then it loads the data of the map there. `dreg` is VERDICT
+    for a verdict map.
+    """
 
     KIND = "lookup"
     LAYOUT = _layout("set:text sreg dreg - flags")
@@ -175,7 +177,7 @@ OPERATORS: Final = ("==", "!=", "<", "<=", ">", ">=")
 
 
 class Range(Expression, frozen=True):
-    """Ends the rule unless a register is in a range (`op` 0), or is not (1)."""
+    """Ends the rule unless a register is in a range (`op` 0), or unless it is outside of the range (1)."""
 
     KIND = "range"
     LAYOUT = _layout("sreg op first:value last:value")
@@ -222,7 +224,7 @@ class Immediate(Expression, frozen=True):
 
 
 class Numgen(Expression, frozen=True):
-    """Loads `offset` plus a number below `modulus`: the next one (`type` 0), or a random one (1)."""
+    """Loads `offset` plus a number below `modulus`: the next number (`type` 0), or a random number (1)."""
 
     KIND = "numgen"
     LAYOUT = _layout("dreg modulus type offset")
@@ -315,7 +317,9 @@ class Offload(Expression, frozen=True):
 
 
 class Limit(Expression, frozen=True):
-    """Ends the rule above `rate` packets (`type` 0) or bytes (1) per `unit` seconds; `flags` 1 inverts that."""
+    """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (1) per `unit` seconds; with `flags` 1,
+    ends it if there are not.
+    """
 
     KIND = "limit"
     LAYOUT = _layout("rate:u64 unit:u64 burst type flags")
@@ -327,7 +331,9 @@ class Limit(Expression, frozen=True):
 
 
 class Update(Expression, frozen=True):
-    """Adds a key to a set (`op` 0), refreshes it (1), or deletes it (2). `timeout` is in ms, 0 for that of the set."""
+    """Adds a key to a set (`op` 0), refreshes it (1), or deletes it (2). `timeout` is in ms, 0 for the timeout of the
+    set.
+    """
 
     KIND = "dynset"
     LAYOUT = _layout("set:text - op key data timeout:u64 - - flags")

@@ -1,9 +1,9 @@
 """Many elements of one map of nf_tables by their keys, at a microsecond each.
 
-A dump is slower the larger the map is: for each buffer of 32 KiB the kernel skips all elements that it has sent before,
-so a million elements take half a minute (nft_rhash_walk). Here each key is a request; one system call sends hundreds of
-them, and another receives their answers. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux 6.18,
-recvmmsg(2).
+Dumps of large maps are slow: for each buffer of 32 KiB the kernel skips all elements that it has sent before, so that a
+million elements take half a minute (nft_rhash_walk). Here each key is a request: one system call sends hundreds of
+requests, and a second one receives the answers. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux
+6.18, recvmmsg(2).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Fetcher(Closing):
     def has_catch_all(self, family: int, table: str, name: str) -> bool:
         """Return whether a set has an element that matches everything else. Raises NetlinkError.
 
-        Neither requests by key nor the kernel's count include it.
+        Such an element is neither returned for requests by key nor included in the kernel's count.
         """
         elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
         request = netfilter_header(family) + names(table, name) + elements
@@ -193,8 +193,9 @@ class Fetcher(Closing):
 
 
 class AnswerReader:
-    """Reads the answers of one map. The first answer determines the layout of all answers of its length; the keys are
-    compared to confirm it."""
+    """Reads the answers of one map. The first answer determines the layout of all answers of the same length; a
+    comparison of the keys confirms the layout.
+    """
 
     def __init__(self) -> None:
         self._head = b""  # length and type of the answers with the layout

@@ -1,4 +1,4 @@
-"""The fields that rules match and that keys of sets consist of, by nft's names: expression, size and type.
+"""The fields that rules match, and of which keys of sets consist, by nft's names: expression, size and type.
 
 Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6.
 """

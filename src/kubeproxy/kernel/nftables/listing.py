@@ -1,7 +1,7 @@
 """Rules in nft's language, as `nft list` prints them.
 
-Our own rules are printed exactly. Other expressions, as in rules of other programs, are printed in brackets with their
-kind and fields, so that nothing is omitted.
+Our own rules are printed exactly. Expressions that occur only in rules of other programs are printed in brackets with
+their kind and fields, so that nothing is omitted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class _Writer:
         self._load(register, _Term(whole, FIELDS[whole].type, _length(bare), load=bare))
 
     def _whole(self, part: x.Expression) -> str:
-        """Return the field of which only the first bytes are loaded: an address, for a network of whole bytes."""
+        """Return the field of which an expression loads only the first bytes: an address, if a network of whole bytes
+        is matched.
+        """
         if isinstance(part, x.Payload):
             for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
                 load = FIELDS[name].load

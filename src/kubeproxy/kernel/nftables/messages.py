@@ -57,7 +57,7 @@ MOST_DEVICES: Final = 256
 
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
-    """Return the message that creates a table; it does not change an existing one."""
+    """Return the message that creates a table. A table of this name that exists is not changed."""
     payload = text_attribute(nfta.TABLE_NAME, table)
     if comment:
         payload += attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
@@ -81,9 +81,9 @@ def _counter_removal(family: int, table: str, name: str) -> bytes:
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that creates a flowtable, or adds interfaces to it; existing ones are accepted.
-
-    The kernel refuses the message if one of the interfaces is missing, and removes those that disappear later.
+    """Return the message that creates a flowtable, or adds interfaces to an existing one; interfaces that it has
+    already are accepted. The kernel refuses the message if one of the interfaces is missing, and removes interfaces
+    that disappear later.
     """
     named = b"".join(text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
     number, priority = number_attribute(nfta.HOOK_NUMBER, 0), number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
@@ -213,9 +213,8 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges of one field.
-
-    `edges` are the first value of each range and, with True, the value after its last one.
+    """Return the messages that fill a set of ranges of one field. `edges` are, for each range, its first value and,
+    with True, the value after its last value.
     """
     elements = []
     for key, ends in sorted(edges):

@@ -92,12 +92,14 @@ def echoed(message: bytes) -> bytes:
 
 
 def names(table: str, name: str, number: int = 2) -> bytes:
-    """Return the attributes with the name of a table and of an object in it: those of most kinds are number 1 and 2."""
+    """Return the attributes with the name of a table and of an object in it; for most kinds of objects these are the
+    numbers 1 and 2.
+    """
     return text_attribute(1, table) + text_attribute(number, name)
 
 
 class Transactions:
-    """The socket that commits batches, kept open for the life of a backend."""
+    """The socket that commits batches. A backend keeps its socket open."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -140,7 +142,7 @@ class Transactions:
         tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
         last = next(self._sequence) & 0x7FFFFFFF
         length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
-        # The last message requests the acknowledgement: kernels before 6.10 send none for the end of a batch.
+        # The last message requests an acknowledgement, because kernels before 6.10 acknowledge no end of a batch.
         final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
         try:
@@ -177,7 +179,7 @@ class Transactions:
             raise NetlinkError(code, "no answer from nf_tables") from error
 
     def _drain(self) -> None:
-        """Discard the answers to a failed transaction; there may be more than fit into the receive buffer.
+        """Discard the answers to a failed transaction. There may be more answers than fit into the receive buffer.
 
         Until the buffer is empty, the kernel silently drops all further answers (NETLINK_S_CONGESTED).
         """
@@ -193,7 +195,7 @@ class Transactions:
         self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> list[int]:
-        """Read the answers up to the last message's; return the handles in them.
+        """Read the answers up to that of the last message, and return the handles in the answers.
 
         A refusal of the begin message ends the transaction as well.
         """
@@ -216,15 +218,16 @@ class Transactions:
                     return handles
 
 
-# The readers below use `link` if it is given, else a socket of their own. Frequent callers should keep one: closing a
-# netfilter socket makes the next transaction of any program wait for 10 to 30 ms (nft_rcv_nl_event).
+# The readers below use `link` if it is given, else they open a socket and close it. Frequent callers should keep a
+# socket open: closing a netfilter socket makes the next transaction of any program wait for 10 to 30 ms
+# (nft_rcv_nl_event).
 
 
 class TableHeader(NamedTuple):
     """A table; another table of the same name has another handle. A dormant table has no effect.
 
-    `owner` is the netlink port of the only socket that may change it (flag owner), 0 if all may. Programs choose this
-    number; by default it is the process number.
+    `owner` is the netlink port of the only socket that may change the table (flag owner), 0 if every socket may.
+    Programs choose their port; by default it is the process number.
     """
 
     handle: int
@@ -282,7 +285,9 @@ def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> t
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield kind and name of each object with a handle that messages create; of a rule, the name of its chain."""
+    """Yield kind and name of each object with a handle that messages create. The name of a rule is that
+    of its chain.
+    """
     for one in made:
         kind = HEADER.unpack_from(one)[1]
         if kind in _NAMES and (place := find(one, HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
@@ -298,7 +303,7 @@ def chain_names(family: int, table_name: str, link: Netlink | None = None) -> fr
 def chain_places(family: int, table_name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of a table's chains; of all tables for ''."""
     first = text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
-    # The first attribute is the table's name: chains of other tables, maybe 100,000, are not parsed.
+    # The first attribute is the name of the table, so chains of other tables, maybe 100,000, are not parsed.
     places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
     return (place for place in places if place[0].startswith(first, place[1]))
 

@@ -1,6 +1,6 @@
 """The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 
-They start at 1 again in each kind of message.
+The numbers start at 1 again in each kind of message.
 """
 
 from __future__ import annotations

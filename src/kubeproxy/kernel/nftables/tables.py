@@ -1,4 +1,5 @@
-"""A table of nf_tables as a value: its sets, named counters, flowtables, and chains with their rules; and reading it.
+"""A table of nf_tables as a value (sets, named counters, flowtables, chains with their rules), and the functions that
+read it.
 
 Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
 Linux 6.18.
@@ -39,14 +40,14 @@ ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC, CONCATENATION, COUNTED = 1
 VERDICT: Final = ("verdict",)
 """The data of a map to verdicts."""
 
-_TYPE_BITS: Final = 6  # of each field's type in the type of a concatenation
+_TYPE_BITS: Final = 6  # bits of each field's type in the type of a concatenation
 _DROP: Final = 0  # NF_DROP
 
 
 class SetForm(NamedTuple):
     """The kernel's form of a set: flags, types and lengths (bytes) of keys and data, size, timeout in ms (0: none).
 
-    `lengths` are those of the key's fields, if the set has ranges of several fields.
+    `lengths` are the lengths of the key's fields, if the set has ranges of several fields.
     """
 
     flags: int
@@ -133,7 +134,7 @@ class Definition(NamedTuple):
 
     @property
     def contents(self) -> TableContents:
-        """The contents of the table once it is created."""
+        """The contents of the table after its creation."""
         sets = {spec.name: spec.form for spec in self.sets}
         return TableContents(sets, self.chains, frozenset(self.counters), frozenset(self.flowtables))
 
@@ -270,7 +271,7 @@ def _lengths(data: bytes) -> Iterator[int]:
 
 
 def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: Netlink) -> expressions.Rule:
-    """Return a rule with the contents of its anonymous sets."""
+    """Return a rule in which the names of its anonymous sets are replaced by the contents of these sets."""
     found: list[expressions.Expression] = []
     for one in expressions.parse(raw):
         if isinstance(one, expressions.Lookup) and isinstance(one.set, str):
@@ -287,7 +288,7 @@ def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], lin
 def _elements(
     family: int, table: str, name: str, link: Netlink
 ) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
-    """Yield keys, padded to whole registers, and data of a set's elements."""
+    """Yield the key, padded to whole registers, and the data of each element of a set."""
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
             one = parts(data, start, end)

@@ -1,7 +1,7 @@
 """The kernel's traces of packets through nf_tables: rules that mark the packets to trace, and the announced steps.
 
-The marking rules are in a table that belongs to a socket of this process (flag owner, Linux 5.12): the kernel removes
-it when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
+The marking rules are in a table that belongs to a socket of this process (flag owner, Linux 5.12). The kernel removes
+the table when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
 nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 """
 
@@ -36,8 +36,8 @@ _BEFORE_ALL: Final = -350  # before raw, which is at -300
 _TRACKED: Final = -190  # after connection tracking, which is at -200
 _TCP: Final = 6
 
-# The first packet of a connection passes all rules; a few of the later ones are enough.
-_FIRST_PACKETS: Final = 20  # traced per second, at most
+# The first packet of a connection passes all rules; of the later packets a few are enough.
+_FIRST_PACKETS: Final = 20  # packets traced per second, at most
 _OTHER_PACKETS: Final = 2
 
 # enum nft_meta_keys and nft_ct_keys
@@ -110,7 +110,7 @@ def _answers_of(flow: TracedFlow) -> x.Rule:
 
 
 def marking(flow: TracedFlow, table: str) -> list[bytes]:
-    """Return the messages that create the table which marks the packets of a flow, and the answers to them."""
+    """Return the messages that create the table with the rules that mark the packets of a flow and of its answers."""
     family = 2 if len(flow.destination) == 4 else 10
 
     def chain(name: str, hook: int, priority: int) -> bytes:
@@ -178,7 +178,8 @@ class Headers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a packet: a rule that matched ('rule'), the end of a base chain ('policy') or of another ('return').
+    """A step of a packet: a rule that matched ('rule'), the end of a base chain ('policy'), or the end of another chain
+    ('return').
 
     `packet` is the same number in all steps of a packet. `verdict` is 0 for drop, 1 accept, 2 stolen, 3 queue; below 0
     the packet goes on. `leads_to` is the chain of a jump or goto. The first step in each base chain has
@@ -212,7 +213,7 @@ class Traces(Closing):
 
     @property
     def lost(self) -> int:
-        """How often the kernel dropped traces, as too many came."""
+        """How often the kernel dropped traces because there were too many."""
         return self._announced.lost
 
     def close(self) -> None:

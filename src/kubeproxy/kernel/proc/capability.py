@@ -1,6 +1,5 @@
-"""The capabilities of this process: one is made effective, and all others are dropped permanently.
-
-`program/lifetime.py` decides which ones are needed. Source: capabilities(7), prctl(2).
+"""The capabilities of this process: CAP_NET_ADMIN is made effective, and capabilities that are not needed are dropped
+permanently. `program/lifetime.py` decides which are needed. Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class _Sets(NamedTuple):
 
 
 def raise_net_admin() -> None:
-    """Make CAP_NET_ADMIN effective, if permitted, for the calling thread and those that it starts.
-
-    The image's interpreter has it as "permitted" only. With "effective" the kernel would not start the interpreter in a
-    container without that capability (execve(2), EPERM), even for --version.
+    """Make CAP_NET_ADMIN effective, if permitted, for the calling thread and the threads that it starts. The
+    interpreter in the image has this capability as "permitted" only. If it were "effective", the kernel would not start
+    the interpreter in a container without that capability (execve(2), EPERM), even for --version.
     """
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
@@ -83,7 +81,7 @@ def beyond_permission(paths: Iterable[str]) -> list[str]:
 def keep_only(wanted: AbstractSet[Capability]) -> None:
     """Drop all other capabilities, for this process and all programs that it starts.
 
-    Capabilities belong to threads: call it while there is one thread. Raises ApplyError.
+    To be called while there is only one thread, because capabilities belong to threads. Raises ApplyError.
     """
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
@@ -168,8 +166,9 @@ _CLONE_NEWNET: Final = 0x40000000
 def in_empty_network(work: Callable[[], T]) -> T:
     """Call `work` in a thread in a new network namespace, and return its result.
 
-    Its sockets and child processes are in that namespace too. Rules there affect no traffic, and disappear with the
-    last socket that was opened there. Source: unshare(2). Raises Unsupported without the right to create one.
+    Sockets and child processes of `work` are in that namespace too. Rules in that namespace affect no traffic, and
+    disappear with the last socket that was opened there. Source: unshare(2). Raises Unsupported without the right to
+    create one.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_alone, work).result()

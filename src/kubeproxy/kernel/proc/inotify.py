@@ -1,4 +1,6 @@
-"""Events of files and directories, by inotify(7) through libc. Best effort: `watch` returns False if it cannot."""
+"""Events of files and directories, by inotify(7) through libc. A path may be impossible to watch; then `watch` returns
+False.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,16 @@ _BUFFER: Final = 65536
 
 
 class Inotify:
-    """One descriptor that watches any number of paths; -1 stands for no descriptor, and has no events."""
+    """One descriptor that watches any number of paths. Without a descriptor its number is -1, and there
+    are no events.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def open(cls) -> Self:
-        """Open a descriptor, or none if the system has no more."""
+        """Open a descriptor; continue without one if the system has no more."""
         return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:

@@ -1,4 +1,4 @@
-"""Kernel modules: which are loaded or built in, which IPVS needs, and loading of others.
+"""Kernel modules: the loaded or built-in ones, those that IPVS needs, and loading of missing ones.
 
 Source: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26, as far as they name files and modules.
 """
@@ -72,7 +72,7 @@ def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]
 
 
 def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
-    """Load modules; return the errors of those that failed. Raises nothing."""
+    """Load modules; return the errors of the modules that could not be loaded. Raises nothing."""
     failed = {}
     for name in names:
         try:
@@ -91,9 +91,8 @@ def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
 
 
 def require(names: Sequence[str], purpose: str, files: ModuleFiles | None = None, modprobe: str = "modprobe") -> None:
-    """Load the missing modules. Raises Unsupported, with the missing ones and the fix.
-
-    `purpose` is what needs them, such as 'ipvs mode'.
+    """Load the missing modules of these. If a module is still missing, raises Unsupported with the names and the fix.
+    `purpose` names the feature that needs the modules, such as 'ipvs mode'.
     """
     files = files or ModuleFiles()
     missing = [name for name in names if name not in present(names, files)]

@@ -1,7 +1,7 @@
 """Processes, their sockets and descriptors: kube-proxies, the process that listens on a port, orphans to reap, and the
 limit of open files.
 
-What reads /proc of every process is for occasional messages only. Sources: proc(5), ptrace(2).
+Functions that read /proc of every process are for occasional messages only. Sources: proc(5), ptrace(2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PYTHON: Final = re.compile(r"python[0-9.]*")
 
 
 class ProxyProcess(NamedTuple):
-    """A kube-proxy process: its arguments, and whether it is this program or the Go one."""
+    """A kube-proxy process: its arguments, and whether it is this program or the Go kube-proxy."""
 
     pid: int
     arguments: tuple[str, ...]
@@ -81,7 +81,8 @@ def value_of(arguments: Sequence[str], flag: str) -> str:
 def _read(pid: int, words: list[str]) -> ProxyProcess | None:
     program, arguments, ours = PurePath(words[0]).name, words[1:], False
     if _PYTHON.fullmatch(program):
-        # python [-options] /path/of/kube-proxy ..., as a script's first line has it, or python -m kubeproxy.cli ...
+        # python [-options] /path/of/kube-proxy ..., which the first line of a script causes, or python -m kubeproxy.cli
+        # ...
         scripts = [at for at, word in enumerate(arguments) if not word.startswith("-")]
         if not scripts:
             return None
@@ -110,8 +111,8 @@ class Process(NamedTuple):
 def holder(port: int, name: str, proc: Path = PROC) -> Process | None:
     """Return the process that listens on a port of any address, None if it is not visible.
 
-    A process with capabilities that this one lacks hides its descriptors (ptrace(2), "access mode checking"). If
-    exactly one process named `name` in this network namespace does so, that one is returned.
+    A process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
+    exactly one process named `name` in this network namespace hides its descriptors, that process is returned.
     """
     sockets = _listeners(port, proc / "net")
     if not sockets:
@@ -211,8 +212,8 @@ _MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections use
 class Shares(NamedTuple):
     """Numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
 
-    The proxy itself needs some, however many clients connect: for the API server, netlink, pipes and files. Without
-    them it cannot restore a table that another program deletes.
+    The proxy itself needs descriptors for the API server, netlink, pipes and files, however many clients connect.
+    Without these it cannot restore a table that another program deletes.
     """
 
     clients: int
@@ -221,7 +222,7 @@ class Shares(NamedTuple):
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one, as Go programs do; return it.
+    """Raise the soft limit of open files to the hard limit, as Go programs do; return the new limit.
 
     The default soft limit of 1,024 is for programs with select(), which supports no higher numbers. Child processes of
     the proxy open few files, so their descriptors have low numbers.
@@ -235,7 +236,9 @@ def raise_limit() -> int:
 
 
 def shares() -> Shares:
-    """Return the division of the current limit; at least an eighth of it is left for the proxy itself."""
+    """Return the division of the current limit of open files. At least an eighth of the limit is left for the proxy
+    itself.
+    """
     return shares_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
@@ -256,10 +259,11 @@ LOOK: Final = 2.0
 class Orphans:
     """Reaps processes whose parents ended, which the kernel gives to process 1, the proxy in a container.
 
-    They stay zombies, for which a container has a limit: a credential plugin that leaves processes behind adds some
-    with every token. A separate init process would need memory for this task only. Our own children are not reaped, as
-    other code waits for them: they are in our session, except credential plugins, which asyncio reaps at once, with a
-    thread for each: a zombie that is there in two checks is no plugin.
+    Without reaping they stay zombies, for which a container has a limit; a credential plugin that leaves processes
+    behind adds some with every token. A separate init process would need memory for this task only. Our own children
+    are not reaped, because other code waits for them. They are recognised by our session. Only credential plugins have
+    another session, but asyncio reaps these at once, with a thread for each, so a zombie that is there in two checks is
+    no plugin.
     """
 
     def __init__(self) -> None:

@@ -38,9 +38,8 @@ _REMEDY: Final = {
 
 
 def read_sysctl(key: str, root: Path = ROOT) -> str:
-    """Return a kernel parameter's text. Keys are paths below /proc/sys such as net/ipv4/ip_forward.
-
-    Raises Unsupported when the kernel has none of that name, ApplyError when it cannot be read.
+    """Return a kernel parameter's text. Keys are paths below /proc/sys such as net/ipv4/ip_forward. Raises Unsupported
+    when the kernel has no parameter of that name, ApplyError when the parameter cannot be read.
     """
     try:
         return _path(key, root).read_text(encoding="ascii").strip()
@@ -51,10 +50,9 @@ def read_sysctl(key: str, root: Path = ROOT) -> str:
 
 
 def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
-    """Set a kernel parameter to a number; return whether it had another value.
-
-    If it has the value already, it need not be writable. Raises Unsupported when the kernel has no
-    such parameter, ApplyError when it cannot be written.
+    """Set a kernel parameter to a number; return whether it had another value. A parameter that has the value already
+    need not be writable. Raises Unsupported when the kernel has no such parameter, ApplyError when it cannot be
+    written.
     """
     if read_sysctl(key, root) == str(value):
         return False
@@ -65,10 +63,10 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
 
-    nf_conntrack_max is only increased (unlike in the Go kube-proxy of 1.36): a larger size that an operator set
-    remains, and a network namespace in which the parameter is read-only works if it is large enough. The hash table is
-    increased to a quarter of nf_conntrack_max, as in the Go kube-proxy; a failure, as in a container, is no error,
-    because the table is only slower.
+    nf_conntrack_max is only increased, unlike in the Go kube-proxy of 1.36. So a larger size that an operator set
+    remains, and a network namespace with a read-only parameter works if the size is large enough. The hash table is
+    increased to a quarter of nf_conntrack_max, as in the Go kube-proxy. A failure of this, for example in a container,
+    is no error, because the table is only slower.
     """
     written = []
     for key, value in settings:

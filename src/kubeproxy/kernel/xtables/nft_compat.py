@@ -1,11 +1,11 @@
 """Rules of iptables-nft, read and written over netlink without its commands.
 
-The command iptables-nft-restore would be a new process, and reads all chains of a table before it changes one. Input
-with other rules than those of Services, or that the kernel refuses, is passed to the command: it also creates missing
-tables, and has better error messages.
+The command iptables-nft-restore would be a new process, and would read all chains of a table before changing one. Input
+that contains other rules than those of Services, or that the kernel refuses, is passed to the command, which also
+creates missing tables and has better error messages.
 
-Rules have the form in which iptables-nft keeps them. Matches are xtables extensions (nft_compat), although newer
-releases write native expressions for some of them: every iptables-nft since 1.8.0 reads these back. Sources:
+Rules have the form in which iptables-nft keeps them. Matches are xtables extensions (nft_compat), because every
+iptables-nft since 1.8.0 can read these; newer releases write native expressions for some matches. Sources:
 iptables/nft*.c and extensions/ of iptables 1.8.9;
 include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
 """
@@ -65,14 +65,13 @@ class RuleWriter:
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
-        """Return one for the network namespace of the caller. Raises NetlinkError."""
+        """Return an object for the network namespace of the caller. Raises NetlinkError."""
         return cls(commands, Transactions.open() if commands.uses_nft else None)
 
     @property
     def chains_at_once(self) -> int:
-        """Return the best number of chains to change together.
-
-        These take about 0.4 s over netlink: at the end of a transaction the kernel walks all rules of the table.
+        """Return the best number of chains to change together. Over netlink so many chains take about 0.4 s, because at
+        the end of a transaction the kernel walks all rules of the table.
         """
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
@@ -84,8 +83,8 @@ class RuleWriter:
     def prepared(self, text: str) -> Callable[[], Waited]:
         """Return a function that applies the input of iptables-restore --noflush.
 
-        It changes each table in one step; chains that the text does not name stay. It returns how long it waited for
-        another program, and raises RestoreError, or ApplyError.
+        The function changes each table in one step; chains that the text does not name stay. It returns the seconds of
+        waiting for another program, and raises RestoreError, or ApplyError.
         """
         if self._transactions is not None:
             try:
@@ -103,7 +102,7 @@ class RuleWriter:
                 done += 1
         except NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            # Only the rest of the input: the caller counts each table as one transaction.
+            # Only the rest of the input is passed on, because the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
 
@@ -166,7 +165,7 @@ class _Table:
         self._start = netfilter_header(family) + text_attribute(nfta.RULE_TABLE, name)
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
-        """Return a message about a chain, or about all rules of it."""
+        """Return a message about a chain, or about all rules of a chain."""
         name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
         payload = self._start + text_attribute(name, chain)
         return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
@@ -242,7 +241,9 @@ def _jump(chain: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(text: str, family: Family) -> tuple[bytes, bytes]:
-    """Return the expressions of the options that belong to no match, and the attribute with the protocol."""
+    """Return two values: the expressions of the options that belong to no match, and the attribute with
+    the protocol.
+    """
     found: dict[str, bytes] = {}
     compat = b""
     unequal = False
@@ -259,7 +260,7 @@ def _head(text: str, family: Family) -> tuple[bytes, bytes]:
             found[option] = _address(option, value, unequal, family)
         elif option == "-i":
             name = value.encode()
-            # Without the final zero it matches all names with this prefix.
+            # Without the final zero the comparison matches all names with this prefix.
             found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
         else:
             raise Unknown(text)

@@ -1,9 +1,9 @@
 """The iptables commands: listing rules, and changing them in one restore.
 
 A node may have rules of both variants, nft and legacy, for both families; each installed variant is called by its own
-name. The variant that the node uses is detected as in the Go kube-proxy's images: the kubelet creates a hint chain in
-mangle in that variant; without one it is the variant with more rules, and nft if there are none. Source:
-kubernetes-sigs/iptables-wrappers, KEP-3178.
+name. The variant that the node uses is detected as in the Go kube-proxy's images. The kubelet creates a hint chain in
+mangle in the variant of the node. Without a hint chain it is the variant with more rules, and nft if there are no
+rules. Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
 
 No shell: commands are argument lists, and input goes through standard input. Rules count in named packet counters of
 the kernel (nfnetlink_acct.c of Linux 6.18).
@@ -41,7 +41,7 @@ from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, on a slow node ten times as long
-LOCK_TIMEOUT: Final = 5  # seconds; the Go kube-proxy's -w 5
+LOCK_TIMEOUT: Final = 5  # seconds of waiting for the lock, like -w 5 of the Go kube-proxy
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
@@ -60,7 +60,7 @@ class CommandError(ApplyError):
         self.stderr = stderr
         self.status = status
         lines = stderr.strip().splitlines() or [f"exit status {status}"]
-        # The error is the last line, after warnings.
+        # The error is the last line; the lines before it are warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
@@ -69,8 +69,9 @@ class RestoreError(CommandError):
 
 
 class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
-    """A chain has native rules of nft, which iptables-nft does not print. It can still write other chains of the
-    table."""
+    """A chain has native rules of nft, which iptables-nft does not print. The command can still write other chains of
+    the table.
+    """
 
 
 class SavedTable(NamedTuple):
@@ -96,8 +97,8 @@ class Commands(NamedTuple):
         """Change rules, each table in one step; chains that the text does not name stay.
 
         iptables-restore parses the pieces of the text as they are produced; if producing a piece fails, nothing is
-        changed. Returns how long another program held the lock of the legacy variant. Raises RestoreError, or
-        ApplyError.
+        changed. Returns the seconds for which another program held the lock of the legacy variant. Raises RestoreError,
+        or ApplyError.
         """
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_TIMEOUT)]
         if self.uses_nft:
@@ -270,7 +271,7 @@ def chain_of(rule: str) -> str:
 def target_of(rule: str) -> str:
     """Return the target of a rule, '' without one."""
     words = rule.split(" ")
-    before = words[-2::-1]  # backwards; the last word is no flag: a log prefix may be "-j"
+    before = words[-2::-1]  # searched backwards, because a log prefix may be "-j"; the last word is no flag
     for flag in ("-j", "-g"):
         if flag in before:
             return words[len(words) - 1 - before.index(flag)]
@@ -314,9 +315,8 @@ def variant_commands(family: Family, variant: Variant) -> Commands:
 
 
 def in_use(family: Family, table: str, chain: str) -> Commands:
-    """Return the commands of the variant in which a table has a chain, else of the variant that this node uses.
-
-    It lists that table only, and writes nothing. Raises ApplyError.
+    """Return the commands of the variant in which a table has a chain, else of the variant that this node uses. Lists
+    only that table, and writes nothing. Raises ApplyError.
     """
     there = [found for found in map(commands, installed_for(family)) if _has(found, table, chain)]
     return there[0] if len(there) == 1 else variant_commands(family, chosen())
@@ -343,7 +343,7 @@ def _survey(names: list[str]) -> tuple[int, bool]:
 def _tables(name: str) -> list[SavedTable]:
     """Return the tables of a variant, none if it does not work on this node, for example without its kernel modules.
 
-    The caller caches the result, so a command that could not be started is tried again.
+    A command that could not be started is tried again, because the caller caches the result.
     """
     for pause in (*_TRIED_AGAIN, None):
         try:
@@ -376,6 +376,8 @@ def ensure_counter(name: str) -> bool:
 
 @understood("packet counters")
 def counted_packets(name: str, link: Netlink) -> int:
-    """Return the counted_packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
+    """Return the number of packets that a counter has counted. Raises NetlinkError, with code ENOENT if
+    it is missing.
+    """
     buffers = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
     return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in answers(buffers, len(_HEADER))), 0)

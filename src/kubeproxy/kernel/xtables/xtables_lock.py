@@ -2,8 +2,8 @@
 
 The commands wait for the lock themselves (-w), but do not report the duration or the holder, and do not hold the lock
 between our reading of a table and their change of it. The kernel counts no changes of legacy tables. A change that
-keeps the size of a table is noticed only by the lock, which programs also take to list rules. If the file cannot be
-watched, no use of the lock is noticed. Sources: iptables' xshared.c; struct ipt_getinfo in
+keeps the size of a table is noticed only by the use of the lock; programs also take the lock to list rules. If the lock
+file cannot be watched, no use of the lock is noticed. Sources: iptables' xshared.c; struct ipt_getinfo in
 include/uapi/linux/netfilter_ipv4/ip_tables.h, the same for ip6_tables.
 """
 
@@ -32,7 +32,9 @@ _LOOK: Final = 0.5
 _GLANCE: Final = 1.0
 """Seconds between two attempts of iptables before 1.8.8 to take the lock."""
 _BUSY: Final = 4.0
-"""Seconds for which this process may hold the lock nearly always while others wait: with -w 5 they fail after 5 s."""
+"""Seconds for which this process may hold the lock nearly always while other programs wait. With -w 5 a waiting program
+fails after 5 s.
+"""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
@@ -65,9 +67,8 @@ def path() -> Path:
 
 @contextmanager
 def nobodys_lock() -> Iterator[None]:
-    """Make the commands lock another file, in a network namespace in which no other program changes tables.
-
-    The lock is the same in all namespaces. A process that changes the node's own tables must not call it.
+    """Make the commands lock another file, for a network namespace in which no other program changes tables; the usual
+    lock is the same in all namespaces. A process that changes the node's own tables must not call this function.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
@@ -83,9 +84,9 @@ def nobodys_lock() -> Iterator[None]:
 class Place:
     """A place in the kernel's queue for the lock of a file; a waiter can leave the queue.
 
-    A waiter that only polls may never find a busy lock free: the kernel passes it from one waiting process to the next.
-    flock(2) waits without a timeout, so a thread does it. Until then nothing else in this process may lock or unlock
-    the same open file. A lock obtained after the waiter left is released at once.
+    A waiter that only polls may never find a busy lock free, because the kernel passes the lock from one waiting
+    process to the next. flock(2) waits without a timeout, so a thread calls it. Until the call returns, nothing else in
+    this process may lock or unlock the same open file. A lock obtained after the waiter left is released at once.
     """
 
     def __init__(self, file: int) -> None:
@@ -118,7 +119,9 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again; return False if the lock was obtained or refused: then a new place is needed."""
+        """Enter the queue again. Return False if the lock was obtained or refused in the meantime; then a new place is
+        needed.
+        """
         with self._deciding:
             self._left = False
             return not self._over.is_set()
@@ -136,7 +139,7 @@ class Place:
 
 
 class Lock:
-    """A lock file for the whole process: one thread at a time holds it, and may acquire it again.
+    """A lock file for the whole process. One thread at a time holds the lock, and that thread may acquire it again.
 
     The file stays open, so that LockWatch counts only other programs.
     """
@@ -196,8 +199,8 @@ class Lock:
     def start(self) -> dict[str, Any]:
         """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held.
 
-        The command takes another lock, and inherits this one: if this process is killed, the lock is held until the
-        command ends.
+        The command takes another lock file, and inherits this lock, so that the lock is held until the command ends
+        even if this process is killed.
         """
         if self._file < 0:
             return {}
@@ -216,8 +219,8 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Acquire the lock if it is free, already obtained, or has no file; return whether it is held. Raises
-        ApplyError."""
+        """Acquire the lock if it is free or already obtained, or if there is no lock file; return whether the lock is
+        held. Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
@@ -325,7 +328,7 @@ class TableInfo:
 
 
 class LockWatch:
-    """Watches one lock file, for all backends of the process, which call one at a time."""
+    """Watches one lock file for all backends of the process, which do not call at the same time."""
 
     def __init__(self, path: Path, inotify: Inotify) -> None:
         self._path = path
@@ -334,13 +337,13 @@ class LockWatch:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Watch a file from now on; a missing file is created."""
+        """Watch the lock file at a path from now on; a missing file is created."""
         watching = cls(path, Inotify.open())
         watching._add()
         return watching
 
     def taken(self) -> int:
-        """Return a counter that grows each time that another program opens the lock file; some may be missed."""
+        """Return a counter that grows each time another program opens the lock file; openings may be missed."""
         if IN_OPEN & (mask := self._inotify.happened()):
             self._taken += 1
         if IN_IGNORED & mask:  # the path refers to another file now
