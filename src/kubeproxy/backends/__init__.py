@@ -1,1 +1,1 @@
-"""One folder per proxy mode. A backend only translates plans; the semantics are in model."""
+"""One folder per proxy mode. A backend only translates plans; the semantics of Services are in model."""

@@ -10,7 +10,8 @@ Work = TypeVar("Work")
 
 
 class Ahead(Generic[Work]):
-    """Commits batches in a separate thread while the caller continues: a system call releases the interpreter lock.
+    """Commits batches in a separate thread while the caller continues, because a system call releases the interpreter
+    lock.
 
     A context manager. At each yield, and at the end, no commit is under way. The first commit starts the thread.
     """
@@ -42,7 +43,7 @@ class Ahead(Generic[Work]):
         try:
             result = running.result()
         finally:
-            # An error's traceback refers to this frame: a reference from the frame to the error would keep the batch in
-            # memory.
+            # An error's traceback refers to this frame. So a reference from the frame to the error would keep the batch
+            # in memory.
             del running
         yield result

@@ -1,7 +1,6 @@
-"""Removes leftover iptables rules of a kube-proxy in another mode: they would send connections to deleted endpoints.
-
-They are removed once our own rules are in place, so that Services work at any time. Chains of kubelet, and those of
-other programs with names that begin with KUBE-, stay. Source: docs/reference.md "Start" 2; kube-proxy v1.36
+"""Removes leftover iptables rules of a kube-proxy in another mode, which would send connections to deleted endpoints.
+The rules are removed once our own rules are in place, so that Services work at any time. Chains of kubelet, and those
+of other programs with names that begin with KUBE-, stay. Source: docs/reference.md "Start" 2; kube-proxy v1.36
 CleanupLeftovers of iptables and ipvs mode.
 """
 
@@ -95,8 +94,8 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
 
 
 def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
-    """Return the chains of a kube-proxy that a mode does not keep: those that it removes at its start, and those of an
-    iptables variant that is not installed. Raises ApplyError, Unsupported.
+    """Return the chains of a kube-proxy that a mode does not keep: the chains that the mode removes at its start, and
+    the chains of an iptables variant that is not installed. Raises ApplyError, Unsupported.
     """
 
     @cache
@@ -115,8 +114,9 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
-    """Return whether rules in these chains, or rules that jump to them, match the address and port of a packet, and
-    lead it from a hook to a decision; of a forwarded one, only in the table nat. True if the rules cannot be read.
+    """Return whether rules in these chains, or rules that jump to these chains, match the address and port of a packet,
+    and lead the packet from a hook to a decision. For a forwarded packet only the table nat counts. True if the rules
+    cannot be read.
     """
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
@@ -243,8 +243,8 @@ def owned(
 def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
     """Yield the inputs of iptables-restore that remove chains and jumps, each with at most `most` chains.
 
-    A table with more chains loses its jumps and the rules of its shared chains first, then the rules of all other
-    chains. The chains are removed last: iptables refuses to remove a chain that a rule jumps to. The time of
+    From a table with more chains, first the jumps and the rules of shared chains are removed, then the rules of all
+    other chains, and the chains last, because iptables refuses to remove a chain to which a rule jumps. The time of
     iptables-nft grows with the square of the number of chains in one restore.
     """
     for table, chains, jumps in found:

@@ -1,7 +1,7 @@
-"""The interface of a proxy mode: its properties, which other parts of the program read, and its operations when it
-runs.
+"""The interface of a proxy mode: the properties, which other parts of the program read, and the operations of the mode
+that runs.
 
-Each mode has a folder with its name. `__init__.py` defines MODE and imports little, as it is loaded in every mode;
+Each mode has a folder with its name. `__init__.py` defines MODE and imports little, because it is loaded in every mode;
 `mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
 mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, except those that the
 running mode uses under the same name, and returns the failures. `traces(sight, owns)` returns the objects that exist.
@@ -37,7 +37,7 @@ class Depth(Enum):
     """
 
     QUICK = "quick"
-    """Find changes that need no reading of every element: in chains, rules, counts."""
+    """Find changes that can be found without reading every element: changes of chains, rules and counts."""
     THOROUGH = "thorough"
     """Find all changes; the cost grows with the cluster."""
 
@@ -45,8 +45,8 @@ class Depth(Enum):
 class ForeignChange(NamedTuple):
     """A change by another program, as a text for operators.
 
-    A change that is not `certain` must be confirmed by a second inspection: a dump may lack elements while the kernel's
-    hash tables grow.
+    If a change is not `certain`, a second inspection must confirm it, because a dump may lack elements while the
+    kernel's hash tables grow.
     """
 
     what: str
@@ -54,7 +54,7 @@ class ForeignChange(NamedTuple):
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """The optional abilities of a backend; None if it lacks one."""
+    """The optional abilities of a backend; an ability that the backend lacks is None."""
 
     at_once: bool = False
     """Whether the cost of a sync is independent of its size, so that large Services do not wait for each other."""
@@ -99,7 +99,9 @@ class Backend(Protocol):
         """Make the kernel's state equal to these plans, yielding the size of each transaction."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """Return a difference between the kernel and the committed state; None if none shows at this depth."""
+        """Return a difference between the kernel and the committed state; None if an inspection of this depth finds
+        none.
+        """
 
     def upkeep(self) -> None:
         """Do periodic work; called each second, before an inspection."""
@@ -118,14 +120,17 @@ def keeps_nothing(*_: object) -> bool:
 
 
 class Sight(NamedTuple):
-    """The chains on a node: those of nf_tables, and those of iptables. Chains of iptables-nft are in both."""
+    """The chains on a node: the chains of nf_tables, and the chains of iptables. Chains of iptables-nft are in both
+    groups.
+    """
 
     nf_tables: Sequence[Chain]
     xtables: Sequence[RuleChain]
 
 
 class Trace(NamedTuple):
-    """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family, None for both.
+    """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for an object of
+    the two families).
 
     `catches` returns whether the object's rules decide about an incoming packet. With True as second argument, rules
     that run after the packet's translation by this proxy do not count. It raises ApplyError.
@@ -151,7 +156,9 @@ Owns = Callable[[str, str], bool]
 
 
 class Room(NamedTuple):
-    """A kernel table with a limit: its name, its use and limit, and the consequence and the fix when it is full."""
+    """A kernel table with a limit: its name, its use, its limit, and the consequence and the fix when the table is
+    full.
+    """
 
     name: str
     used: int
@@ -174,8 +181,8 @@ class Operations(NamedTuple):
     `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode. `look`
     checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the backends, one
     per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN. With --init-only, for a
-    proxy with fewer rights, `initialize` follows, which changes the settings that a proxy with sufficient rights
-    changes later. `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of
+    proxy with fewer rights, `initialize` follows: it changes the settings that a proxy with sufficient rights would
+    change later. `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of
     conntrack. `owns`: see Owns; `commands` returns the iptables commands that the mode uses. `remove_displaced` removes
     rules of this mode in other places, such as another variant of iptables, and returns its failures. `within` returns
     the settings without the features that this kernel lacks, and logs the removed features. `examine` creates one
@@ -205,7 +212,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """The end of the connections that the kernel tracks: the endpoints, or the proxy itself."""
+    """The end of the tracked connections of clients: the endpoint, or the proxy itself."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"
@@ -232,13 +239,13 @@ class Deprecation(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """The properties of a proxy mode that are needed even if the mode does not run.
+    """The properties of a proxy mode that are read even if another mode runs.
 
     `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
     of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is
-    the mode's own counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
-    clients notice. `tracked_as` are the status bits of its connections in connection tracking, 0 if they are not
-    distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
+    the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
+    clients notice. `tracked_as` are the status bits of the mode's connections in connection tracking, 0 if these are
+    not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
     """
 
     config: ModeConfig

@@ -12,7 +12,7 @@ _INTERFACE: Final = re.compile(r"[^\s\"'\\/!+-][^\s\"'\\/!+]*")
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in iptables chain that jumps to one of our chains; `match` ends with a space, if any."""
+    """A rule of a built-in iptables chain that jumps to one of our chains; `match` is '' or ends with a space."""
 
     table: str
     chain: str

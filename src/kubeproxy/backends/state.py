@@ -1,8 +1,8 @@
-"""Differences between found and desired state: as changes to write, and as texts for an operator.
+"""Differences between found and desired state, in two forms: changes to write, and texts for an operator.
 
 A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
 computes the desired state from plans and reads the found state from the kernel; a free choice, such as an endpoint's
-slot, is normalised in the found state. An examiner compares both in a separate process, which cannot write.
+slot, is normalised in the found state. An examiner compares the two states in a separate process, which cannot write.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     """A difference between the kernel and the plans; `service` is its Service, None if it has none or belongs to all.
 
     `what` describes the object (a frontend, an endpoint), `where` is its place in the kernel (a map, a chain, a set).
-    `wanted` and `present` describe the desired and the found state, '' if `what` is enough.
+    `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough.
     """
 
     service: ServiceName | None
@@ -43,7 +43,9 @@ class Finding(NamedTuple):
 
 
 class Examiner(ABC):
-    """Compares one family of the kernel with plans. All calls block and raise ApplyError when it cannot be read."""
+    """Compares one family of the kernel with plans. All calls block, and raise ApplyError when the kernel cannot be
+    read.
+    """
 
     remembered: Callable[[ServicePlan, bytes], Iterator[bytes]] | None = None
     """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed
@@ -57,7 +59,7 @@ class Examiner(ABC):
 
     @abstractmethod
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """Yield the differences for these Services; if possible, read only their objects."""
+        """Yield the differences for these Services; if possible, read only the objects of these Services."""
 
     @abstractmethod
     def everything(self, wanted: Plans) -> Iterator[Finding]:
@@ -125,7 +127,7 @@ class Wording(NamedTuple):
 
 
 class StateWords(Protocol):
-    """The texts about the entries of a mode's states. A value is None if the entry is missing in that state."""
+    """The texts about the entries of a mode's states. A value is None if its state lacks the entry."""
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
         """Return the Service of an entry that no plan desires, None for no Service."""
@@ -137,7 +139,8 @@ class StateWords(Protocol):
 def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
-    """Yield the differences between a found state and the Services' desired states, by Service; others last.
+    """Yield the differences between a found state and the Services' desired states, Service by Service; those of no
+    Service are last.
 
     Several Services may desire one entry.
     """
@@ -164,5 +167,5 @@ def findings(
 
 
 def meanings(meaning: Callable[[Any], str], wanted: Any, present: Any) -> tuple[str, str]:
-    """Return texts for both values of an entry, '' for a missing one."""
+    """Return the texts of two values of an entry, '' for a missing value."""
     return "" if wanted is None else meaning(wanted), "" if present is None else meaning(present)

@@ -19,7 +19,8 @@ Rules = Mapping[str, ChainContents]
 
 
 class TableView:
-    """A named table in the network namespace of a socket. Other objects may share the socket, but not concurrently.
+    """A named table in the network namespace of a socket. Other objects may use the same socket, but not at the same
+    time.
 
     `ranges` are the names of its interval sets. All calls raise ApplyError.
     """
@@ -64,9 +65,8 @@ def complete(
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
 ) -> bool:
-    """Look up these elements by set and key, and add those that exist: a dump of the sets may have missed them.
-
-    Returns whether there are any.
+    """Look up these elements by set and key, and add those that exist, because a dump of the sets may have missed them.
+    Returns whether any exist.
     """
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
@@ -110,7 +110,7 @@ class TableWords:
 def inspected(
     table: str, depth: Depth, is_altered: Callable[[], bool], changed: Callable[[], str]
 ) -> ForeignChange | None:
-    """Return another program's change of a table; None if this depth finds none.
+    """Return a change of a table by another program; None if an inspection of this depth finds none.
 
     `is_altered` returns whether chains or rules differ. `changed` returns the set or map with differing elements, ''
     for none; it reads all elements, so it is called last.

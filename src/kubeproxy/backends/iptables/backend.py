@@ -1,8 +1,8 @@
 """The iptables backend of one family: turns changed plans into the input of iptables-restore.
 
-A sync writes the chains that changed, and a chain that all Services share only if its rules changed: a restore with
---noflush leaves all other chains as they are. Blocking calls; the engine runs them in a thread.
-Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go.
+A sync writes only the chains of changed Services, and those shared chains whose rules changed, because a restore with
+--noflush leaves all other chains as they are. Blocking calls; the engine runs them in a thread. Source: kube-proxy
+v1.36 pkg/proxy/iptables/proxier.go.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class IptablesBackend:
         self._written({**last, "nat": last["nat"] + sum(map(rule_count, delta.written))})
 
     def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
-        """Return the plans of all Services, with changes."""
+        """Return the plans of all Services after these changes."""
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _shared(self, places: Iterable[skeleton.Place], delta: ContentsChange | None) -> dict[str, str]:
@@ -187,9 +187,8 @@ class IptablesBackend:
             yield self._contents.nat_rules
 
     def _remove(self, chains: Sequence[str]) -> None:
-        """Empty chains of deleted Services, and delete those that no rule jumps to; log each of the others once.
-
-        iptables refuses to delete a chain that another program's rule jumps to, and then it refuses the whole restore.
+        """Empty the chains of deleted Services, delete those to which no rule jumps, and log each remaining chain once.
+        iptables refuses to delete a chain to which another program's rule jumps, and then refuses the whole restore.
         """
         if not chains:
             self._used = frozenset()
@@ -197,7 +196,7 @@ class IptablesBackend:
         self._change_each(chains, restores.declarations)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # the deletion of a chain fails if a rule jumps to it
+        except Incompatible:  # a chain cannot be deleted while a rule jumps to it
             lines = []
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):
@@ -299,7 +298,7 @@ class IptablesBackend:
     # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the hourly full sync runs together with the first change after it is due."""
+        """Do nothing, because the hourly full sync runs together with the first change after it is due."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. One short request, unless another program touched our chains.
@@ -322,7 +321,9 @@ class IptablesBackend:
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines for the filter table before the nat table changes, and the lines for both tables after it."""
+    """Return two values: the lines for the filter table before the nat table changes, and the lines for each of the two
+    tables afterwards.
+    """
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

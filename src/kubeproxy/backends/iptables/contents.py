@@ -1,6 +1,5 @@
-"""The rules of all Services of one family as they were written last, and the effect of a change. Pure.
-
-Each Service's rules in shared chains are stored as text, so that one join produces a shared chain.
+"""The rules of all Services of one family as they were written last, and the effect of a change. Pure. Each Service's
+rules in shared chains are stored as text, so that one str.join produces a shared chain.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ContentsChange(NamedTuple):
 
     `written` are chains to write, Service by Service; `deleted` are chains of the nat table to remove. `gained` has the
     lines that are new in shared chains, `lost` the shared chains in which lines are removed or change their order.
-    `rules` is the growth of the number of rules in the Services' own chains.
+    `rules` is the increase (or decrease) of the number of rules in the Services' own chains.
     """
 
     entries: dict[ServiceName, ServiceEntry]
@@ -118,7 +117,7 @@ class Contents:
         """Return the rules of a shared chain, including changes that `take` has not applied yet.
 
         The rules are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in
-        a sorted list, and searches it from the end for each chain: in descending order each search takes one step
+        a sorted list, and searches the list from the end for each chain. In descending order each search takes one step
         instead of thousands.
         """
         changed = delta.entries if delta is not None else {}

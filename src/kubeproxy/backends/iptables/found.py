@@ -1,8 +1,8 @@
 """The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
 
-Most chains are stored as a hash of their rules only. Our rules are compared in the form that iptables 1.8.9 prints.
-Chains that seem to differ are written once more under another name, and these copies are compared, because kernel and
-iptables of the node decide how a rule is printed.
+Of most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. But
+the kernel and the iptables of the node decide how a rule is printed. So the wanted rules of chains that seem to differ
+are written under another name, and compared as the node prints them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 MOST_PLACES: Final = 20
-"""Maximum number of chains to read one by one, 3 ms each; iptables-nft reads a table of 36,000 rules in a second."""
+"""Maximum number of chains to read one by one, which takes 3 ms each. iptables-nft reads a whole table of 36,000 rules
+in a second.
+"""
 MOST: Final = 1000  # maximum number of chains to write under another name at a time
 
 Chains = Mapping[str, Sequence[str]]
@@ -98,7 +100,7 @@ def _lines(rules: str, family: Family) -> list[str]:
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
-    """Return a table with the rules of the chains to keep, by default those that belong to no single Service.
+    """Return a table with the rules of the chains to keep; by default, of the chains that belong to no single Service.
 
     Raises Incompatible, or ApplyError.
     """
@@ -173,8 +175,8 @@ def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, Fo
 def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
     """Yield the chains of Services that are missing or seem to differ.
 
-    Chains with and without comments on endpoints are accepted: the cluster may have become large or small since a chain
-    was written.
+    Chains with and without comments on endpoints are accepted, because the cluster may have become large or small after
+    a chain was written.
     """
     detail = contents.detail
     other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
@@ -192,7 +194,9 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
 
 
 def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[Suspect, list[str], Chains]]:
-    """Yield each suspect with its wanted rules as this node's iptables prints them, and all chains it printed."""
+    """Yield each suspect with two values: its wanted rules as this node's iptables prints them, and all
+    printed chains.
+    """
     for table in sorted({suspect.place[0] for suspect in suspects}):
         copies = {f"{COPY}{n}": suspect for n, suspect in enumerate([s for s in suspects if s.place[0] == table])}
         texts = {

@@ -1,7 +1,7 @@
 """The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own.
 
-Safe to call from any thread. Counters of failures exist with 0 from the start: a rate does not see a counter that first
-appears with 1.
+Safe to call from any thread. Counters of failures exist with 0 from the start, because a rate misses a counter that
+first appears with 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Metrics:
         )
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """Count a sync that iptables-restore refused; a partial one counts in both metrics, as in the Go kube-proxy."""
+        """Count a sync that iptables-restore refused. A partial sync counts in two metrics, as in the Go kube-proxy."""
         self._failures.labels(family.label).inc()
         if partial:
             self._partial_failures.labels(family.label).inc()
@@ -87,7 +87,9 @@ def make_counters(metrics: Metrics) -> bool | None:
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:
-            link = Netlink.open()  # stays open: closing a netfilter socket waits for transactions (nft_rcv_nl_event)
+            link = (
+                Netlink.open()
+            )  # stays open, because closing a netfilter socket waits for transactions (nft_rcv_nl_event)
             metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
     except ApplyError as error:
         log.warning("Cannot create packet counters, the next full sync tries again error=%r", str(error))

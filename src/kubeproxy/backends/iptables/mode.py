@@ -50,7 +50,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
         except Incompatible:
             continue
-        except LockHeldError:  # iptables works: another program that holds the lock must not disable a family
+        except LockHeldError:  # iptables works; a lock that another program holds must not disable a family
             raise
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
@@ -61,9 +61,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _is_there(family: Family, table: str) -> bool:
-    """Return whether the kernel has a table of the legacy variant, without the lock that the command would take.
-
-    False if its modules are not loaded yet: the command loads them.
+    """Return whether the kernel has a table of the legacy variant, without taking the lock that the command would take.
+    If its modules are not loaded yet, the result is False, because only the command loads them.
     """
     try:
         with closing(TableInfo.open(family)) as asked:
@@ -134,13 +133,15 @@ def _remove_displaced() -> list[str]:
 
 
 def _initialize(config: KubeProxyConfiguration) -> None:
-    """Allow NodePorts on 127.0.0.1 for a proxy that cannot write sysctls, as in a container that is not privileged."""
+    """Allow NodePorts on 127.0.0.1 for a proxy that cannot write sysctls, for example in a container that is not
+    privileged.
+    """
     for key, value in _sysctls(config):
         write_sysctl(key, value)
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """See Operations: the rules are not read, as that would load modules."""
+    """See Operations. The rules are not read, because reading would load modules."""
     _check_names(config)
     for family in families:
         there = xtables.installed_for(family)
@@ -151,7 +152,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
-    """Return whether nodePortAddresses includes 127.0.0.1: unset, or with a network that contains it."""
+    """Return whether nodePortAddresses includes 127.0.0.1: it is unset, or has a network that contains 127.0.0.1."""
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:

@@ -1,7 +1,7 @@
 """Plans of Services as the text of chains and rules, one service port at a time. Pure.
 
-Rules have the form in which iptables-save prints them, each line ended by a newline. The Go kube-proxy's input has
-another order of options, which gives the same rules in the kernel. Source: kube-proxy v1.36
+Rules have the form in which iptables-save prints them, each line ended by a newline. The input of the Go kube-proxy has
+the options in another order, but gives the same rules in the kernel. Source: kube-proxy v1.36
 pkg/proxy/iptables/proxier.go syncProxyRules.
 """
 
@@ -174,7 +174,7 @@ def _endpoint_chains(
     settings: RuleSettings,
     detail: Detail,
 ) -> dict[str, str]:
-    """Return the chain of each endpoint and its rules; `addresses` and `seps` are by destination."""
+    """Return the chain of each endpoint with its rules; the keys of `addresses` and `seps` are destinations."""
     label = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
     source = f"/{settings.prefix_length}{label} -j KUBE-MARK-MASQ\n-A "
     proto = f" -p {port.proto}{label}"
@@ -187,7 +187,9 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all of it, or the part that does not come from pods."""
+    """Return the rule that masquerades cluster IP traffic: either all such traffic, or the traffic that does not come
+    from pods.
+    """
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""

@@ -1,13 +1,13 @@
 """Inputs of iptables-restore. Pure.
 
-Legacy iptables reads and writes the whole table for each restore, so it gets one restore. iptables-nft 1.8.9 searches a
-sorted list for each chain that a restore names, so that its time grows with the square of their number: it gets a
-sequence of restores, with the Services' chains first and the rules that jump to them last, so that no packet passes an
-incomplete Service.
+Legacy iptables reads and writes the whole table for each restore, so it gets one restore. For each chain that a restore
+names, iptables-nft 1.8.9 searches a sorted list, so that its time grows with the square of the number of chains. It
+gets a sequence of restores, with the Services' chains first and the rules that jump to these chains last, so that no
+packet passes an incomplete Service.
 
-Tables are committed one after the other. The filter table rejects packets that the nat table does not translate: so a
+Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. So a
 reject rule is added before nat stops translating, and removed after nat translates again. Otherwise conntrack would
-track a packet without translation in the meantime, and its client would get no answer as long as it retries.
+track a packet without translation in the meantime, and the client would get no answer as long as it retries.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _FIRST: Final = 1000
 
 
 class Work(NamedTuple):
-    """The chains of Services, grouped by Service, and by table the lines to write before and after them.
+    """The chains of Services, grouped by Service, and, by table, the lines to write before and after these chains.
 
     `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
-    rules of built-in chains that jump to the chains in `after`. `guards`: the lines that the filter table gets before
-    all others; its removals are in `after`. `deleted`: chains of the nat table to delete.
+    rules of built-in chains that jump to the chains in `after`. `guards`: the lines that are written to the filter
+    table before all other lines; removals in the filter table are in `after`. `deleted`: chains of the nat table to
+    delete.
     """
 
     own: Iterable[OwnChains]
@@ -118,7 +119,7 @@ def jumps(table: str, found: FoundTable) -> str:
 
 
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
-    """Return the lines that create or replace the chains without rules of Services that differ in the table.
+    """Return the lines that create or replace those chains without rules of Services that differ in the table.
 
     Copies that a killed or refused audit left in the filter table are removed here; those in the nat table are removed
     with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.

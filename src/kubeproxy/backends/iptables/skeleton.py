@@ -1,8 +1,8 @@
 """The chains that all Services share, the jumps into them, the settings that their rules depend on, and names. Pure.
 
-The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and either proxy can take over from
-the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules, portProtoHash and
-servicePortEndpointChainName.
+The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies can
+take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
+portProtoHash and servicePortEndpointChainName.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ JUMPS: Final = (
     Jump("filter", "INPUT", KUBELET_FIREWALL),
     Jump("filter", "OUTPUT", KUBELET_FIREWALL),
 )
-"""Jumps to our chains, in the order in which they are inserted at the head of the built-in chains."""
+"""Jumps to our chains, in the order of their insertion at the head of the built-in chains."""
 
 
 OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-MARK-MASQ"})
@@ -140,9 +140,8 @@ class RuleSettings(NamedTuple):
         return f"! {self.if_local}" if self.if_local else ""
 
     def is_like(self, other: RuleSettings) -> bool:
-        """Return whether two settings give the same rules for all Services.
-
-        Other NodePort addresses change only one shared chain, which the next sync writes.
+        """Return whether two settings give the same rules for all Services. A change of the NodePort addresses changes
+        only one shared chain, which the next sync writes.
         """
         return self.localhost == other.localhost and self._replace(nodeport_ips=other.nodeport_ips) == other
 
@@ -165,7 +164,7 @@ def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
     mark = f"{settings.mark:#x}"
     postrouting = (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
-        # The mark is cleared, so that a packet that passes the stack again is not masqueraded again.
+        # The mark is cleared, so that a packet that passes the network stack again is not masqueraded again.
         f"-A KUBE-POSTROUTING -j MARK --xor-mark {mark}\n"
         '-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" '
         "-j MASQUERADE --random-fully\n"
@@ -204,7 +203,7 @@ COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
-_HASHED: Final = 10  # bytes of a digest that are used: 16 characters of five bits
+_HASHED: Final = 10  # number of used bytes of a digest: 16 characters of five bits
 _AT_ONCE: Final = 64
 
 
@@ -254,7 +253,7 @@ def port_name(key: ServicePortKey) -> str:
 def comment(text: str) -> str:
     """Return a user's text, made safe for a quoted comment of a rule.
 
-    Names that the API server accepts stay as they are. Others, as from a folder of manifests, lose the characters that
-    could end the comment or the line, and are cut: iptables refuses comments above 255 bytes.
+    Names that the API server accepts are not changed. Other names, for example from a folder of manifests, lose the
+    characters that could end the comment or the line, and are cut, because iptables refuses comments above 255 bytes.
     """
     return text if _PLAIN.fullmatch(text) else _ODD.sub("_", text[:200])

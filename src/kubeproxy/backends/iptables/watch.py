@@ -1,8 +1,8 @@
 """Detection of changes by other programs: a cheap check each second, and an occasional audit that reads all rules.
 
-nf_tables counts its transactions, legacy tables have a size and a lock: the watch compares these. If these differ from
-the state after our own last change, the watch reads the chains, and an audit their rules. The Go kube-proxy checks only
-its canary chain in the mangle table.
+nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with their
+state after our own last change. If they differ, the watch reads the chains, and an audit reads the rules of the chains.
+The Go kube-proxy checks only its canary chain in the mangle table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from kubeproxy.model.addresses import Family
 REST: Final = 20.0
 """Pause after an audit, in durations of that audit, because it reads all rules."""
 FAINT_REST: Final = 200.0
-"""The pause after another program took the lock without changing the table's size, mostly to list rules."""
+"""The pause after another program took the lock without changing the table's size. In most cases it only
+lists rules.
+"""
 
 
 class Watch(Protocol):
@@ -45,13 +47,15 @@ class Watch(Protocol):
     places: frozenset[skeleton.Place] | None
 
     def present(self, table: str) -> FoundTable:
-        """Return the chains of a table that cannot be listed, and the rules of built-in ones. Raises ApplyError."""
+        """Return the chains of a table that cannot be listed, with the rules of built-in chains. Raises ApplyError."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Make the state of the tables that the body reads, all of them, the base of later comparisons."""
+        """Make the present state of the tables the base of later comparisons. The body of the `with` statement reads
+        all tables.
+        """
 
     def own_change(self, commits: int) -> AbstractContextManager[None]:
-        """Ignore the `commits` transactions of the body: they are our own."""
+        """Ignore `commits` transactions in the body of the `with` statement, because these are our own."""
 
     def touched(self) -> bool:
         """Return whether another program may have changed something."""
@@ -72,12 +76,14 @@ def watch(commands: Commands) -> Watch:
 
 
 def _with_jumps(table: str) -> set[str]:
-    """Return the chains of other owners that contain rules of ours: built-in ones and kubelet's."""
+    """Return the chains of other owners that contain rules of ours: built-in chains, and those of kubelet."""
     return {jump.chain for jump in skeleton.JUMPS if jump.table == table} | {skeleton.KUBELET_FIREWALL}
 
 
 class NftWatch:
-    """Watches the tables of iptables-nft over netlink; changes in other programs' own chains cost nothing."""
+    """Watches the tables of iptables-nft over netlink. Changes that other programs make in their own chains cost
+    nothing.
+    """
 
     rest = REST
 
@@ -87,7 +93,7 @@ class NftWatch:
         self._transactions = transactions
         self._others = others
         self._noted: set[skeleton.Place] = set()
-        self._unknown = False  # there may be changes that are not in `_noted`
+        self._unknown = False  # whether there may be changes that are not in `_noted`
         self.places: frozenset[skeleton.Place] | None = None
 
     @classmethod
@@ -166,10 +172,10 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and their lock, which do not show the changed chain.
-
-    Our own changes are made while we hold the lock, and the sizes are read before and after: the difference is ours.
-    (Versions before 1.8.6 take the lock themselves; a change that another program makes at that time counts as ours.)
+    """Watches the tables of iptables-legacy by their size and their lock, which do not show the changed chain. Our own
+    changes are made while this process holds the lock, and the sizes are read before and after, so that the difference
+    is ours. (Commands before 1.8.6 always take the lock themselves; a change by another program in the meantime counts
+    as ours.)
     """
 
     places: frozenset[skeleton.Place] | None = None
@@ -204,7 +210,7 @@ class LegacyWatch:
         self._taken = self._lock.taken()
         before = self._look()
         yield
-        self._known = before  # a change in the meantime is visible as another size of the table
+        self._known = before  # a change in the meantime shows as a different size of the table
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
@@ -268,7 +274,7 @@ class Audit:
     def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
         """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
 
-        None means that no audit is due before the next request.
+        After the result None no audit is due before the next request.
         """
         began = time.monotonic()
         try:
@@ -303,7 +309,7 @@ class Audit:
                 return found.read(self._commands, table)
             names = frozenset(name for place, name in self._places if place == table)
             return found.read_some(self._commands, table, names, self._rules)
-        except Incompatible:  # the table has rules that only nft can list: the shared chains can be read one by one
+        except Incompatible:  # the table has rules that only nft can list; the shared chains are read one by one
             names = frozenset(name for place, name in skeleton.SHARED if place == table)
             return found.read_some(self._commands, table, names, self._rules)
 
@@ -314,7 +320,9 @@ class Audit:
             return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return the chains that differ from copies of the written rules; both as iptables-save prints them."""
+        """Return the chains that differ from copies of the written rules. Chains and copies are compared as
+        iptables-save prints them.
+        """
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}
@@ -338,7 +346,7 @@ class Audit:
 
 
 def _is_same(place: skeleton.Place, wanted: Sequence[str], present: Sequence[str]) -> bool:
-    if place in skeleton.SHARED:  # the order of Services depends on the order of their changes
+    if place in skeleton.SHARED:  # in shared chains the order of Services depends on the order of their changes
         return sorted(wanted) == sorted(present)
     return list(wanted) == list(present)
 

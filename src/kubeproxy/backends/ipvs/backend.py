@@ -129,7 +129,7 @@ class IpvsBackend:
     def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
         """Make the kernel's state equal to these plans; yield the number of changes after each batch.
 
-        Correct objects are not written; surplus ones are removed last. Raises ApplyError.
+        Correct objects are not written; surplus objects are removed last. Raises ApplyError.
         """
         kernel = self._kernel
         kernel.prepare()
@@ -144,8 +144,9 @@ class IpvsBackend:
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # Rules that reject come before the addresses that they protect. But if rules jump to nat chains with our names,
-        # these may be iptables mode's chains, which serve Services until ours replace them at the end.
+        # Rules that reject are written before the addresses that they protect. But if rules jump to nat chains with our
+        # names, these may be the chains of iptables mode, which serve Services until our chains replace them at the
+        # end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
@@ -205,9 +206,8 @@ class IpvsBackend:
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend.
 
-        The kernel does not announce changes of virtual servers and sets: their counts are read each time.
-
-        A thorough inspection reads everything except the real servers, which it reads for some virtual servers only.
+        The kernel does not announce changes of virtual servers and sets, so their counts are read each time. A thorough
+        inspection reads everything; but of the real servers it reads only those of some virtual servers.
         """
         self._read_addresses()
         if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
@@ -225,7 +225,7 @@ class IpvsBackend:
         return "addresses of kube-ipvs0 were changed" if self._misbound else ""
 
     def _follow(self, node: NodeAddresses) -> None:
-        """Render all Services again for changed addresses of the node."""
+        """Compute the objects of all Services again if the node's addresses changed."""
         if node == self._node:
             return
         log.info("The addresses of the node changed family=%s count=%d", self.family.label, len(node.own))
@@ -247,7 +247,7 @@ class IpvsBackend:
         return ""
 
     def _missing_sample(self) -> str:
-        """Return whether one sampled virtual server is missing: then most probably all are."""
+        """Return whether a sampled virtual server is missing; then most probably all virtual servers are missing."""
         sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"

@@ -1,8 +1,8 @@
 """Removes the objects of ipvs mode, ours or the Go kube-proxy's: after a change of mode, and for --cleanup.
 
-It removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode also has (KUBE-SERVICES, ...).
-Virtual servers of other programs stay; ours are those on the addresses of kube-ipvs0 and on the ports in our NodePort
-sets.
+This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has as well
+(KUBE-SERVICES, ...). Virtual servers of other programs stay. Our virtual servers are those on the addresses of
+kube-ipvs0 and on the ports in our NodePort sets.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _remove_servers() -> list[str]:
 
 
 def _node_ports() -> set[bytes]:
-    """Return the NodePorts in our sets as the ends of keys of virtual servers: protocol and port."""
+    """Return the NodePorts in our sets as protocol and port, in the form in which the keys of virtual servers end."""
     found: set[bytes] = set()
     with Ipsets.open() as sets:
         there = _names(sets)

@@ -3,8 +3,8 @@
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
 the node itself get the local pool as well: IPVS cannot distinguish sources (kube-proxy does the same).
 
-Set entries have a reference count: an entry stays until no Service needs it. A virtual server belongs to one Service; a
-Service with the same address and port takes precedence over a NodePort, regardless of the order.
+Set entries have a reference count: an entry stays until no Service needs it. A virtual server belongs to one Service. A
+Service with the same address and port takes precedence over a NodePort, in whichever order the two are added.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, S
 
 
 class NodeAddresses(NamedTuple):
-    """This node's addresses: those of its interfaces except kube-ipvs0, those for NodePorts, those of the Node
-    object."""
+    """This node's addresses in three groups: those of its interfaces except kube-ipvs0, those for NodePorts, and those
+    of the Node object.
+    """
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
@@ -33,7 +34,9 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A desired virtual server: whether it is for a NodePort, the affinity in seconds (0: none), its real servers."""
+    """A desired virtual server: whether it is for a NodePort, its affinity in seconds (0: none), and its
+    real servers.
+    """
 
     nodeport: bool
     affinity: int
@@ -154,10 +157,9 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
 ) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None.
-
-    The source of the node's own connections is the frontend's address, because it is on kube-ipvs0. They are allowed if
-    the ranges include one of the node's addresses: then the frontend's address gets an entry of its own.
+    """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None. The
+    node's own connections have the frontend's address as their source, because that address is on kube-ipvs0. If the
+    ranges include one of the node's addresses, these connections are allowed by an entry for the frontend's address.
     """
     if allowed is None:
         return
@@ -177,14 +179,18 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range; all addresses give two, as hash:net has no prefix of 0 (ipset(8))."""
+    """Yield the networks of a range. The range of all addresses gives two networks, because hash:net has no prefix of 0
+    (ipset(8)).
+    """
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the destinations on this node: their connections to themselves through a Service need masquerade."""
+    """Return the destinations on this node. Connections from such an endpoint to itself through a Service need
+    masquerade.
+    """
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)
@@ -208,7 +214,9 @@ class Desired:
         """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
         self._desired_objects: dict[ServiceName, DesiredObjects] = {}
         self._owner: dict[bytes, ServiceName] = {}
-        self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}  # of keys that several Services need
+        self._rivals: dict[
+            bytes, dict[ServiceName, Virtual]
+        ] = {}  # virtual servers by Service, for each key that several need
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}
         self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
@@ -306,7 +314,7 @@ net/netfilter/ipvs/ip_vs_proto_tcp.c). The Go kube-proxy waits until the last co
 CHECK: Final = 5.0
 """Seconds between counts of the connections of a virtual server with draining real servers (Go kube-proxy: 60)."""
 
-WEIGHT: Final = 1  # all endpoints have the same weight, as in the Go kube-proxy
+WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
 
 
 class Verb(IntEnum):
@@ -331,7 +339,9 @@ class ServerStep(NamedTuple):
 
 
 class ActualServer(NamedTuple):
-    """A virtual server in the kernel: affinity (s), whether scheduler and flags are ours, weights by real server."""
+    """A virtual server in the kernel: its affinity in seconds, whether scheduler and flags are those that we set, and
+    the weights by real server.
+    """
 
     affinity: int
     same: bool
@@ -341,10 +351,10 @@ class ActualServer(NamedTuple):
 class Draining:
     """The real servers that drain, with their deadlines, and the operations from one state to the next.
 
-    A real server that is no longer desired gets weight 0: its connections continue, new ones use other real servers. It
-    is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at once, as in
-    the Go kube-proxy: the kernel then moves UDP flows to other real servers (expire_nodest_conn). With weight 0, a flow
-    would stay with an endpoint that does not answer as long as its client sends without pause.
+    A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
+    servers. It is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at
+    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With
+    weight 0, a flow would stay with an endpoint that does not answer as long as its client sends without pause.
     """
 
     def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:
@@ -362,7 +372,7 @@ class Draining:
         return list(self._deadlines)
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
-        """Return the virtual server that the kernel has after a desired one is written."""
+        """Return the virtual server that the kernel has after a desired virtual server is written."""
         if virtual is None:
             return None
         weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._deadlines.get(key, ()), 0)

@@ -1,4 +1,4 @@
-"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a process of its own.
+"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process.
 
 A Service's address takes precedence over a NodePort, but this rule is applied only when all Services are compared.
 """
@@ -95,8 +95,7 @@ class IpvsExaminer(Examiner):
         owners: Mapping[bytes, ServiceName],
         servers: Mapping[bytes, ActualServer],
     ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
-        """Return the found virtual and real servers, and those that each Service desires.
-
+        """Return two values: the found virtual servers with their real servers, and those that each Service desires.
         Draining real servers, and real servers of a missing virtual server, are left out.
         """
         found: dict[Any, Any] = {_SERVERS: {}}
@@ -115,7 +114,7 @@ class IpvsExaminer(Examiner):
         return found, desired
 
     def _shared(self, there: Addresses) -> dict[Any, dict[Any, bool]]:
-        """Return the found addresses of the interface and entries of sets; a missing set has no entries."""
+        """Return the found addresses of the interface, and the found entries of sets; a missing set has no entries."""
         sets = self._view.counts()
         found = {s: dict.fromkeys(self._view.entries(s) if s in sets else (), True) for s in sorted(IpsetId)}
         return {INTERFACE: dict.fromkeys(there.bound, True), **found}
@@ -178,7 +177,7 @@ def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, Servic
 
 
 def _rules(lines: Iterable[str], rules: Rules) -> dict[str, dict[tuple[str, str, str], tuple[str, ...]]]:
-    """Return the state of the rules: those of our chains, and our jumps in other chains."""
+    """Return the state of the rules: the rules of our chains, and our jumps in other chains."""
     ours = {(jump.table, jump.chain, jump.target) for jump in JUMPS}
     found: dict[str, dict[tuple[str, str, str], tuple[str, ...]]] = {_JUMPS: {}, _RULES: {}}
     for line in lines:

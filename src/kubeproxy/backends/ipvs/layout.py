@@ -1,8 +1,8 @@
 """The fixed objects of ipvs mode in the kernel: the interface, the ipsets, the schedulers, and the iptables rules.
 
-Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that either proxy
-can take over the other's objects. Our own are DROP and DROP_OUTSIDE: the Go kube-proxy sends traffic under a
-local policy without local endpoints to endpoints of other nodes.
+Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that each of the
+two proxies can take over the other's objects. The Go kube-proxy does not have DROP and DROP_OUTSIDE: it sends traffic
+under a local policy without local endpoints to endpoints of other nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IpsetId(StrEnum):
     HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
     IPVS_IPS = "KUBE-IPVS-IPS"  # the addresses of kube-ipvs0
     DROP = "KUBE-DROP"  # address and port of frontends that drop all clients
-    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # of frontends that serve pods and this node only
+    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # the same for frontends that serve only pods and this node
 
     def named(self, family: Family) -> str:
         """Return the set's name in a family, cut to the kernel's limit, as kube-proxy does."""
@@ -77,7 +77,7 @@ Entries = Mapping[IpsetId, Iterable[ipset.SetEntry]]
 
 
 class Addresses(NamedTuple):
-    """The node's addresses without loopback: of kube-ipvs0, and of all other interfaces."""
+    """The node's addresses without loopback in two groups: those of kube-ipvs0, and those of all other interfaces."""
 
     bound: frozenset[bytes]
     own: frozenset[bytes]
@@ -93,9 +93,9 @@ class Scheduler(NamedTuple):
 
 DEFAULT_SCHEDULER: Final = "rr"
 _ODD: Final = (
-    # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c): without the fallback flag a
-    # draining server's share of the clients would be refused. The Go kube-proxy sets the port flag for mh, and the
-    # fallback flag for neither.
+    # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c). So without the fallback flag,
+    # a draining server's share of the clients would be refused. The Go kube-proxy sets the port flag for mh, and the
+    # fallback flag for neither scheduler.
     Scheduler("sh", FALLBACK),
     Scheduler("mh", FALLBACK | PORT),
     # dh has no fallback flag (ip_vs_dh.c): its real servers are deleted at once.
@@ -131,7 +131,7 @@ _LOCAL: Final = "-m addrtype --src-type LOCAL"
 DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
 """iptables refuses DROP in nat.
 
-A packet for a queue that no program reads is dropped as well (nf_queue): the sender gets no error, and conntrack keeps
+A packet for a queue that no program reads is dropped as well (nf_queue), the sender gets no error, and conntrack keeps
 no entry.
 """
 
@@ -222,7 +222,8 @@ class Rules:
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
         values = {
             "<not pods>": f" ! {pods}" if pods else "",
-            # The node's own connections have the Service's address as their source, because kube-ipvs0 has it.
+            # The node's own connections have the Service's address as their source, because that address is on
+            # kube-ipvs0.
             "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
             "<mark>": f"{world.masquerade_mark:#x}",
             "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
@@ -251,7 +252,8 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def references(self, set_id: IpsetId) -> int:
-        """Return the number of rules that match a set: the kernel counts them too, so a lost rule is found without a
-        listing."""
+        """Return the number of rules that match a set. The kernel counts these rules too, so a lost rule is found
+        without a listing.
+        """
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

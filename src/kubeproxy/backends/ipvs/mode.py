@@ -99,7 +99,9 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
-    """Create a virtual server with a scheduler, and remove it: there is no other check for the scheduler."""
+    """Check that a scheduler exists, by creating a virtual server with it and removing that. There is no
+    other check.
+    """
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
@@ -131,12 +133,13 @@ TRIAL: Final = "\n".join(
         "",
     )
 )
-"""The test rule uses the only target of our rules that a kernel with iptables may lack."""
+"""The test rule has the only target of our rules that a kernel with iptables may lack."""
 
 
 @cache
 def used_commands(family: Family) -> Commands:
-    """Return the iptables commands to use: those that the node uses, else any that work. The result is cached.
+    """Return the iptables commands to use: the commands of the variant that the node uses, else any commands that work.
+    The result is cached.
 
     Raises Unsupported, or ApplyError.
     """

@@ -70,7 +70,7 @@ class NodeView:
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers; only these, if they exist, have their real servers read."""
+        """Return all virtual servers. Real servers are read only for the given virtual servers, if these exist."""
         listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
@@ -107,8 +107,7 @@ class NodeView:
 class NodeKernel(NodeView):
     """Read and write access to the kernel of one network namespace.
 
-    `restore_failures` counts refusals by iptables only, as in the Go kube-proxy; refused sets and virtual servers are
-    not counted.
+    As in the Go kube-proxy, `restore_failures` counts only refusals by iptables, not refused sets and virtual servers.
     """
 
     def __init__(
@@ -211,8 +210,8 @@ class NodeKernel(NodeView):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif self._sets.kind(name) != kind:
-            # The kernel refuses to delete a set that a rule uses; this is an error, as only our rules use sets of these
-            # names.
+            # The kernel refuses to delete a set that a rule uses. This is an error here, because only our rules use
+            # sets of these names.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:
@@ -262,8 +261,7 @@ class NodeKernel(NodeView):
 
 
 def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
-    """Return a function that lists our rules as iptables prints them: it writes them in an empty network namespace.
-
+    """Return a function that writes our rules in an empty network namespace, and lists them as iptables prints them.
     The function raises Unsupported if no network namespace can be created, and ApplyError.
     """
 

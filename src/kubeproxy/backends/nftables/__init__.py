@@ -6,7 +6,7 @@ from kubeproxy.backends.mode import Metric, Mode
 from kubeproxy.config.modes import MODES
 
 TABLE: Final = "kube-proxy"
-"""The name that the Go kube-proxy uses too, so that either program takes over from the other."""
+"""The name that the Go kube-proxy uses too, so that each of the two programs takes over from the other."""
 
 MODE = Mode(
     MODES["nftables"],

@@ -22,7 +22,7 @@ def chains_of(elements: Elements) -> set[ChainName]:
 
 
 class ClientGauges:
-    """Metrics of the number of clients. They need Linux 6.16 or newer."""
+    """Metrics of the number of clients. These need Linux 6.16 or newer."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._clients = registry.gauge(

@@ -46,7 +46,9 @@ from kubeproxy.model.plan import FamilyGlobals
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
-"""Errors of a repair that mean that an object in the table blocks it. Others, such as ENOBUFS, are temporary."""
+"""Errors of a repair that mean that an object in the table blocks the repair. Other errors, such as ENOBUFS, are
+temporary.
+"""
 
 
 class Signed(NamedTuple):
@@ -58,7 +60,9 @@ class Signed(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Handles of a table, its chains and rules. The kernel never reuses one, so each change makes another signature."""
+    """Handles of a table, its chains and rules. The kernel never reuses a handle, so each change makes another
+    signature.
+    """
 
     header: nfnetlink.TableHeader | None = None
     chains: Mapping[str, Signed] = MappingProxyType({})
@@ -79,10 +83,10 @@ def signature(table: KernelTable) -> Signature:
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
-    """Return the signature after our transaction that created chains and rules, without reading any.
-
-    `reported` are the handles of its first chain and its last rule. The kernel counts handles in each table, so the
-    objects between them have handles in a row. Returns None if one of the chains existed: another program created it.
+    """Return the signature after our transaction that created chains and rules, without reading the table. `reported`
+    are the handles of the first chain and the last rule of that transaction. The kernel counts handles in each table,
+    so the objects between these two have consecutive handles. Returns None if one of the chains existed already,
+    because another program had created it.
     """
     objects = list(nfnetlink.created(made))
     del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
@@ -111,9 +115,8 @@ def attributed(table: str) -> Iterator[None]:
 
 
 NodeSets = dict[str, frozenset[Any]]
-"""State of the node's own sets: SERVICE_CIDRS as edges of address ranges, the others as packed elements.
-
-Edges are (first address, False) and (address after the last one, True).
+"""State of the node's own sets: SERVICE_CIDRS as edges of address ranges, all other sets as packed elements. Edges are
+(first address, False) and (address after the last address, True).
 """
 
 
@@ -159,14 +162,15 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. Its chains of timeouts and table sizes are those found, as they depend on Services."""
+    """Return the desired table. Its chains of timeouts and table sizes are the found ones, because these chains depend
+    on Services.
+    """
     return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
-    """Return the messages that make chains, rules and sets as desired; [] if they are.
-
-    Returns None if a set with elements of Services has another form: then rules and elements must change together.
+    """Return the messages that make chains, rules and sets as desired; [] if they are so already. Returns None if a set
+    with elements of Services has another form, because then rules and elements must change together.
     """
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
@@ -183,7 +187,7 @@ def catch_alls(table: KernelTable) -> list[str]:
 
 
 def catch_all_removals(table: KernelTable) -> list[bytes]:
-    """Return the messages that remove catch-all elements. Lookups by key do not show them."""
+    """Return the messages that remove catch-all elements. Lookups by key do not return such elements."""
     place, element = (table.family, TABLE), [catch_all_element()]
     found = (element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
     return [message for messages in found for message in messages]
@@ -206,7 +210,7 @@ _MOST: Final = 2000
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of the earlier version of this set; None if there is none."""
+    """Return the form of this set in an earlier version; None if the table has no such set."""
     return next((found.sets[each] for each in _OLDER.get(name, ()) if each in found.sets), None)
 
 
@@ -259,7 +263,9 @@ def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, b
 
 
 def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that add the clients of former sets, one for each slot: the first with a client counts."""
+    """Return the messages that add the clients of former sets, of which there is one for each slot. If a client is in
+    several sets, the first set counts.
+    """
     sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
     size, added = table.family.address_size, {}
     for slot, name in sorted(sets.items()):
@@ -275,9 +281,10 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
     """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for none.
 
-    The kernel activates the elements of a set of ranges at the end of a commit, after the rules, and later for larger
-    sets. Until then the rules would drop clients in the ranges. So the same transaction has a rule for each range, and
-    the next one removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux 6.18.
+    The kernel activates the elements of a set of ranges at the end of a commit, after the rules; the larger the set,
+    the later. Until then the rules would drop clients in the ranges. So the same transaction has a rule for each range,
+    and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux
+    6.18.
     """
     rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
     if not rules:

@@ -44,7 +44,7 @@ ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Number of chains above which unused ones are removed, if it is also twice the number of used ones."""
+"""Number of chains above which unused chains are removed, if the number is also twice that of the used chains."""
 
 Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
@@ -76,7 +76,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
-        self._differs = False  # the last inspection found a difference, which is not repaired yet
+        self._differs = False  # whether the last inspection found a difference that is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
@@ -114,7 +114,7 @@ class NftablesBackend:
     def sync(self, changes: Collection[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
-        Raises ApplyError; then the transactions already yielded are in the kernel, and the others are not.
+        Raises ApplyError; then the transactions already yielded are in the kernel, and no others.
         """
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
@@ -147,9 +147,9 @@ class NftablesBackend:
     def _by_ports(
         self, name: ServiceName, placed: tuple[Placed, ...], batch: _Batch, ahead: Ahead[_Batch]
     ) -> Generator[int, None, _Batch]:
-        """Add a new Service port by port, as ports are independent; return the batch that is not committed yet.
-
-        The kernel's hash tables do not grow within a transaction, so a million elements in one would take long.
+        """Add a new Service port by port, because ports are independent; return the batch that is not committed yet.
+        The kernel's hash tables do not grow within a transaction, so a million elements in a single transaction would
+        take long.
         """
         batch.transaction.next_service()
         for count, item in enumerate(placed, 1):
@@ -199,7 +199,7 @@ class NftablesBackend:
         return batch.transaction.elements
 
     def _sync_globals(self) -> int:
-        """Update the sets that belong to the node instead of a Service; return the number of changed elements."""
+        """Update the sets that belong to the node and to no Service; return the number of changed elements."""
         elements = 0
         for name, wanted in audit.desired_node_sets(self._ours).items():
             if (present := self._node[name]) != wanted:
@@ -210,10 +210,9 @@ class NftablesBackend:
         return elements
 
     def _transact_with(self, wanted: set[ChainName], missing: set[ChainName], elements: list[bytes]) -> None:
-        """Create missing chains, remove unused ones and commit elements, in one transaction if it is not too large.
-
-        Each transaction may wait for one of another program. The kernel reports new handles: nothing is read, because a
-        dump restarts whenever another program commits.
+        """Create missing chains, remove unused chains and commit elements, in one transaction if that is not too large.
+        Each transaction may wait for a transaction of another program. New handles are taken from the kernel's reports.
+        Nothing is read, because a dump restarts whenever another program commits.
         """
         if not missing:
             self._transact(elements)
@@ -251,10 +250,10 @@ class NftablesBackend:
     # -- the whole table ------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Wanted) -> Iterator[int]:
-        """Make the table contain exactly these Services: adopt our table, or replace another program's.
+        """Make the table contain exactly these Services: adopt our table, or replace that of another program.
 
-        Yields the number of elements after each transaction. Raises ApplyError. Recorded changes of other programs are
-        discarded, and the signature is taken, before anything is compared: later changes count as drift.
+        Yields the number of elements after each transaction. Raises ApplyError. Before anything is compared, recorded
+        changes of other programs are discarded, and the signature is taken. Later changes count as drift.
         """
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
@@ -294,7 +293,9 @@ class NftablesBackend:
         self._is_whole, self._differs = True, False
 
     def _is_ours(self, header: TableHeader) -> bool:
-        """Return whether the table is our own, without chains of the Go kube-proxy: comparing those costs seconds."""
+        """Return whether the table is our own and has no chains of the Go kube-proxy, which would take seconds to
+        compare.
+        """
         ours = not header.dormant and header.comment.startswith(COMMENT)
         return ours and not any("/" in name for name in self._table.chains())
 
@@ -322,14 +323,14 @@ class NftablesBackend:
 
     def _sign(self, generation: int) -> None:
         """Take the signature after our own change, which made this generation of the ruleset unless another program
-        changed something too. Raises ChangedByOthersError if it changed our rules.
+        changed something too. Raises ChangedByOthersError if another program changed our rules.
         """
         self._signature = audit.signature(self._table)
         if self._table.generation() != generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
-        """Record that a new table is about to replace the old one, so its set of deleted endpoints is empty."""
+        """Record that a new table is about to replace the old table, so the set of deleted endpoints is empty."""
         if self._gone is not None:
             self._gone.found((), self._in_use, time.monotonic())
 
@@ -353,7 +354,8 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # Each Service counts as one user of its shared elements, which are added only if the kernel lacks them.
+                # Each Service counts as one user of its shared elements. Shared elements are added only if the kernel
+                # lacks them.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):
@@ -381,7 +383,7 @@ class NftablesBackend:
         yield transaction.elements
 
     def _replace(self, wanted: Wanted, since: int) -> int:
-        """Replace the table by ours with all elements, in one transaction."""
+        """Replace the table, in one transaction, by our table with all elements."""
         total = Transaction(self._packers, self._users)
         for name, plans in wanted.items():
             self._placed[name] = placed = place_all(plans, (), self._numbers)
@@ -414,9 +416,8 @@ class NftablesBackend:
             self._relay.upkeep()
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. One short request, unless another program touched the table.
-
-        If an announcement of the kernel may have been lost, it compares the table to this depth.
+        """See backends.mode.Backend. The inspection is one short request, unless another program touched the table. If
+        an announcement of the kernel may have been lost, the table is compared to this depth.
         """
         changes = self._table.changes()
         if changes.nothing or changes.nothing_yet:
@@ -434,11 +435,15 @@ class NftablesBackend:
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _is_altered(self) -> bool:
-        """Return whether another program changed our table's chains or rules. Cost: independent of Services."""
+        """Return whether another program changed our table's chains or rules. The cost does not depend on the number of
+        Services.
+        """
         return audit.signature(self._table) != self._signature
 
     def _changed_elements(self) -> str:
-        """Return the first set or map whose elements differ from the committed ones, '' for none. Reads everything."""
+        """Return the first set or map whose elements differ from the committed elements, '' for none. Reads all
+        elements.
+        """
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
         if catch_alls := audit.catch_alls(self._table):

@@ -1,4 +1,4 @@
-"""Removal of the tables of nftables mode, ours or those of the Go kube-proxy: both have the same names."""
+"""Removal of the tables of nftables mode, ours or those of the Go kube-proxy, which have the same names."""
 
 from __future__ import annotations
 

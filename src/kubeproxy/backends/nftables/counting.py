@@ -31,11 +31,11 @@ TURN: Final = 0.005
 """Seconds of work on a pass in each second: its share of a processor, at any number of endpoints."""
 
 TOP: Final = 100
-"""Number of service ports of a family with separate series; the others are summed up."""
+"""Number of service ports of a family with separate series; the counts of all other service ports are summed up."""
 
 
 Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
-"""Returns key, data and counter of those of these elements that a map has. Raises ApplyError."""
+"""Returns key, data and counter of each of these elements that is in a map. Raises ApplyError."""
 
 
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
@@ -47,7 +47,7 @@ def _elements(item: Placed) -> list[tuple[str, bytes]]:
 
 
 class Totals:
-    """Connections of the busiest service ports, and of all others together. No sum ever decreases."""
+    """Connections of the busiest service ports, and of all other service ports together. No sum ever decreases."""
 
     def __init__(self) -> None:
         self.busiest: dict[ServicePortKey, int] = {}
@@ -68,7 +68,7 @@ class Totals:
             elif len(self.busiest) < TOP:
                 self.busiest[key] = count
             elif quietest and 2 * new.get(quietest[-1], 0) < count:
-                # The port that loses its series comes later in this order: its new connections are then added to
+                # The port that loses its series is later in this order, so its new connections are then added to
                 # `others`.
                 self.others += self.busiest.pop(quietest.pop())
                 self.busiest[key] = count
@@ -106,7 +106,7 @@ class ConnectionMetrics:
 
 
 class _Pass:
-    """One pass: the counters of all elements, and the increase since the pass before."""
+    """One pass: the counters of all elements, and their increase since the earlier pass."""
 
     def __init__(self, before: Mapping[tuple[str, bytes], ElementCount]) -> None:
         self.seen: dict[tuple[str, bytes], ElementCount] = {}
@@ -122,7 +122,9 @@ class _Pass:
 
 
 class Counting:
-    """Passes over the counters of one family, in short turns. A pass looks up each element, 7 us each."""
+    """Passes over the counters of one family, in short turns. A pass looks up each element, which takes 7 us per
+    element.
+    """
 
     def __init__(self, family: Family, read: Read, metrics: ConnectionMetrics) -> None:
         self._family = family

@@ -1,7 +1,7 @@
 """Examination of nftables mode: compares the table with plans, element by element, while the proxy runs.
 
-A difference is a change that a resync would write: each plan gets the slots and numbers that the kernel has for it. A
-dump may lack elements while the proxy writes, so missing ones are looked up by key.
+A difference is a change that a resync would write, so each plan gets the slots and numbers that the kernel has for it.
+A dump may lack elements while the proxy writes, so missing elements are looked up by key.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, Service
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""A look-up of a frontend covers its endpoints' slots and as many more, within this minimum and maximum."""
+"""A look-up of a frontend covers as many slots as it has endpoints, and as many again, within this
+minimum and maximum.
+"""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
@@ -84,7 +86,7 @@ class NftablesExaminer(Examiner):
         self._layout: Layout = self._ruleset.layout
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. Looks up each element that these Services have by plan, or could have."""
+        """See Examiner. Looks up each element that these Services have by their plans, or could have."""
         if (harm := self._harm()) is not None:
             yield harm
             return
@@ -102,7 +104,7 @@ class NftablesExaminer(Examiner):
         yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
 
     def _placed(self, plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-        """Return the desired elements; look up those that dumps lack."""
+        """Return the desired elements; look up the desired elements that the dumps lack."""
         parts = _parts(plans, found, taken)
         if complete(found, chain.from_iterable(map(_places, parts.values())), self._view.lookup):
             parts = _parts(plans, found, taken)
@@ -119,14 +121,16 @@ class NftablesExaminer(Examiner):
         yield from {destination[: -len(_PAD)] for destination in there.values()}
 
     def _fitting(self, name: str, fronts: Iterable[bytes]) -> list[bytes]:
-        """Return those of these frontends that have the size of a set's keys: NodePorts, or others."""
+        """Return those of these frontends that have the size of a set's keys: either the NodePorts, or all other
+        frontends.
+        """
         size = self._layout.shapes[name].key_size(self.family)
         return [key for key in fronts if len(key) == size]
 
     # -- found state ----------------------------------------------------------------------------------------------
 
     def _looked_up(self, plans: Plans) -> Elements:
-        """Return the planned elements of these Services, and others that their frontends could have."""
+        """Return the planned elements of these Services, and further elements that their frontends could have."""
         keys: defaultdict[str, set[bytes]] = defaultdict(set)
         for part in _parts(plans, None).values():
             for set_id, key in _places(part):
@@ -161,7 +165,7 @@ class NftablesExaminer(Examiner):
                 numbers |= set(found[name].values())
 
     def _numbers_of_others(self, plans: Plans) -> Iterator[int]:
-        """Yield the numbers that frontends of other Services have, if the plans contain numbers to compare."""
+        """Yield the numbers of the frontends of other Services, if the plans contain numbers to compare."""
         all_plans = [plan for its in plans.values() for plan in its]
         if any(plan.affinity or plan.source_ranges is not None for plan in all_plans):
             own = set(_fronts(all_plans))
@@ -170,7 +174,7 @@ class NftablesExaminer(Examiner):
                 yield from map(service_port_number, others)
 
     def _of_node(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return found and desired state of chains, rules, and sets that belong to no Service."""
+        """Return two values: the found and the desired state of chains, rules, and sets that belong to no Service."""
         present = self._view.contents()
         cidrs = ", ".join(f"{unpack(a)} to {unpack(b)}" for a, b in self._ours.service_cidrs) or "none"
         edges = frozenset(self._view.elements(SERVICE_CIDRS)) - {bytes(self.family.address_size)}
@@ -191,8 +195,9 @@ class NftablesExaminer(Examiner):
         return found, desired
 
     def _harm(self) -> Finding | None:
-        """Return the finding that no Service works, because the table is missing, dormant or foreign; None without
-        one."""
+        """Return the finding that no Service works because the table is missing, dormant or foreign; None if the table
+        is usable.
+        """
         header, where = self._view.header(), f"table {self._ruleset.name}"
         if header is None:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
@@ -307,7 +312,8 @@ def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
-    """Take a pool out of the elements of its map; return found and desired state if they differ, else two empty ones.
+    """Take a pool out of the elements of its map; return two values: its found and its desired state if these differ,
+    else two empty states.
 
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
     entry is the endpoints in slot order (key: frontend).
@@ -359,8 +365,8 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
 
 
 class ElementWords(TableWords):
-    """See state.StateWords. `owners` are Services by frontend, and by number of their list of source ranges, pool or
-    endpoint; `unplanned` by the address of a surplus endpoint.
+    """See state.StateWords. `owners` are Services by frontend, and by the number of a list of source ranges, a pool or
+    an endpoint. `unplanned` are Services by the address of a surplus endpoint.
     """
 
     def __init__(
@@ -405,7 +411,9 @@ class ElementWords(TableWords):
         return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
 
     def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return an entry of a pool that differs: see examine._normalised; bytes are an element outside the pool."""
+        """Return the text about an entry of a pool that differs: see examine._normalised. An entry of bytes is an
+        element outside of the pool.
+        """
         size = self._front_size(place)
         front = self._front(place, key)
         if len(key) == size:

@@ -30,7 +30,8 @@ CHAIN: Final = "fast-forward"
 
 FORGETS_FORWARDED: Final = (6, 4)
 """The first kernel that can remove connection tracking entries which are in a flowtable (commit 9b7c68b3911a). On older
-ones UDP flows to a deleted endpoint could not be removed."""
+kernels UDP flows to a deleted endpoint could not be removed.
+"""
 
 _PROBE: Final = f"{TABLE}-probe"
 
@@ -99,8 +100,7 @@ class Devices:
         self._look = True
 
     def upkeep(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Add new interfaces. Add new interfaces to the flowtable; the kernel removes deleted ones and their
-        connections.
+        """Add new interfaces to the flowtable; the kernel removes deleted interfaces and their connections.
 
         Raises ApplyError if interfaces cannot be listed; an interface that was deleted in the meantime is skipped.
         """

@@ -1,10 +1,9 @@
 """Found elements of our table, and the slots and numbers that plans already have there. Reads only.
 
-Endpoints, the great majority, are read by lookups of keys; all other sets by dumps.
-
-The time of a dump grows faster than the set (kernel/nftables/fetch.py), and a hundred thousand elements take 30 MB of
-memory. So endpoints are looked up for a few hundred Services at a time. The class of a frontend gives its possible
-slots; the kernel's count of elements shows whether there are more.
+The elements of endpoints, which are by far the most, are read by lookups of keys, for a few hundred Services at a time.
+All other sets are read by dumps. Endpoints are not dumped, because the time of a dump grows faster than the set
+(kernel/nftables/fetch.py), and a hundred thousand elements take 30 MB of memory. The class of a frontend gives its
+possible slots; the kernel's count of elements shows whether there are further elements.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan
 
 READS: Final = 50
-PAUSE: Final = 0.01  # seconds; the kernel resizes a hash table of 100,000 elements in about 0.05 s
+PAUSE: Final = 0.01  # seconds between dumps; the kernel resizes a hash table of 100,000 elements in about 0.05 s
 
 SERVICES: Final = 256
 """Number of Services read together."""
@@ -66,7 +65,7 @@ def numbers(actual: Elements) -> Iterator[int]:
     """Yield the numbers that service ports, lists of source ranges and endpoints with affinity have in the kernel."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
-    # A list with a number in use would get the ranges that another program added under it.
+    # A new list with a number in use would get the ranges that another program added under this number.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
     for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:
@@ -82,9 +81,8 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan with the slots and numbers that its endpoints have in the kernel.
-
-    The result of `render.place` differs from the kernel only where a resync must write.
+    """Return a plan with the slots and numbers that its endpoints have in the kernel. If this is passed to
+    `render.place`, the result differs from the kernel only where a resync must write.
     """
     cluster: Pool = ()
     local: Pool = ()
@@ -115,7 +113,9 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
 def _sticky(
     plan: ServicePlan, number: int, actual: Elements, known: Numbers
 ) -> tuple[Mapping[Policy, Pool], Identities]:
-    """Return the pools of a plan with session affinity, and the numbers of their endpoints, as in the kernel."""
+    """Return the pools of a plan with session affinity, and the numbers of their endpoints, as they are
+    in the kernel.
+    """
     slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
     protocol = protocol_field(plan.key.protocol)
     pools, endpoints = {}, {}
@@ -125,7 +125,7 @@ def _sticky(
 
     for policy, likely in ((Policy.CLUSTER, plan.cluster), (Policy.LOCAL, plan.local)):
         there = _in_slots(slots, pool_number(number, policy, plan.key.family), len(likely), 0)
-        # An endpoint without a destination leaves a free slot, which `render.assign` fills.
+        # An endpoint number without a destination leaves a free slot, which `render.assign` fills.
         pools[policy] = pool = tuple(map(owner, there))
         found = dict(zip(pool, there, strict=True))
         found.pop(b"", None)
@@ -149,7 +149,7 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int
 class FoundElements:
     """The elements of some sets and maps; endpoint maps are read for some Services at a time. Raises ApplyError.
 
-    `left` has the read elements that belong to no Service so far.
+    `left` has those read elements that no Service needed so far.
     """
 
     def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
@@ -180,7 +180,8 @@ class FoundElements:
             # The kernel refuses to add an element twice, so desired elements that were not read yet are looked up.
             more = self._looked_up(name, [key for key in wanted[name] if key not in present[name]])
             present[name].update(more)
-        # The kernel refuses a range that overlaps an unplanned one of its list: the same transaction removes that.
+        # The kernel refuses a range that overlaps an unplanned range of its list, so the same transaction removes the
+        # unplanned one.
         for number in set(desired.elements.get(SetId.FIREWALL_LISTS, {}).values()):
             for span in self._ranges.get(number, ()):
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
@@ -250,7 +251,8 @@ class FoundElements:
                 going_on.append((keys[-1], frontend, end, most))
             there = self._looked_up(name, keys)
             self.left[name].update(there)
-            # Used slots have no gaps. Most frontends have the fewest of their class, so each round asks an eighth more.
+            # Used slots have no gaps. Most frontends use few more slots than the minimum of their class, so each round
+            # looks up an eighth more slots than the round before.
             asking = []
             for last, frontend, end, most in going_on:
                 if end < most and last in there:
@@ -272,7 +274,7 @@ def _count(table: KernelTable, name: str) -> int:
 def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:
     """Return the elements of a set; repeat the dump while the kernel resizes the set's hash table.
 
-    Such a dump lists some elements twice, and omits as many (nft_rhash_walk of Linux 6.18).
+    Such a dump lists some elements twice, and omits equally many (nft_rhash_walk of Linux 6.18).
     """
     for _ in range(READS):
         entries: dict[bytes, bytes] = {}

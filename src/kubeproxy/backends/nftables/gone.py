@@ -1,4 +1,4 @@
-"""The set of deleted endpoints: a client that still sends to one of them through a Service gets a reset at once.
+"""The set of deleted endpoints: a client that still sends to such an endpoint through a Service gets a reset at once.
 
 Elements time out in the kernel, so the set is not part of the comparison of elements. This module tracks its content to
 remove an address before a new endpoint uses it. See docs/beyond.md "Resets".
@@ -33,8 +33,9 @@ def declaration(layout: Layout) -> SetSpec:
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
     """Return the chains that look up the endpoint of a connection, and reset the connection.
 
-    They run before address translation, so the reset comes from the Service's address on any route, and on a bridge,
-    where the kernel sends it past the translation. nft reads a port of connection tracking only after the protocol.
+    The chains run before address translation. So the reset has the Service's address as its source on any route, also
+    on a bridge, where the kernel sends the reset past the translation. nft reads a port of connection tracking only
+    after the protocol.
     """
     endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
     return {
@@ -50,7 +51,9 @@ CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
 
 
 class GoneEndpoints:
-    """Actual and desired content of a family's set. Times are seconds of one clock, keys as in model.gone.Departed."""
+    """Actual and desired content of a family's set. Times are seconds of one clock; keys are those of
+    model.gone.Departed.
+    """
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -75,7 +78,9 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the recorded content by the kernel's, as after a restart; keep elements that are not written yet."""
+        """Replace the recorded content by that of the kernel, for example after a restart; keep elements that are not
+        written yet.
+        """
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):
@@ -110,7 +115,7 @@ class GoneEndpoints:
         """Return the messages that remove addresses in use again. Commit them before a Service uses the addresses.
 
         An element may time out at this moment, and before Linux 6.3 the kernel refuses to remove a missing element. So
-        each is added first, which changes nothing if it exists.
+        each element is added first, which changes nothing if it exists.
         """
         keys = [service_key(key) for key in self._taken]
         if not keys:

@@ -21,7 +21,7 @@ from kubeproxy.model.plan import LONGEST_AFFINITY, Policy
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
-"""A temporary table of earlier versions, which remains if they are killed."""
+"""A temporary table of earlier versions of this program. It remains if such a version is killed."""
 
 SLOTS: Final = 1 << 16
 """Exclusive upper bound of the number of slots of a frontend."""
@@ -45,7 +45,9 @@ BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Share of picks that may miss in every try and fall to the class below: the largest error of an endpoint's share."""
+"""Share of picks that may hit an empty slot in every try, so that the class below is used. This is the largest error of
+an endpoint's share.
+"""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
@@ -53,8 +55,9 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 class SetId(StrEnum):
     """Names of our sets and maps in the kernel.
 
-    After a rollback the Go kube-proxy takes over our table. So no set has the name of one of its maps, and none begins
-    with `affinity-`: it deletes such sets, which the kernel refuses while our chains use them.
+    After a rollback the Go kube-proxy takes over our table. So no set has the name of a map of the Go kube-proxy. No
+    name begins with `affinity-`, because the Go kube-proxy deletes such sets, which the kernel refuses while our chains
+    use them.
     """
 
     # address . protocol . port . slot : destination
@@ -130,13 +133,15 @@ POOL_MAPS: Final = (
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps from frontends to numbers; these have the type of addresses."""
+"""Maps from frontends to numbers. The numbers have the type of addresses."""
 
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
 """Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
-"""Largest number of a service port, list or endpoint: with one more bit for the pool it fits into an IPv4 address."""
+"""Largest number of a service port, list or endpoint. The number, with a further bit for the pool, fits into an IPv4
+address.
+"""
 
 FIRST_ENDPOINT: Final = 3 << 30
 """The number 0 of an endpoint in the kernel. So no endpoint has the number of a pool."""
@@ -149,7 +154,7 @@ SERVICE_CIDRS: Final = "service-cidrs"
 """Name of the set with the ranges of cluster IPs."""
 
 TRANSPORTS: Final = "transports"
-"""Name of the set with the supported transport protocols: a rule must match one before it reads a port."""
+"""Name of the set with the supported transport protocols. A rule must match the protocol before it reads a port."""
 
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
 """Names of the table's counters of refused packets, with the protocol of each."""
@@ -161,7 +166,9 @@ def class_of(count: int) -> int:
 
 
 def tries(size: int) -> int:
-    """Return the number of picks from a class before a pick from the class below, whose slots are all in use."""
+    """Return the number of picks from a class before a pick from the class below. In the class below all slots are in
+    use.
+    """
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
 
@@ -176,12 +183,13 @@ STICKY_SLOTS: Final = 512
 """Slots of a pool with weights and session affinity, unless it has more endpoints."""
 
 ERROR: Final = 0.019
-"""Largest relative error of a share: a little below the documented 2 %."""
+"""Largest relative error of a share. It is a little below the documented 2 %."""
 
 
 @lru_cache(maxsize=256)
 def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots of each endpoint, for weights above 0: at most `most` in total, or one per endpoint.
+    """Return the number of slots of each endpoint, for weights above 0: at most `most` in total, but at least one per
+    endpoint.
 
     If `most` slots are too few for shares within ERROR, it returns the best approximation.
     """
@@ -193,10 +201,12 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots for each weight (smallest first); `counts` has the number of endpoints of each."""
+    """Return the number of slots for each weight (smallest first); `counts` has the number of endpoints
+    of each weight.
+    """
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
-    # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total
-    # comes close to the size of its class, so few picks hit an empty slot.
+    # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total is
+    # close to the size of its class, so few picks hit an empty slot.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
         total = sum([n * count for n, count in zip(slots, counts, strict=True)])
@@ -241,7 +251,7 @@ class SetShape(NamedTuple):
     """A set's declaration, the fields of its key, and the packing of its elements."""
 
     spec: SetSpec
-    fields: tuple[str, ...]  # number (as an address), address, protocol, port, slot
+    fields: tuple[str, ...]  # of: number (as an address), address, protocol, port, slot
     kind: Packing
 
     def key_size(self, family: Family) -> int:
@@ -402,7 +412,9 @@ HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
 _SEQUENCE: Final = ("cluster", "external", "policy-local")
-"""Masquerade of cluster IPs as the globals say; always; policy Local: pods and this node, then the local endpoints."""
+"""The treatments: `cluster` masquerades as the globals say, `external` always. `policy-local` treats pods and this node
+first, and picks a local endpoint for all other clients.
+"""
 
 TREATMENTS: Final = (
     *_SEQUENCE,
@@ -425,6 +437,6 @@ def parse_chain_name(text: str) -> ChainName | None:
         return None
     nodeport, treatment, size, affinity = found.groups()
     name = ChainName(nodeport is not None, treatment, int(size or 0), int(affinity or 0))
-    # Another program's chain may have any number, and pick-4 is a static chain.
+    # The chain of another program may have any number in its name, and pick-4 is a static chain.
     possible = name.size < SLOTS and name.affinity <= LONGEST_AFFINITY and bool(name.size) == bool(name.hashed)
     return name if possible else None

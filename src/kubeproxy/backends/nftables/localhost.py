@@ -1,9 +1,9 @@
 """NodePorts on loopback: this process accepts connections to 127.0.0.1 and ::1 and relays them to an endpoint.
 
 Rules can translate IPv4 packets from loopback only if hosts on the link can reach loopback too (route_localnet,
-kubernetes issue 90259), and cannot translate IPv6 packets from loopback. So TCP is relayed; the rules refuse and count
-other packets to NodePorts there. A loopback network in nodePortAddresses turns it on. Source: KEP-6032 of Kubernetes
-1.37.
+kubernetes issue 90259), and cannot translate IPv6 packets from loopback. So TCP is relayed, and the rules refuse and
+count other packets to NodePorts on loopback. A loopback network in nodePortAddresses turns the relay on. Source:
+KEP-6032 of Kubernetes 1.37.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class RelayMetrics(NamedTuple):
 
 
 class LocalhostRelay:
-    """The listeners of one family by NodePort. Not thread-safe; the data path's own thread carries the bytes."""
+    """The listeners of one family by NodePort. Not thread-safe. The bytes are relayed in the separate thread of the
+    data path.
+    """
 
     def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
         self._family = family
@@ -186,10 +188,8 @@ def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None
 
 
 class TableCounters:
-    """One family's counters, read once for all series of a scrape.
-
-    The socket stays open: when one is closed, the kernel delays the next transaction of any program by 10 to 30 ms
-    (nft_rcv_nl_event).
+    """The counters of one family, read once for all series of a scrape. The socket stays open, because whenever a
+    netfilter socket is closed, the kernel delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event).
     """
 
     def __init__(self, family: Family) -> None:

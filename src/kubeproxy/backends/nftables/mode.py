@@ -28,7 +28,9 @@ KERNEL: Final = (5, 13)
 """The minimum of the Go kube-proxy's nftables mode."""
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-"""Environment variable of the Go kube-proxy that allows older kernels: distributions backport newer code to them."""
+"""Environment variable of the Go kube-proxy that allows older kernels, because distributions backport newer code to
+older kernels.
+"""
 
 
 def _weigh(
@@ -75,7 +77,8 @@ def _examine(
     world: Globals,
     families: Sequence[Family],
 ) -> list[NftablesExaminer]:
-    # One socket for all: closing one delays the next transaction of the proxy (see table.KernelTable).
+    # One socket is used for all requests, because closing a socket delays the next transaction of the proxy (see
+    # table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 

@@ -30,7 +30,9 @@ Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
 
 _VERDICTS = 4096
-"""Size of the cache of packed verdicts. It is bounded as chains with new timeouts come and go."""
+"""Size of the cache of packed verdicts. The size is limited, because chains with new timeouts are created and removed
+over time.
+"""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
@@ -70,7 +72,7 @@ class Packers:
 
 
 class Transaction:
-    """The removed and added elements of one transaction; `elements` is the number of both.
+    """The removed and added elements of one transaction; `elements` is the number of all these elements.
 
     It receives new elements from render.translate. A shared element is added for its first user only.
     """
@@ -87,7 +89,7 @@ class Transaction:
         """Shared elements that the current Service uses; the previous transaction may have added them."""
 
     def next_service(self) -> None:
-        """Begin another Service: all ports of a Service together count as one user of a shared element."""
+        """Begin another Service. All ports of a Service together count as one user of a shared element."""
         self.asked.clear()
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
@@ -169,7 +171,7 @@ class Transaction:
             )
 
     def _size(self, set_id: str, *, is_new: bool) -> int:
-        """Return the size of each element of a set in bytes; 0 if they differ."""
+        """Return the size of each element of a set in bytes; 0 if the sizes differ."""
         packing = self._packers.kinds[set_id]
         if packing is Packing.INTERVAL or (packing is Packing.VERDICT and is_new):
             return 0
@@ -190,9 +192,9 @@ def groups(
 ) -> Iterable[Sequence[WantedPlans]]:
     """Return the changes in their order, grouped by transaction; a group takes the position of its first member.
 
-    If an address and port moves from one Service to another, both must change in one transaction, which removes the key
-    and adds it again without a gap. With two transactions the later one could remove the key that the earlier one
-    added, or the kernel could refuse a key that still exists.
+    If an address and port moves from one Service to another, the two Services must change in one transaction, which
+    removes the key and adds it again without a gap. With two transactions the later one could remove the key that the
+    earlier one added, or the kernel could refuse a key that still exists.
 
     `placed` contains the placement of each Service in the kernel. Shared elements have a count of users, so they need
     no group.

@@ -1,6 +1,7 @@
 """Desired elements: translates a Service's plans into elements of the sets and maps of our table. Pure.
 
-An endpoint keeps its slot for its lifetime, so a change writes few elements, and session affinity survives it.
+An endpoint keeps its slot for its lifetime, so a change writes few elements, and clients with session affinity keep
+their endpoints.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Numbers:
         self._taken = set(taken)
 
     def of(self, key: ServicePortKey) -> int:
-        """Return the number of a service port without one in the kernel: its former one, or a new one."""
+        """Return the number of a service port that has none in the kernel: its former number, or a new number."""
         return self._had.pop(key, 0) or self._new()
 
     def _new(self) -> int:
@@ -81,7 +82,7 @@ class Numbers:
         return self._last
 
     def endpoints(self, pool: Pool, before: Mapping[bytes, bytes], family: Family) -> dict[bytes, bytes]:
-        """Return the packed numbers of a pool's endpoints: those before, else new ones."""
+        """Return the packed numbers of a pool's endpoints: the former numbers, and new numbers for new endpoints."""
         return {each: before.get(each) or self._new_endpoint(family) for each in dict.fromkeys(pool)}
 
     def former_endpoints(self, key: ServicePortKey) -> Identities:
@@ -89,12 +90,12 @@ class Numbers:
         return self._endpoints.get(key, _NONE)
 
     def _new_endpoint(self, family: Family) -> bytes:
-        """Return a number that was not given before, until all numbers were: after 2**30 endpoints."""
+        """Return a number that was not given before. After 2**30 numbers all have been given, and numbers repeat."""
         self._last_endpoint = self._last_endpoint % LARGEST_NUMBER + 1
         return endpoint_number(self._last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
-        """Begin a comparison with the kernel, with the numbers of the placements before it.
+        """Begin a comparison with the kernel, with the numbers of the placements before the comparison.
 
         Numbers from a comparison that failed stay valid.
         """
@@ -107,7 +108,9 @@ class Numbers:
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Record all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on: new ones will be larger."""
+        """Record all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on, so that new
+        numbers are larger.
+        """
         for number in numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
@@ -117,7 +120,7 @@ class Numbers:
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
 
-        Returns 0 if the kernel has none, or one that belongs to another service port, written by another program.
+        Returns 0 if the kernel has no number, or has a number of another service port, which another program wrote.
         """
         if key in self._had:
             return self._had.pop(key)
@@ -150,7 +153,8 @@ class Numbers:
 
 Identities = Mapping[Policy, Mapping[bytes, bytes]]
 """Packed numbers of the endpoints of each pool with session affinity. An endpoint keeps its number when it moves to
-another slot; the number of a removed endpoint is not given to another one."""
+another slot; the number of a removed endpoint is not given to another endpoint.
+"""
 
 _NONE: Identities = MappingProxyType({})
 
@@ -162,10 +166,9 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order; with affinity, the number of its pools, else 0, and those of its endpoints.
-
-    With weights an endpoint has several slots. `ranges` is the number of the Service's list of source ranges, 0 without
-    one; `allowed` are these ranges; only one plan of the Service has them.
+    """A plan with its pools in slot order. With affinity it has the number of its pools (else 0), and the numbers of
+    its endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's list of source
+    ranges, 0 without one. `allowed` are these ranges, which only one plan of the Service has.
     """
 
     plan: ServicePlan
@@ -227,10 +230,9 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the desired destinations in the order that moves the fewest of them.
-
-    Destinations that stay keep their slots; new ones fill the free slots; if free slots remain, the last destinations
-    move into them. If an endpoint with several slots loses some of them, it keeps the lowest ones.
+    """Return the desired destinations in the order that moves the fewest destinations. Destinations that stay keep
+    their slots, and new destinations fill the free slots. If free slots remain, the last destinations move into these.
+    An endpoint with several slots that loses some keeps the lowest ones.
     """
     if before == wanted or not before:
         return wanted
@@ -265,7 +267,7 @@ class Recipient(Protocol):
 
 
 class Parts:
-    """A recipient that collects elements. It keeps pools whole, as the frontends of a service port share them."""
+    """A recipient that collects elements. It keeps pools whole, because the frontends of a service port share pools."""
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self.elements: Elements = {}
@@ -397,7 +399,9 @@ def sticky_pool(
 
 
 def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
-    """Yield the keys in SESSION_OWN of those endpoints that are the same address and port as a frontend (its key)."""
+    """Yield the keys in SESSION_OWN of the endpoints with the same address and port as a frontend (given
+    by its key).
+    """
     address, port = frontend[:-8], frontend[-4:-2]
     if address:
         if (number := numbers.get(address + port)) is not None:
@@ -416,11 +420,10 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps that contain a frontend, which depend on its kind and traffic.
-
-    `picked` has for each pool: endpoint map, map of frontends, treatment of its chain, policy of the pool; it is empty
-    if the frontend forwards no traffic. `unserved` is the set of refused or of dropped frontends that contains the
-    frontend; None if neither does.
+    """The sets and maps that contain a frontend; these depend on its kind and traffic. `picked` has, for each pool, the
+    endpoint map, the map of frontends, the treatment of its chain, and the policy of the pool; it is empty if the
+    frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains the frontend, None
+    if it is in no such set.
     """
 
     nodeport: bool

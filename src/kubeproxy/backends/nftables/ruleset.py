@@ -43,7 +43,7 @@ from kubeproxy.model.maglev import SEED, slot_of
 from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
 
 COMMENT: Final = "rules of kube-proxy"
-"""Beginning of our table's comment. That of the Go kube-proxy is "rules for kube-proxy"."""
+"""Beginning of our table's comment. The comment of the Go kube-proxy's table is "rules for kube-proxy"."""
 
 _SERVICE: Final = "{ip} daddr . meta l4proto . th dport"
 _NODEPORT: Final = "meta l4proto . th dport"
@@ -83,12 +83,14 @@ class Ruleset:
         return f"{self.layout.ip} {TABLE}"
 
     def texts(self) -> tuple[object, ...]:
-        """Return a value that is equal for two sets of globals if their tables differ only in elements."""
+        """Return a value that is equal for two globals if their tables differ only in elements."""
         samples = (ChainName(nodeport, t, affinity=5) for nodeport in (False, True) for t in _SAMPLES)
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
-        """Return hook and rules (as text) of all chains by name: the static ones, and these with all their targets."""
+        """Return hook and rules (as text) of all chains by name: the static chains, and the given chains with all their
+        targets.
+        """
         found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
@@ -129,7 +131,8 @@ class Ruleset:
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))
-        # The type of a client's hash is written as numgen: jhash has the same, but nft 1.0.6 crashes when it lists it.
+        # The type of a client's hash is written as numgen. jhash has the same type, but nft 1.0.6 crashes when it lists
+        # jhash.
         client, number = ("numgen random mod 2", f"{self.layout.ip} daddr"), (f"{self.layout.ip} daddr",)
         found.append(
             tables.SetSpec(CLIENTS, client, number, tables.TIMEOUT | tables.DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
@@ -149,7 +152,7 @@ class Ruleset:
         """Return the chains that look up a frontend and decide on masquerade and pool.
 
         The lookup yields the class of the frontend's pool. A rule of nft cannot use a value from one map in the key of
-        another one, so until an endpoint is picked the packet carries the class in place of its destination port.
+        another map. So until an endpoint is picked, the packet carries the class in place of its destination port.
         """
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
@@ -242,18 +245,18 @@ class Ruleset:
 
         The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets. IPv6 TCP gets
         ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such an error can arrive while
-        connect() holds the socket and is then lost; the client's next SYN, a second later, gets another error
-        (tcp_v6_err).
+        connect() holds the socket. Then this error is lost, and the client's next SYN, a second later, gets another
+        error (tcp_v6_err).
         """
         return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that pick one of a frontend's endpoints, by its class.
 
-        A random slot above the frontend's number of endpoints is not in the map: the rule does not match, and the next
-        rule picks again. The last rule picks from the class below, all of whose slots are in use for every frontend of
-        the class. A commit between two lookups can remove that slot as well; then the packet gets the first slot, which
-        always exists.
+        A random slot above the frontend's number of endpoints is not in the map; then the rule does not match, and the
+        next rule picks again. The last rule picks from the class below, in which every frontend of this class uses all
+        slots. A commit between two lookups can remove the picked slot as well; then the packet gets the first slot,
+        which always exists.
         """
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
@@ -268,7 +271,7 @@ class Ruleset:
     def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
         """Return the chain that picks for one class, and the chain with the rule that it tries several times.
 
-        A pick of an endpoint for a new client with affinity leaves its number in the packet, and these chains end.
+        For a new client with affinity, the pick leaves the endpoint's number in the packet, and then these chains end.
         """
         chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
         ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
@@ -277,7 +280,7 @@ class Ruleset:
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(pool_set, CLASSES[0])}"
         if size <= EXACT:
             return {chain: (back, pick, *done, first) if size > 1 else (back, pick)}
-        # A single rule, as the kernel checks each new element against each rule of its map.
+        # A single rule, because the kernel checks each new element against each rule of its map.
         attempt, below = try_chain(pool_set, size), BELOW[size]
         settled = try_chain(pool_set, below) if below > EXACT else pick_chain(pool_set, below)
         picks = [rule for to in (*[attempt] * tries(size), settled) for rule in (f"jump {to}", *done)]
@@ -386,16 +389,16 @@ class Ruleset:
     def _with_client(self, name: ChainName, onwards: list[str]) -> list[str]:
         """Return the rules of a chain that finds or remembers the endpoint of a client.
 
-        The key of a client has the number of the pool, so it covers all frontends of the pool; and a hash of its
-        address, so the clients of a pool never need more than AFFINITY_SHARE elements. Clients with equal hashes share
-        an endpoint.
+        The key of a client has the number of the pool, so that one element is for all frontends of the pool. Instead of
+        the address the key has a hash of it, so that the clients of a pool never need more than AFFINITY_SHARE
+        elements. Clients with equal hashes share an endpoint.
         """
         ip = self.layout.ip
         client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
         known = f"{ip} daddr set {client} map @{CLIENTS}"
         update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
         if name.treatment == "remember":
-            # The second rule finds the endpoint that another packet of the client has got in the meantime.
+            # The second rule finds the endpoint that was picked for another packet of the client in the meantime.
             return [f"jump {SESSION_PICK}", update, known, f"goto {SESSION_GO}"]
         number = f"{self._key(name.nodeport)} map @{POOLS_OF[name.endpoint_map]}"
         pool = f"{ip} daddr set {number}", f"{ip} saddr set {ip} daddr"
@@ -432,8 +435,9 @@ AFFINITY_SHARE: Final = 1 << 16
 """Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 24
-"""Capacity of the map of clients, over all Services: 256 full pools. Beyond it, new clients are served without
-affinity."""
+"""Capacity of the map of clients, over all Services: 256 full pools. When the map is full, new clients are served
+without affinity.
+"""
 
 
 def client_number(address: bytes) -> bytes:
@@ -446,11 +450,13 @@ _ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
     Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
 }
-"""Numbers of endpoints as networks; a pool's number is outside."""
+"""Numbers of endpoints as networks, which do not contain the numbers of pools."""
 
 SESSION_PICK: Final = "session-choose"
 SESSION_GO: Final = "session-go"
-"""Name of the chain that leads to the endpoint whose number the packet carries, and returns if there is none."""
+"""Name of the chain that translates to the endpoint with the number that the packet carries, and returns if no endpoint
+has it.
+"""
 
 PUT_BACK: Final = "put-port-back"
 """Name of the chain that restores the destination port, which `_carry` replaced."""
@@ -467,7 +473,9 @@ def try_chain(pool_set: SetId, size: int) -> str:
 
 
 def pick_chain(pool_set: SetId, size: int = 0) -> str:
-    """Return the name of the chain that picks an endpoint for a class; without a class, of the one that dispatches."""
+    """Return the name of the chain that picks an endpoint for a class; without a class, the name of the chain that
+    dispatches by class.
+    """
     chain = pool_set.replace("endpoints", "pick").replace("slots", "pick")
     return f"{chain}-{size}" if size else chain
 
@@ -478,7 +486,7 @@ def _base(name: ChainName) -> str:
 
 
 def _leads_to(name: ChainName) -> list[ChainName]:
-    """Return the chains of the same timeout or table size that a chain goes to, in the order of its rules."""
+    """Return the chains of the same timeout or table size to which a chain leads, in the order of its rules."""
     treatment, suffix = _base(name), f"-{name.hashed}" if name.hashed else ""
     pick = name._replace(treatment=name.hashed or "pick")
     match "" if name.picks else treatment:

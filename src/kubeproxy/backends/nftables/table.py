@@ -20,8 +20,9 @@ from kubeproxy.model.addresses import Family
 class KernelTable:
     """The table `kube-proxy` of one family, in the network namespace of the sockets.
 
-    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend: when one is
-    closed, the kernel delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux 6.18).
+    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend, because
+    whenever a netfilter socket is closed, the kernel delays the next transaction of any program by 10 to 30 ms
+    (nft_rcv_nl_event of Linux 6.18).
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class KernelTable:
         return self._others is not None and self._others.announced(self.family)
 
     def not_listening(self) -> AbstractContextManager[None]:
-        """Ignore announcements while the body commits: a large commit would announce each of its elements."""
+        """Ignore announcements while the body of the `with` statement commits, because a large commit would announce
+        each of its elements.
+        """
         return self._others.paused(self.generation) if self._others is not None else nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:

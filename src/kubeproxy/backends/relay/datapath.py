@@ -1,7 +1,7 @@
 """The relay's thread: an asyncio loop, the sockets that it watches, and the limit of descriptors.
 
 It is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and
-the loop watches the epoll: a socket is registered once, and its events need no callback, handle or task.
+the loop watches the epoll. So a socket is registered once, and its events need no callback, handle or task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ log = logging.getLogger("kubeproxy.relay")
 T = TypeVar("T")
 
 SWITCH_INTERVAL: Final = 0.5e-3
-"""Python's switch interval in seconds: how long the engine's thread may delay the relay's thread when both are busy.
-
-With Python's default of 5 ms, one connection carries 900 requests a second while the engine is busy; with this, 4,000.
+"""Python's switch interval in seconds: the time for which the engine's thread may delay the relay's thread when the two
+are busy. With Python's default of 5 ms, one connection carries 900 requests a second while the engine is busy; with
+this value it carries 4,000.
 """
 
 ROOM: Final = 256 << 10
 """Maximum number of bytes to move at a time, and to buffer for one direction when its receiver is slow."""
 
-_PIPE: Final = 1 << 20  # larger than ROOM: a slot of the pipe may contain only a fragment of a packet, less than a page
+_PIPE: Final = (
+    1 << 20
+)  # larger than ROOM, because a slot of the pipe may contain only a fragment of a packet, less than a page
 _EVENTS: Final = 256
 _QUIET: Final = 10.0  # seconds between two log lines about the same subject
 _TIMEOUT: Final = 30.0
@@ -57,7 +59,7 @@ class DescriptorBudget:
     """The limit and the use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one.
 
     A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude clients of
-    another. (The Go kube-proxy had no limit of its own; at the system's limit it accepted no connection.)
+    another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,8 +107,8 @@ class DescriptorBudget:
 class DataPath:
     """The loop in its thread. `call` and `stop` are for other threads, the other methods for the loop's thread only.
 
-    `open` returns a running one. `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the writing
-    end.
+    `open` returns a running data path. `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the
+    writing end.
     """
 
     def __init__(
@@ -182,7 +184,9 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not, at the end of a round of events: its number must not be reused before."""
+        """Close a socket, watched or not, at the end of a round of events, because its number must not be reused
+        earlier.
+        """
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)
@@ -205,8 +209,8 @@ class DataPath:
     def carry(self, source: int, target: int) -> tuple[int, bytes]:
         """Move the available bytes from one TCP socket to another, at most ROOM, without copying them.
 
-        Returns the number of bytes read (0 at the end of the stream), and those bytes for which the target had no room.
-        Raises OSError; BlockingIOError if no byte is available.
+        Returns two values: the number of bytes read (0 at the end of the stream), and the bytes for which the target
+        had no room. Raises OSError; BlockingIOError if no byte is available.
         """
         reading, writing = self._pipe
         came = os.splice(source, writing, ROOM, flags=os.SPLICE_F_NONBLOCK)
@@ -240,7 +244,7 @@ class DataPath:
 
 def _new_pipe() -> tuple[int, int]:
     pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # /proc/sys/fs/pipe-max-size may be smaller: any size works
+    with contextlib.suppress(OSError):  # the limit /proc/sys/fs/pipe-max-size may be smaller; every size works
         fcntl(pipe[1], F_SETPIPE_SZ, _PIPE)
     return pipe
 
@@ -254,14 +258,16 @@ def _read(fd: int, count: int) -> bytes:
 
 
 CLIENTS: Final = 1 << 16
-"""Maximum number of clients in a listener's affinity table; beyond it the one that was idle for longest is removed."""
+"""Maximum number of clients in a listener's affinity table. If there are more, the client that was idle for longest is
+removed.
+"""
 
 
 class Balancer:
     """Picks the endpoint of the next connection: round robin over one pool, with affinity of clients.
 
-    Each round has every endpoint once, in a new random order: with a fixed order, two clients that alternate would each
-    reach only every other endpoint.
+    Each round has every endpoint once, in a new random order. With a fixed order, two clients that connect in turn
+    would each reach only every second endpoint.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -273,7 +279,9 @@ class Balancer:
         self._clients: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
     def retarget(self, pool: Pool, affinity: int) -> None:
-        """Replace the pool and the affinity timeout in seconds (0: none). Clients keep endpoints still in the pool."""
+        """Replace the pool and the affinity timeout in seconds (0: none). A client keeps its endpoint if that is still
+        in the pool.
+        """
         if pool != self._pool:
             self._pool, self._members = pool, frozenset(pool)
             self._round.clear()

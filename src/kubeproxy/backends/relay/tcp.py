@@ -1,8 +1,9 @@
 """TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
 
 Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction: a slow reader slows down its sender. The
-end of a stream is relayed in each direction independently, and a reset as a reset. Until both streams have ended,
-closing a socket sends a reset: if the proxy dies, the client does not take half an answer for a complete one.
+end of a stream is relayed in each direction independently, and a reset as a reset. Until the streams of both directions
+have ended, closing a socket sends a reset. So if the proxy dies, the client does not take half an answer for a complete
+answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ACCEPTS: Final = 32  # maximum number of connections that a listener accepts in
 _PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
-_NOTHING: Final = EPOLLET  # epoll reports only errors, and once
+_NOTHING: Final = EPOLLET  # epoll reports only errors, and each only once
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
 """ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
@@ -66,7 +67,7 @@ class TcpListener:
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - same signature as UdpListener
-        """Replace the endpoints. Connections to removed endpoints go on, as in every other mode."""
+        """Replace the endpoints. Connections to removed endpoints continue, as in every other mode."""
         self.balancer.retarget(pool, affinity)
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class Connection:
         self._server: _Side | None = None
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
-        self._slow = 0  # number of endpoints that timed out; a refusal does not count, as it takes no time
+        self._slow = 0  # number of endpoints that timed out; a refusal does not count, because it takes no time
         self._trying = b""
         self._why = "there is none"
         self._timer: Any = None
@@ -178,7 +179,9 @@ class Connection:
         self.close()
 
     def _pick(self) -> bytes | None:
-        """Return an endpoint that was not tried, else one that timed out: the timeout grows with each attempt."""
+        """Return an endpoint that was not tried, else an endpoint that timed out; the timeout grows with
+        each attempt.
+        """
         balancer = self._listener.balancer
         found = balancer.pick(self._from, self._failed)
         if found is None and self._late:
@@ -295,7 +298,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close both connections; with a reset, unless both streams have ended."""
+        """Close the two connections; with a reset, unless both streams have ended."""
         if self._client.fd < 0:
             return
         self._client.fd = -1
@@ -305,6 +308,8 @@ class Connection:
 
 
 def _wanted(side: _Side, other: _Side) -> int:
-    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait for it."""
+    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait to be
+    sent to `side`.
+    """
     reading = 0 if side.ended or side.held is not None else EPOLLIN
     return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING

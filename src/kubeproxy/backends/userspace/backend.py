@@ -1,8 +1,8 @@
 """The userspace backend of one family: keeps listeners and rules consistent.
 
-A new listener is open before connections are redirected to it, and an old one is closed after the redirection has
-ended. Calls block briefly. Relayed connections end with the proxy, so a start has nothing to adopt: one transaction
-replaces the table, with the ports of the new listeners.
+A new listener is open before connections are redirected to it, and an old listener is closed after the redirection to
+it has ended. Calls block briefly. Relayed connections end with the proxy, so there is nothing to adopt at a start: one
+transaction replaces the table by one with the ports of the new listeners.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TableSignature(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """A Service in the table: its elements, and the listeners that they lead to."""
+    """A Service in the table: its elements, and the listeners to which the elements lead."""
 
     elements: Elements
     listeners: Collection[ListenerName]
@@ -53,8 +53,9 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = TableSignature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second that get listeners again after a lack of descriptors: each needs a
-transaction."""
+"""Maximum number of Services per second that get listeners again after a lack of descriptors. There is a limit because
+each of these needs a transaction.
+"""
 
 
 class UserspaceBackend:
@@ -126,7 +127,9 @@ class UserspaceBackend:
             yield size
 
     def _program(self, changes: Sequence[_Named]) -> tuple[int, int]:
-        """Program Services in one transaction; return how many listeners were closed, and the transaction's size."""
+        """Program Services in one transaction; return two values: the number of closed listeners, and the size of the
+        transaction.
+        """
         after = self._opened(changes, {name: _assignments(plans) for name, plans in changes})
         before = [served for name in after if (served := self._served.get(name)) is not None]
         removed, added = diff(*(merged(served.elements for served in each) for each in (before, after.values())))
@@ -163,7 +166,7 @@ class UserspaceBackend:
             yield from element_messages(kind, self.family, TABLE, name, data)
 
     def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[_Named]) -> None:
-        """Take what is committed; A Service that lacks a listener joins the end of the queue."""
+        """Record the committed Services; a Service that lacks a listener joins the end of the queue."""
         for name, plans in wanted:
             served = after[name]
             self._served.pop(name, None)
@@ -181,7 +184,7 @@ class UserspaceBackend:
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
         names = {listener for part in needed.values() for listener in part}
-        # No rule redirects to listeners that refused attempts opened.
+        # Earlier attempts that were refused opened listeners to which no rule redirects.
         used = {listener for served in self._served.values() for listener in served.listeners}
         self._listeners.drop(set(self._listeners.names()) - names - used)
         after = self._opened(wanted.items(), needed)
@@ -196,7 +199,7 @@ class UserspaceBackend:
         self._listeners.drop(gone)
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
-            self._signature = _UNKNOWN  # other programs committed as well: their changes count as our own
+            self._signature = _UNKNOWN  # other programs committed as well; their changes count as our own
         yield _count(total)
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))

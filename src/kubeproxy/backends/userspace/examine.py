@@ -1,7 +1,7 @@
-"""Examination of userspace mode in a process of its own: differences between table and plans, missing listeners.
+"""Examination of userspace mode in a separate process: differences between table and plans, and missing listeners.
 
-The proxy picks a listener's port at random: the examination takes the port that the table has most often as the desired
-one.
+The proxy picks the port of a listener at random. So the port that the table has most often for a listener counts as the
+desired port.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens listeners: one for each service port and pool, on a port of portRange or on any free one."""
+"""Opens listeners: one for each service port and pool, on a port of portRange or on any free port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
     socket.IPPROTO_UDP: socket.SOCK_DGRAM,
 }
 _FORMER: Final = 1024
-"""Maximum number of closed UDP listeners with a remembered port; beyond it the oldest are removed."""
+"""Maximum number of closed UDP listeners whose ports are kept here; if there are more, the oldest are removed."""
 
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -104,7 +104,7 @@ class Listeners:
         return {name: self.port(name) for name in (ListenerName(key, kind) for kind in PoolKind)}
 
     def take(self, wanted: dict[ListenerName, Assignment]) -> None:
-        """Open missing listeners and set the assignments of all; both are done on return."""
+        """Open missing listeners, and set the assignments of all listeners. On return all of this is done."""
         changed = {name: assignment for name, assignment in wanted.items() if self._assignments.get(name) != assignment}
         self._full.clear()
         for name in changed:
@@ -125,7 +125,7 @@ class Listeners:
         self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
-        """Close listeners that no rule redirects to any more."""
+        """Close the given listeners, to which no rule redirects any more."""
         gone = []
         for name in list(names):
             self._assignments.pop(name, None)
@@ -165,7 +165,8 @@ class Listeners:
     def _bound(self, name: ListenerName) -> socket.socket:
         """Return a listening socket. Raises OSError when no port is free.
 
-        A UDP listener gets its former port, if it is free: tracked flows of clients may still lead to it.
+        A UDP listener gets its former port if that is free, because tracked flows of clients may still lead to that
+        port.
         """
         key, former = name.key, self._former.pop(name, None)
         if former is not None:

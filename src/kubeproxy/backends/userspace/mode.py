@@ -45,7 +45,8 @@ def _examine(
     world: Globals,
     families: Sequence[Family],
 ) -> list[UserspaceExaminer]:
-    # One socket for all: whenever a netfilter socket is closed, the proxy's next transaction waits (nft_rcv_nl_event).
+    # One socket is used for all requests, because whenever a netfilter socket is closed, the proxy's next transaction
+    # waits (nft_rcv_nl_event).
     link = Netlink.open()
     return [_examiner(KernelView(family, link, listening), world) for family in families]
 

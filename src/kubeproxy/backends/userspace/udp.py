@@ -1,8 +1,8 @@
 """UDP relay: the listener of a service port, and a session for each client, a socket connected to an endpoint.
 
-A session ends after udpIdleTimeout without a datagram in either direction; a session with more requests than answers
-waits for the timeout of connection tracking. When an endpoint is removed, its clients get new sessions. Datagrams
-without room in the system's buffers are lost, as on any network.
+A session ends after udpIdleTimeout without a datagram in any direction, but a session with more requests than answers
+lasts as long as the timeout of connection tracking. When an endpoint is removed, its clients get new sessions.
+Datagrams without room in the system's buffers are lost, as on any network.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h
 ROOM: Final = 1 << 20
 """Receive buffer of a listener in bytes, which the kernel doubles for its overhead: some 2,700 small datagrams.
 
-All clients of a Service share it. The default of 208 KB is full after 280 datagrams, in milliseconds of a busy DNS.
+All clients of a Service share it. The default of 208 KB is full after 280 datagrams, which a busy DNS receives within
+milliseconds.
 """
 
 UNANSWERED: Final = 30.0
-"""Seconds that a session waits for an answer: nf_conntrack_udp_timeout; later answers do not reach the client."""
+"""Seconds for which a session waits for an answer. This is nf_conntrack_udp_timeout, because later answers do not reach
+the client.
+"""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout; beyond it the oldest end, as each uses a port."""
+"""Maximum number of sessions that wait longer than udpIdleTimeout. If there are more, the oldest end, because each
+session uses a port.
+"""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
@@ -115,12 +120,13 @@ class UdpListener:
         session = self.mine.get(name)
         if session is not None and session.send(datagram):
             return
-        # The session is new, or its endpoint refused (an ICMP error): try each endpoint once with this datagram.
+        # The session is new, or its endpoint refused (an ICMP error), so each endpoint is tried once with this
+        # datagram.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
             if sock is None:
-                return  # no socket: other endpoints would fail as well
+                return  # without a socket other endpoints would fail as well
             fresh = self._begin(name, endpoint, sock, answering(control))
             if fresh is not None and fresh.send(datagram):
                 return
@@ -237,7 +243,9 @@ class Session:
 
 
 class Sessions:
-    """All sessions by their last use, to end idle ones; sessions that wait for answers may be idle for longer."""
+    """All sessions by their last use, so that idle sessions can be ended; sessions that wait for answers may be idle
+    for longer.
+    """
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
@@ -261,7 +269,7 @@ class Sessions:
         self._answered.pop(session, None)
 
     def make_room(self) -> bool:
-        """End a session that was idle for longer than udpIdleTimeout; return False if there is none."""
+        """End one session that was idle for longer than udpIdleTimeout; return False if there is no such session."""
         idle = time.monotonic() - self._path.udp_idle
         return bool(_end(self._answered, idle, 1) or _end(self._waiting, idle, 1))
 

@@ -131,9 +131,10 @@ def catch_all_element() -> bytes:
 
 
 def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
-    """Return the element of a set or map with timeouts; both in milliseconds.
+    """Return the element of a set or map with timeouts. Timeout and expiration are in milliseconds.
 
-    A timeout of 0 is that of the set: kernels from 6.12 on omit it in dumps, and refuse a 0 with an expiration.
+    A timeout of 0 means the timeout of the set: kernels from 6.12 on omit that in dumps, and refuse a 0 together with
+    an expiration.
     """
     lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
