@@ -331,6 +331,8 @@ async def test_leftovers_for_an_address_are_reported(live: Live) -> None:
         await live.run("iptables-nft", "-t", "nat", "-A", *catches.split())
         await live.expect(front, {"pod": "a2"}, "tcp")
         await live.eventually(lambda: asked(f"{front.address}:80", caught=True, passes=True))
+        status, text = await live.ask("why", "node", f"{front.address}:80")  # its packets do not pass PREROUTING
+        assert (status, left in text) == (0, False), text
         await live.run("iptables-nft", "-t", "nat", "-D", *jump.split())  # no packet meets the rules any more
         await live.expect(front, {"pod": "a1"}, "tcp")
         await live.eventually(lambda: asked(f"{front.address}:80", caught=False, passes=True))
@@ -353,14 +355,15 @@ async def test_an_address_that_only_the_other_iptables_variant_has_is_reported(l
         # Again: a proxy that has just started removes them once.
         made = (f"-N {stale}", "-N KUBE-SERVICES", "-F KUBE-SERVICES", f"-F {stale}", f"-A {rule}")
         await each(*made, f"-A {stale} -p tcp -j DNAT --to-destination 10.244.0.9:3000", f"-D {jump}", f"-I {jump}")
-        status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:80")
+        status, text = await live.ask("why", "node", f"{unknown}:80")
         named = "x  both variants of iptables have a kube-proxy's IPv4 chains" in text
         first = text.splitlines()[0].endswith(", unless another kube-proxy's rules take it first (x)")
         return "" if (status, named, first) == (1, True, True) else text
 
     try:
         await live.eventually(check)
-        assert "both variants" not in (await live.ask("why", live.ips["pod"]["IPv4"], f"{unknown}:81"))[1]
+        for client, port in (("node", 81), (live.ips["pod"]["IPv4"], 80)):
+            assert "both variants" not in (await live.ask("why", client, f"{unknown}:{port}"))[1]
     finally:
         await each(f"-D {jump}", "-F KUBE-SERVICES", "-X KUBE-SERVICES", f"-F {stale}", f"-X {stale}")
 

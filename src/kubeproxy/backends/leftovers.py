@@ -115,8 +115,8 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
     """Return whether rules in these chains, or rules that jump to these chains, match the address and port of a packet,
-    and lead the packet from a hook to a decision. For a forwarded packet only the table nat counts. True if the rules
-    cannot be read.
+    and lead the packet from one of its hooks to a decision. For a forwarded packet only the table nat counts. A source
+    of None is this node. True if the rules cannot be read.
     """
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
@@ -147,7 +147,7 @@ def _rules_catch(lines: Iterable[str], names: Collection[str], packet: Packet) -
             and all(given.get(at, value) == value for at, value in wanted.items())
         ):
             matching.append((words[1], target))
-    reached = _reached(_HOOKS, targets)
+    reached = _reached(_OWN_HOOKS if packet.source is None else _HOOKS, targets)
     return any(chain in reached and not _DECIDING.isdisjoint(_reached({end}, targets)) for chain, end in matching)
 
 
@@ -163,7 +163,9 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
     return found
 
 
-_HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
+_OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
+"""The hooks at which packets of this node itself are translated or filtered, and those of other packets."""
+_HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from kubeproxy.backends import leftovers
 from kubeproxy.backends.leftovers import owned, removals
 from kubeproxy.backends.nftables import cleanup as nftables_cleanup
 from kubeproxy.backends.nftables.layout import SCRATCH, TABLE
 from kubeproxy.kernel.xtables.xtables import SavedTable, chain_of, target_of
+from kubeproxy.model.answer import Packet
 
 NAT = SavedTable(
     "nat",
@@ -106,3 +110,22 @@ def test_each_table_is_removed_though_another_one_could_not_be(monkeypatch):
     monkeypatch.setattr(nftables_cleanup, "remove_table", remove)
     assert nftables_cleanup.cleanup() == [f"cannot remove {name}" for name in asked for _ in range(2)]
     assert asked == [TABLE, SCRATCH]
+
+
+@pytest.mark.parametrize(
+    ("source", "hook", "caught"),
+    [
+        (b"\n\xf4\0\7", "PREROUTING", True),
+        (b"\n\xf4\0\7", "OUTPUT", False),
+        (None, "OUTPUT", True),
+        (None, "PREROUTING", False),
+    ],
+)
+def test_packets_of_this_node_pass_other_hooks(source, hook, caught):
+    lines = [
+        f"-A {hook} -j KUBE-SERVICES",
+        "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A",
+        "-A KUBE-SVC-A -j DNAT --to-destination 10.244.0.9:80",
+    ]
+    packet = Packet(source, b"\n\x60\0\1", 6, 80)
+    assert leftovers._rules_catch(lines, {"KUBE-SERVICES", "KUBE-SVC-A"}, packet) is caught

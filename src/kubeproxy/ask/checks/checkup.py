@@ -41,6 +41,7 @@ from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupport
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
+from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
 from kubeproxy.release import build
@@ -327,6 +328,8 @@ def surely_dropped(
 def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for leftovers of other kube-proxies; for one connection, `forwarded` or not, for rules that catch it."""
     owns, packet = node.mode.operations().owns, node.packet
+    if packet is not None and packet.source in {one.ip for one in local_addresses(family_of(packet.destination))}:
+        packet = packet._replace(source=None)
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.running or not processes.proxies():
