@@ -72,9 +72,7 @@ _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
-_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(
-    1, b"\6"
-)  # the attribute with the version of ipset's protocol
+_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(1, b"\6")  # and the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
 # The length of a list has 16 bits, and the kernel returns a refused message completely.

@@ -87,9 +87,8 @@ def make_counters(metrics: Metrics) -> bool | None:
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:
-            link = (
-                Netlink.open()
-            )  # stays open, because closing a netfilter socket waits for transactions (nft_rcv_nl_event)
+            # The socket stays open, because closing it waits for transactions (nft_rcv_nl_event).
+            link = Netlink.open()
             metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
     except ApplyError as error:
         log.warning("Cannot create packet counters, the next full sync tries again error=%r", str(error))

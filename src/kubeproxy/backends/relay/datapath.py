@@ -37,9 +37,7 @@ this value it carries 4,000.
 ROOM: Final = 256 << 10
 """Maximum number of bytes to move at a time, and to buffer for one direction when its receiver is slow."""
 
-_PIPE: Final = (
-    1 << 20
-)  # larger than ROOM, because a slot of the pipe may contain only a fragment of a packet, less than a page
+_PIPE: Final = 1 << 20  # more than ROOM: a slot of the pipe may contain only a fragment of a packet, below a page
 _EVENTS: Final = 256
 _QUIET: Final = 10.0  # seconds between two log lines about the same subject
 _TIMEOUT: Final = 30.0

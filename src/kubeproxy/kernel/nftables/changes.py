@@ -65,9 +65,7 @@ class Interest(NamedTuple):
         """Return a filter of buffers about the table: another program may load 100,000 elements into another table."""
         if not self.table:
             return ()
-        name = text_attribute(nfta.TABLE_NAME, self.table)[
-            :8
-        ]  # the attribute's header, and the first letters of the name
+        name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
         table = [(_ATTRIBUTES, name[:4]), (_ATTRIBUTES + 4, name[4:])]
         return (keeping_any([(_KIND, _NEW_GENERATION)], table),)
 
