@@ -14,20 +14,23 @@ class Unsupported(KubeProxyError):  # noqa: N818 - it describes a property of th
 
 
 class ApplyError(KubeProxyError):
-    """The kernel refused a change: retried with backoff, then a full sync."""
+    """The kernel refused a change. The change is retried with backoff, by a full sync."""
 
 
 class ChangedByOthersError(ApplyError):
-    """Another program changed our rules at the same time; the message names them. Handled as any ApplyError, with an
-    event in addition."""
+    """Another program changed our rules at the same time; the message names the rules. Handled like every ApplyError,
+    and also reported as an event.
+    """
 
 
 class SourceError(KubeProxyError):
-    """The API server or a manifest could not be read: retried with backoff, then a new list."""
+    """The API server or a manifest could not be read. The request is retried with backoff, and then a new list is
+    requested.
+    """
 
 
 class QuestionError(KubeProxyError):
-    """A question has no answer; the message has the reason, and possible questions."""
+    """A question cannot be answered; the message has the reason, and possible questions."""
 
 
 class NoAnswerError(KubeProxyError):

@@ -25,7 +25,7 @@ PODS_TIMEOUT = 5.0
 """Seconds to wait for the names of pods."""
 TRIES = 5
 PAUSE = 0.2
-"""Seconds between two comparisons: an event reaches the proxy within milliseconds."""
+"""Seconds between two comparisons. An event reaches the proxy within milliseconds."""
 
 _PLACE = "the API server"
 
@@ -53,7 +53,9 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: f
 
 
 def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
-    """Return names of pods by packed address, of a Service or of all, and the reason if they are unknown, else ''."""
+    """Return two values: the names of pods by packed address (those of a Service, or all), and the reason why names are
+    unknown, '' if they are known.
+    """
     if facts.manifests:
         return {}, "the objects come from files"
     try:
@@ -63,7 +65,7 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return the objects of these Services, or of all, of which the proxy has an outdated version. Raises
+    """Return those objects of these Services, or of all Services, of which the proxy has an outdated version. Raises
     NoAnswerError.
 
     An object is outdated if the proxy still lacks the same version after a second.

@@ -58,8 +58,9 @@ class Explanation(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown if another node decides, no kube-proxy runs
-        here, or only this node's probe failed."""
+        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node decides, that
+        no kube-proxy runs here, or that only this node's probe failed.
+        """
         if self.why.elsewhere is not None:
             return "unknown"
         if not self.why.passes or self.stopped:
@@ -67,8 +68,9 @@ class Explanation(Struct, frozen=True):
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
     def _leaves_open(self, about: str) -> bool:
-        """Return whether a finding leaves the answer open: a probe that may not concern the client, or a missing
-        proxy."""
+        """Return whether a finding makes the answer unknown: a failed probe that may not concern the client, or a
+        missing proxy.
+        """
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
@@ -139,7 +141,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
 
 
 def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
-    """Return the clients that failed probes concern, and the chains that stop this node's packets."""
+    """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
     failed = {}
     for one in probes:
         if one.failed:
@@ -158,7 +160,7 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
         passing = [each for one in sent for each in own_packets(one, local[family_of(one.destination)])]
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
-        blocked = {}  # for a running proxy, other checks report unreadable rules
+        blocked = {}  # if a proxy runs, other checks report unreadable rules
     # The packets of a Service's connection are translated, which the checks of a running proxy cover.
     untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     return present.ProbedFor(untranslated, own, blocked)
@@ -172,7 +174,7 @@ def _unasked() -> Iterator[Diagnosis]:
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:
-    """Report endpoints with answers that do not return through this node, where the translation would be reversed."""
+    """Report endpoints whose answers do not return through this node. Only this node could reverse the translation."""
     reason, fix = "the endpoint is the client itself and is not masqueraded, because it has no nodeName", ""
     for is_client in (True, False):
         lost = [one.share for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
@@ -199,9 +201,8 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: Checkup, passing: Collection[PassingPacket] = ()) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity for this connection: certain or possible cause.
-
-    `passing` are its packets: one to an endpoint of this node itself is not forwarded.
+    """Yield the node's findings, with the severity for this connection: a certain or a possible cause. `passing` are
+    the packets of the connection; a packet to an endpoint of this node itself is not forwarded.
     """
     at_node = any(one.hook == "input" and one.translated for one in passing)
     for each in report.findings:
@@ -213,7 +214,7 @@ def _around(report: Checkup, passing: Collection[PassingPacket] = ()) -> Iterato
 
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
-    """Return the hooks to check for a connection: connections that begin or end on this node are not forwarded.
+    """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded.
 
     In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is
     the answer with the endpoints that session affinity leaves.
@@ -264,8 +265,9 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
 
 
 def _arrival(node: CheckedNode, client: bytes | None, given: str) -> str:
-    """Return the interface by which packets of a client arrive, if the route to it may be another: the given one,
-    unless it is a port of a bridge, or that of its network; '' for that of the route. Raises NetlinkError.
+    """Return the interface by which packets of a client arrive, '' for the interface of the route to the client. It is
+    the given interface, unless that is a port of a bridge; else the interface of the client's network. Raises
+    NetlinkError.
     """
     if client is None:
         return _NONE
@@ -285,8 +287,8 @@ _TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
 
 
 def _meeting(whole: CheckedConnection, ends: Collection[bytes]) -> str:
-    """Return the interface that leads both to the client and to one of these endpoints, '' for none; by a bridge the
-    endpoint answers the client directly. Endpoints with this node as the client answer this node. Raises
+    """Return the interface that leads to the client and also to one of these endpoints, '' for none. Over a bridge the
+    endpoint answers the client directly. Endpoints that see this node as the client answer this node. Raises
     NetlinkError.
     """
     entrance = whole.interface
@@ -317,10 +319,11 @@ _LOOPBACK: Final = "lo"
 
 
 class CheckedConnection(NamedTuple):
-    """A connection: its first incoming packet, with the source None if the node picks it, and this node's addresses.
+    """A connection: its first incoming packet (the source is None if the node picks the source), and this node's
+    addresses.
 
     `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
-    `arrival`: the interface of incoming packets, '' for that of the route to the client.
+    `arrival`: the interface of incoming packets, '' for the interface of the route to the client.
     """
 
     packet: Packet
@@ -340,12 +343,12 @@ class CheckedConnection(NamedTuple):
 
     @property
     def way_back(self) -> str | None:
-        """The outgoing interface of answers to a client elsewhere, '' for one of this node; None if unknown."""
+        """The outgoing interface of answers to a client elsewhere, '' for a client of this node; None if unknown."""
         return _NONE if self.is_local or self.packet.source is None else interface_to(self.packet.source)
 
     @property
     def first_way(self) -> tuple[str, str | None]:
-        """The incoming and outgoing interface, at the hook output, of a connection that begins on this node."""
+        """The incoming and outgoing interface at the hook output, for a connection that begins on this node."""
         return _NONE, _LOOPBACK if self.packet.destination in self.local else interface_to(self.packet.destination)
 
 
@@ -367,7 +370,7 @@ def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
 
 
 def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to one endpoint, and its answers. Raises NetlinkError."""
+    """Yield the packets of a connection to one endpoint, and the endpoint's answers. Raises NetlinkError."""
     packet, entrance, destination = connection.packet, connection.interface, end[0]
     exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
     here = connection.is_local
@@ -416,9 +419,8 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
 
 def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
     """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints.
-
-    `ends`: each endpoint's address, port, and whether the connection to it is masqueraded. An answer to a masqueraded
-    connection has the node's address until it is translated back.
+    `ends` has for each endpoint its address, its port, and whether the connection to it is masqueraded. An answer to a
+    masqueraded connection has the node's address until it is translated back.
     """
     here = connection.is_local
     if connection.taken_in or (here and any(address in connection.local for address, _, _ in ends)):
@@ -484,7 +486,7 @@ def _answers(
 
 
 class _Made(NamedTuple):
-    """The common fields of a connection's packets; `end` is the endpoint, None before an endpoint is chosen."""
+    """The common fields of the packets of a connection; `end` is the endpoint, None before an endpoint is chosen."""
 
     packet: Packet
     interfaces: tuple[str | None, str | None]
@@ -494,7 +496,7 @@ class _Made(NamedTuple):
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
     ) -> PassingPacket:
-        """Return the first packet at a hook; `interfaces` are by default those of the whole path."""
+        """Return the first packet at a hook; `interfaces` are by default the two interfaces of the whole path."""
         end = self.end or (self.packet.destination, self.packet.port)
         changed = self.by_rules and self.end is not None
         return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)

@@ -72,7 +72,7 @@ class Desk:
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
-        """Return an answer of `why` with the Node of the client and the zones of endpoints, as far as available."""
+        """Return an answer of `why` with the Node of the client and the zones of endpoints, if these are available."""
         if self.places is None:
             return made
         made = await with_node(made, self.places)

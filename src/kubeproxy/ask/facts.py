@@ -1,4 +1,6 @@
-"""The values of a Desk's answers. The socket carries them as msgpack, so both ends must have the same version."""
+"""The values of a Desk's answers. The socket carries these values as msgpack, so proxy and command must have the same
+version.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 class Facts(Struct, frozen=True, kw_only=True):
     """The facts of the whole proxy.
 
-    `started` is in seconds since the epoch. `unready` contains the reasons why it is not ready, by check. `listed`: all
-    Services and EndpointSlices were listed once. `awaits`: the reason for which the Node delays all writes, '' for
-    none. `config` is the configuration in the form of a file, `config_file` its path, '' for none. `reach` is None if
-    objects come from files. `node` is this proxy's Node, None if it does not exist.
+    `started` is in seconds since the epoch. `unready` contains the reasons why the proxy is not ready, by check.
+    `listed`: all Services and EndpointSlices were listed once. `awaits`: the reason for which the Node delays all
+    writes, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for none.
+    `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
     """
 
     version: str
@@ -57,9 +59,9 @@ class Facts(Struct, frozen=True, kw_only=True):
 class ProgrammedService(Struct, frozen=True, kw_only=True):
     """The state of a Service in the proxy.
 
-    `state` and `reason` are those of /debug/state. `version` is its resourceVersion, `slices` those of its
-    EndpointSlices by name. `plans` are the plans that the kernel accepted last, of all families; `wanted` the desired
-    ones, None if equal. A deleted Service with rules in the kernel has no version.
+    `state` and `reason` are those of /debug/state. `version` is the resourceVersion of the Service, `slices` has those
+    of its EndpointSlices by name. `plans` are the plans of all families that the kernel accepted last; `wanted` are the
+    desired plans, None if equal. A deleted Service with rules in the kernel has no version.
     """
 
     name: ServiceName

@@ -71,17 +71,19 @@ class Diagnosis(Struct, frozen=True):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
-        """Return the finding of such a row. Raises KeyError for a row without a field, or of an unknown severity."""
+        """Return the finding of a row that `row` returned. Raises KeyError for a row that lacks a field, or has an
+        unknown severity.
+        """
         return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings sorted by severity; the order of equal ones is kept."""
+    """Return findings sorted by severity; findings of equal severity keep their order."""
     return sorted(findings, key=lambda finding: finding.severity)
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit that gives at least two."""
+    """Return a duration as text, in the largest unit of which it has at least two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"

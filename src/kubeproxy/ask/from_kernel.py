@@ -1,7 +1,7 @@
 """The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome?
 
-The present rules are those of any kube-proxy; they are only read. The new rules are those that this program would write
-for a configuration: they are written into an empty network namespace and read back from there.
+The present rules may be those of any kube-proxy, and are only read. The new rules are those that this program would
+write for a configuration. They are written into an empty network namespace and read back from there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group of differences: the number of classes, a packet of one of them, and its outcomes before and after."""
+    """A group of differences: the number of classes of packets, a packet of one of these classes, and the outcomes of
+    this packet before and after.
+    """
 
     classes: int
     packet: str
@@ -39,7 +41,9 @@ class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer for one family: the number of classes of packets, groups of differences, and rules not understood."""
+    """The answer for one family: the number of classes of packets, the groups of differences, and the rules that this
+    program does not support.
+    """
 
     family: str
     classes: int

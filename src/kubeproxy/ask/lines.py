@@ -1,4 +1,4 @@
-"""The text lines of an answer of `why`, and of a difference, from the same values as the JSON answer."""
+"""The text of an answer of `why` and the text of a difference, from the same values as the JSON answer."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 def endpoints(slices: Iterable[Slice]) -> EndpointCount:
     """Count the endpoints of a Service's slices.
 
-    An endpoint in two slices, for example while it moves, counts once. For two families, the larger number is used, as
-    a dual-stack pod has an address in each.
+    An endpoint in two slices, for example while it moves, counts once. For two families, the larger number is used,
+    because a dual-stack pod has an address in each family.
 
     Endpoints of a slice without ports (no container has the named targetPort) are never ready.
     """
@@ -60,9 +60,8 @@ def _counted(slices: Iterable[Slice]) -> EndpointCount:
 
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
-    """Return letters for unusual settings of a Service.
-
-    L, l: external or internal policy Local. A: affinity. H: hints exclude ready endpoints.
+    """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
+    affinity. H: hints exclude ready endpoints.
     """
     found = dict.fromkeys("LlAH", False)
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
@@ -86,7 +85,7 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
     """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown.
 
-    It is the creation of the Service, or the last trigger time of its slices.
+    This is the time of the Service's creation, or the last trigger time of its slices.
     """
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)

@@ -40,7 +40,7 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override"
 
 
 class ReadDesk(Desk):
-    """Answers from objects that were read for one question; other Nodes and zones are read for `why` only."""
+    """Answers from objects that were read for one question. Only for `why` are other Nodes and zones read."""
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         super().__init__(snapshot)
@@ -101,7 +101,9 @@ class Planned:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of a proxy with these arguments; a kubeconfig argument takes precedence over the file's."""
+    """Return the options of a proxy with these arguments; a kubeconfig argument takes precedence over that of the
+    configuration file.
+    """
     given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
     if "config" in given and "kubeconfig" in given:
         kubeconfig = given.pop("kubeconfig")
@@ -116,7 +118,7 @@ def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
 
 
 async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
-    """Return a planner with all objects, and the state of the connection to the API server.
+    """Return two values: a planner with all objects, and the state of the connection to the API server.
 
     Raises NoAnswerError if it takes too long, UnreadError if waiting is useless, and SourceError.
     """
@@ -143,7 +145,8 @@ async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | 
                 if part.done():
                     part.result()
             await ended
-            # Wait also for resources that no plan needs, such as ServiceCIDRs; a status causes no event.
+            # Resources that no plan needs, such as ServiceCIDRs, are awaited too. The state is polled, because a change
+            # of a status causes no event.
             while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:

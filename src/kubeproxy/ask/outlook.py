@@ -1,7 +1,7 @@
 """The question of `kube-proxy plan`: what another configuration would change for clients and on this node.
 
-For each address of each Service, model/answer.py gives the outcome of a connection from a pod, from this node and from
-elsewhere, in both configurations. Other differences between modes follow from their habits.
+For each address of each Service, model/answer.py computes the outcome of a connection from a pod, from this node and
+from elsewhere, in each of the two configurations. Further differences between two modes follow from the modes' habits.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def planned(world: Globals, objects: Iterable[Objects]) -> Planner:
 
 
 def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
-    """Return the settings on this node, a missing requirement ('' for none), and remarks on a family left out."""
+    """Return three values: the settings on this node, a missing requirement ('' for none), and remarks on a family left
+    out.
+    """
     settings = host.settings(new, facts.world.features.values)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
@@ -116,7 +118,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
 
 
 def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
-    """Return the node's globals under the new settings, and sentences on unknown parts."""
+    """Return two values: the node's globals under the new settings, and sentences on unknown parts."""
     unknown = []
     node = facts.node
     if settings.node_name != facts.world.node_name:
@@ -174,9 +176,8 @@ def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
-    """Return the existing rules of modes and proxies other than the given mode, each with its safe removal.
-
-    The mode is assumed to use the node's variant of iptables. The mode is not queried, since ipvs mode would write to
+    """Return the existing rules of all modes and proxies except the given mode, each with the way to remove it safely.
+    The given mode is assumed to use the node's variant of iptables. It is not queried, because ipvs mode would write to
     detect the variant.
     """
     owns = mode.operations().owns
@@ -268,7 +269,9 @@ Local = Mapping[Family, Sequence[bytes]]
 
 
 class KnownPod(NamedTuple):
-    """A pod or a pod network: an address of it, its name in texts, and its Node, '' if unknown."""
+    """A pod or a pod network: an address of the pod or in the network, the name in texts, and the Node,
+    '' if unknown.
+    """
 
     address: bytes
     words: str
@@ -285,7 +288,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
-    """Return the changes for clients; `pods` are the pods of the cluster, as far as they are known."""
+    """Return the changes for clients; `pods` are the known pods of the cluster."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
@@ -363,7 +366,8 @@ def _packets(
 def _clients(
     family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
 ) -> list[ClientKind]:
-    """Return the clients to compare: this node, an outside client, and a pod that either configuration recognises.
+    """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one of the
+    two configurations recognises as a pod.
 
     Known pods are grouped by the configurations that recognise them; without known pods, a made-up pod represents each
     configuration.
@@ -386,7 +390,9 @@ def _clients(
 
 
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
-    """Return made-up pods of two configurations; for a network and an interface, also pods that match both."""
+    """Return made-up pods of two configurations. If one recognises pods by a network and the other by an interface,
+    return three: a pod that matches the two, and for each a pod that matches only it.
+    """
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
         return list(pods)
@@ -400,7 +406,7 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client for pods that neither configuration distinguishes; the first pod represents all."""
+    """Return one client for pods that no configuration distinguishes; the first pod represents all these pods."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
 
@@ -443,7 +449,9 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
 
 
 def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
-    """Yield the addresses that only one of the pod networks contains: unknown clients may have them."""
+    """Yield the addresses that only one of the pod networks contains, because unknown clients may have
+    these addresses.
+    """
     for family in Family:
         old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
         if old == new or {old.kind, new.kind} != {"network"}:
@@ -463,12 +471,12 @@ def _without(one: Network, other: Network) -> list[Network]:
     """Return the networks that cover the part of a network outside of another network."""
     if not one.overlaps(other):
         return [one]
-    # Both are of one family.
+    # The two networks are of one family.
     return sorted(one.address_exclude(other)) if one.prefixlen < other.prefixlen else []  # type: ignore[arg-type]
 
 
 def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
-    """Return the effect on established connections, as a sentence."""
+    """Return a sentence about the effect on established connections."""
     if not before.outlives_mode and (not same_mode or before.carries):
         return "established connections end with the old proxy, which relays them, or with its virtual servers"
     if not same_mode and not after.outlives_mode:

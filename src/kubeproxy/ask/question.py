@@ -56,7 +56,7 @@ def _packet(client: bytes | None, destination: bytes, protocol: str, number: str
 
 
 def _parted(target: str) -> tuple[str, str, str]:
-    """Return address or name, port and protocol of a target."""
+    """Return three values: address or name, port, and protocol of a target."""
     where, colon, end = target.rpartition(":")
     number, slash, protocol = end.partition("/")
     if not colon and _names_service(target):
@@ -72,7 +72,7 @@ def _parted(target: str) -> tuple[str, str, str]:
 
 
 def source_of(text: str) -> tuple[bytes | None, int]:
-    """Return the client's address, None for this node, and its port, 0 for none."""
+    """Return two values: the client's address (None for this node), and the client's port (0 for none)."""
     if text == NODE:
         return None, 0
     where, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
@@ -105,7 +105,7 @@ def _names_service(text: str) -> bool:
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str]:
-    """Return the first cluster IP of a Service in the client's family, and the port number as text."""
+    """Return two values: the first cluster IP of a Service in the client's family, and the port number as text."""
     service = "/".join(name)
     compiled = snapshot.planner.compiled.get(name)
     known = snapshot.planner.services.get(name)

@@ -1,4 +1,6 @@
-"""The state behind all answers: of a running proxy, or of objects read from a folder or an API server."""
+"""The state from which all answers are made: that of a running proxy, or that of objects read from a folder or an API
+server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
-if TYPE_CHECKING:  # not loaded by a command that queries a running proxy
+if TYPE_CHECKING:  # a command that queries a running proxy does not load this
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
@@ -103,7 +105,7 @@ class Snapshot(NamedTuple):
         return self.complete, ""
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        """Return state, label and reason of each of these families in which the kernel may lack committed plans."""
+        """Return state, label and reason of each family in which the kernel may lack committed plans."""
         standings = self.engine.standings if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])

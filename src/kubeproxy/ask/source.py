@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AT_ONCE = 100
 """Maximum number of Services in one request."""
 MANY = 1000
-"""Number of Services above which a command requests all instead of each by its name."""
+"""For more than this number of Services, a command requests all Services instead of each by its name."""
 
 
 class Running:

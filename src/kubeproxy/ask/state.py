@@ -204,7 +204,7 @@ def node_text(node: Json) -> bytes:
 
 
 def service_text(found: Json) -> bytes:
-    """Return the lines of one Service, after an empty one."""
+    """Return an empty line, and then the lines of one Service."""
     lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
     if "reason" in found:
         lines.append(f"  {found['reason']}")
@@ -284,10 +284,8 @@ class Query(NamedTuple):
         )
 
     def finds(self, planner: Planner, name: ServiceName) -> bool:
-        """Return whether a Service has the address and the port.
-
-        As a frontend, a NodePort (of which an address of this node is the address only if the port is given too), a
-        health check port, or an endpoint, ready or not.
+        """Return whether a Service has the address and the port, as a frontend, a NodePort, a health check port, or an
+        endpoint, ready or not. An address of this node counts as that of a NodePort only if the port is given too.
         """
         if not (self.address or self.port):
             return True
@@ -356,8 +354,8 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
 
 
 class StatePage:
-    """Answers /debug/state. Services are written a few at a time, with the event loop running in between: the answer
-    has each Service's state at the time when it is written.
+    """Answers /debug/state. Services are written a few at a time, and the event loop runs in between. So the answer has
+    the state of each Service at the time of its writing.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -391,13 +389,13 @@ class StatePage:
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""
         there = node(self._snapshot)
-        # Without the closing brace of the node's JSON: the list of Services follows inside it.
+        # The closing brace of the node's JSON is left out, because the list of Services follows inside of that object.
         yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
         count, batch, last, more = 0, bytearray(), None, False
         async for name in self._names(query):
             found = service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
             if found is None:
-                continue  # deleted in the meantime, or only its slices are known
+                continue  # the Service was deleted in the meantime, or only its slices are known
             if query.limit and count == query.limit:
                 more = True
                 break

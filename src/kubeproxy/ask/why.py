@@ -37,8 +37,8 @@ from kubeproxy.model.world import pod_cidrs
 
 
 class Target(Struct, frozen=True, rename="camel"):
-    """An eligible endpoint: address and port, probability, the client address that it sees, its Node ('' if unknown),
-    and whether its answers return through this node, which must reverse the translation.
+    """An eligible endpoint: address and port, probability, the client address that the endpoint sees, its Node ('' if
+    unknown), and whether its answers return through this node. They must, because this node reverses the translation.
     """
 
     address: str
@@ -49,14 +49,14 @@ class Target(Struct, frozen=True, rename="camel"):
     returns: bool = True
 
     def is_unnamed(self, client: str) -> bool:
-        """Return whether it is the client itself, and on an unknown Node."""
+        """Return whether the endpoint is the client itself, and its Node is unknown."""
         return not self.node and self.address.rpartition(":")[0].strip("[]") == client
 
 
 class Missing(Struct, frozen=True, rename="camel"):
     """An endpoint that gets no new connections from this node, with the reason.
 
-    `field` and `slice` are the cause; for a deleted endpoint the flag and ''.
+    The cause is in `field` and `slice`; for a deleted endpoint `field` is the flag and `slice` is ''.
     """
 
     address: str
@@ -90,8 +90,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether this proxy's decision is that the connection reaches an endpoint or the proxy, which does not
-        take the node out.
+        """Return whether, by this proxy's decision, the connection reaches an endpoint, or reaches the proxy and the
+        answer does not take the node out of load balancing.
         """
         return self.forwarded or (self.outcome == Outcome.HEALTH.value and all(step.passes for step in self.steps))
 
@@ -126,10 +126,9 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
 class Explained(Struct, frozen=True):
-    """An answer, with the plan (None without one) and the globals, which a command needs to read the kernel.
-
-    `interface` is the given incoming interface, '' for none. `stranger` is the client's address if it may belong to
-    another Node, which decides in that case; else None.
+    """An answer, with the plan (None if there is no plan) and the globals, which a command needs to read the kernel.
+    `interface` is the given incoming interface, '' for none. `stranger` is the client's address if the address may
+    belong to another Node, which then decides; else None.
     """
 
     why: Why
@@ -173,14 +172,16 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the configured node name if no Node has it, so that this node may be a Node with another name; else ''."""
+    """Return the configured node name if there is no Node of this name, because this node may then be a Node with
+    another name; else ''.
+    """
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""
 
 
 def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
-    """Return an answer that another node decides; `nameless`: see `_nameless`."""
+    """Return the answer for a connection about which another node decides; `nameless`: see `_nameless`."""
     if nameless:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
@@ -212,7 +213,8 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
 
 def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
     """Yield the endpoints of an answer. If the client is on another node (`is_away`), endpoints on other nodes answer
-    it directly, unless they see this node as the client. A pod gets no answer from itself unless it is masqueraded.
+    the client directly, unless they see this node as the client. A pod that connects to itself gets no answer unless
+    the connection is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     for one in made.choices:
@@ -224,7 +226,7 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
 
 
 def _name_fixes(snapshot: Snapshot, packet: Packet, made: Answer) -> Iterator[str]:
-    """Yield the fix for a pod that reaches itself without masquerade, as its endpoint has no nodeName."""
+    """Yield the fix for a pod that reaches itself without masquerade because its endpoint has no nodeName."""
     own, local = snapshot.planner.world.node_name, snapshot.addresses
     unnamed = [one for one in made.choices if one.destination[:-2] == packet.source and not one.masqueraded]
     if not unnamed or made.plan is None or packet.source is None or packet.source in local:
@@ -242,7 +244,7 @@ def _missing(one: Absent) -> Missing:
 
 
 def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
-    """Return Node and zone of each destination of a plan, as far as they are known."""
+    """Return Node and zone of each destination of a plan, '' for an unknown one."""
     key = plan.key
     return {
         endpoint.address + PORT_BYTES[port.port]: (endpoint.node, (piece.zones or {}).get(endpoint.address, ""))
@@ -305,7 +307,9 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
 
 
 def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
-    """Return the networks of this node's interfaces that have these addresses, an address alone if it is unknown."""
+    """Return the networks of this node's interfaces that have these addresses. For an address without a known network,
+    return the address.
+    """
     known: dict[bytes, Range] = {}
     with suppress(NetlinkError):
         known = {one.ip: one.network for family in Family for one in local_addresses(family)}
@@ -352,7 +356,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node that a client is on; None if it is on this node, or if its node is unknown."""
+    """Return the other node on which a client is; None if the client is on this node, or its node is unknown."""
     planner, local = snapshot.planner, snapshot.addresses
     if source is None or source in local:
         return None
@@ -366,7 +370,8 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Not all pod networks assign addresses from podCIDRs: in those that do, this node has an address in its podCIDRs.
+    # Not all pod networks assign addresses from podCIDRs. In pod networks that do, this node has an address in its
+    # podCIDRs.
     if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
         reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
         return Elsewhere("", reason, "spec.podCIDRs of this Node")
@@ -374,10 +379,9 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
 
 
 def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if it may be another Node's: the proxy watches only its own Node. Else None.
-
-    This is possible if neither this node, an endpoint nor a pod has the address, and the destination is not this
-    node's.
+    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node, so
+    another Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no
+    address of this node.
     """
     source, local = packet.source, snapshot.addresses
     if source is None or packet.interface or source in local or packet.destination in local:

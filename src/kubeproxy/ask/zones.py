@@ -1,6 +1,5 @@
-"""Zones of endpoints and Nodes of clients, requested only for answers: the proxy itself does not need them.
-
-A caller waits briefly and gets no error: without an answer the zones are unknown.
+"""Zones of endpoints and Nodes of clients. They are requested only for answers, because the proxy itself does not need
+them. A caller waits briefly and gets no error; without an answer the zones are unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ Zones = Mapping[bytes, str]
 TIMEOUT: Final = 1.0
 """Seconds that a caller waits for the lock, and then for the answer."""
 LASTING: Final = 3.0
-"""Seconds for which an answer, or a missing one, is reused: an open page requests them at each change of a Service."""
+"""Seconds for which an answer, or the fact that there was none, is reused, because an open page requests zones at each
+change of a Service.
+"""
 MOST: Final = 8
 """Maximum number of Services with cached zones."""
 _NODES: Final = ("", "")
@@ -62,7 +63,7 @@ class Places:
         return known[1] if known is not None and self._clock() - known[0] < LASTING else None
 
     async def zones(self, service: ServiceName) -> Zones:
-        """Return the zones of a Service's endpoints, as far as they are available. Never raises."""
+        """Return the available zones of a Service's endpoints. Never raises."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 await self._turn.acquire()
@@ -74,7 +75,7 @@ class Places:
             self._turn.release()
 
     async def node(self, address: bytes) -> str:
-        """Return the name of the Node that has an address, '' if there is none or it is unknown. Never raises."""
+        """Return the name of the Node that has an address, '' if no Node is known to have it. Never raises."""
         return (await self.zones(_NODES)).get(address, "") if self._nodes is not None else ""
 
     async def _zones(self, service: ServiceName) -> Zones:
@@ -103,7 +104,7 @@ class Places:
 
 
 async def with_node(made: Explained, places: Places) -> Explained:
-    """Return the answer; if the client is another Node, with that Node as the one that decides."""
+    """Return the answer. If the client is another Node, the answer names that Node as the one that decides."""
     node = await places.node(made.stranger) if made.stranger is not None else ""
     if node in {"", made.world.node_name}:
         return made
@@ -112,7 +113,7 @@ async def with_node(made: Explained, places: Places) -> Explained:
 
 
 async def with_zones(why: Why, places: Places) -> Why:
-    """Return the answer with the zones of its endpoints, as far as they are available."""
+    """Return the answer with the available zones of its endpoints."""
     if all(one.zone for one in why.endpoints):
         return why
     namespace, _, name = why.service.partition("/")

@@ -26,7 +26,9 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.setup import host, modes
 
 MOST_REMEMBERED = 1 << 16
-"""Maximum number of connections with a stored beginning, for their duration; beyond it the oldest are removed."""
+"""Maximum number of connections whose beginnings are stored, to compute their duration. If there are more, the oldest
+are removed.
+"""
 _RENEWAL = 5.0
 """Minimum seconds between two reloads of Services and pods; an unknown address causes a reload."""
 _RENEWAL_SHARE = 0.05
@@ -104,7 +106,9 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address; if a reload does not find it either, it causes no further reload."""
+        """Record an unknown address. If a reload does not find the address either, the address causes no further
+        reload.
+        """
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -149,11 +153,13 @@ class Follower:
 
 
 MOST_SILENT = 1 << 17
-"""Maximum number of unanswered connections to remember; beyond it `unanswered` includes new connections."""
+"""Maximum number of unanswered connections that are stored. If there are more, `unanswered` includes new
+connections.
+"""
 
 
 class Cost(Struct, frozen=True, rename="camel"):
-    """The cost of a reading: `seconds` of listening, `processor_seconds` in total, and the connections read.
+    """The cost of a reading: `seconds` of listening, `processor_seconds` in total, and the number of connections read.
 
     If the kernel sends no announcements (`announced` is False), new connections are not counted.
     """

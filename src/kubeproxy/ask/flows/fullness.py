@@ -1,4 +1,4 @@
-"""The state of connection tracking: its use, its growth, its failures, and the largest users. Pure."""
+"""The state of the connection tracking table: use, growth, failures, and the largest users. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 NEARLY_FULL: Final = 0.9
 """The fraction of the limit from which the table counts as nearly full."""
 _SOON: Final = 60.0
-"""Seconds: a table that would be full earlier, at its present growth, is a problem."""
+"""If the table, at its present growth, would be full within this number of seconds, this is a problem."""
 _MANY: Final = 0.25
 """The fraction of all entries above which a single Service or client is reported as a cause."""
 _TCP = 6
@@ -94,7 +94,7 @@ class Fillers:
 
 
 def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seconds: float, who: Fillers) -> Fullness:
-    """Return the state of connection tracking from two readings, `seconds` apart."""
+    """Return the state of connection tracking from two readings with `seconds` between them."""
     level, refused = after[0], Refusals(*(b - a for a, b in zip(before[1], after[1], strict=True)))
     growth = (level.entries - before[0].entries) / seconds
     services, clients, states = who.services, who.clients, who.states

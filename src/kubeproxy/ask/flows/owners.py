@@ -14,7 +14,9 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
 
 Keys = tuple[bytes, ...]
-"""The keys of a Service's frontends; a NodePort's key begins with its family, as it has no address."""
+"""The keys of a Service's frontends. The key of a NodePort begins with its family, because a NodePort
+has no address.
+"""
 
 
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
@@ -42,7 +44,7 @@ def _nodeport(family: int, key: bytes) -> bytes:
 def nodeport_addresses(
     asked: Mapping[Family, Collection[bytes] | None], local: Mapping[Family, Iterable[bytes]]
 ) -> Mapping[Family, frozenset[bytes]]:
-    """Return the packed addresses on which NodePorts answer; None stands for all local ones except loopback."""
+    """Return the packed addresses on which NodePorts answer; None stands for all local addresses except loopback."""
     return {
         family: frozenset([a for a in local[family] if not is_loopback(a)] if given is None else given)
         for family, given in asked.items()
@@ -60,7 +62,7 @@ class Targets(Generic[Owner]):
         self._owners: dict[bytes, Owner] = {}
 
     def give(self, keys: Iterable[bytes], owner: Owner) -> None:
-        """Set the owner of these keys; an earlier owner loses them."""
+        """Set the owner of these keys; an earlier owner loses the keys."""
         self._owners.update(dict.fromkeys(keys, owner))
 
     def of(self, target: bytes) -> Owner | None:
@@ -93,14 +95,16 @@ class Owners(Targets[tuple[str, str]]):
 
 
 class FollowedNode(Struct, frozen=True):
-    """The first line: the mode, and the packed addresses of NodePorts by family's number, None for all local ones."""
+    """The first line: the mode, and, by the number of the family, the packed addresses of NodePorts, None for all local
+    addresses.
+    """
 
     mode: str
     nodeports: dict[int, tuple[bytes, ...] | None]
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """A later line: the present frontends of a Service (see keys_by_port), none for a deleted one."""
+    """A later line: the present frontends of a Service (see keys_by_port), none for a deleted Service."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]

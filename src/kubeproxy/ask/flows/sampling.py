@@ -1,8 +1,6 @@
-"""Limits the cost of listening to connection tracking: under load it reads only a sample of the connections. Counts the
-new ones by Service, port and endpoint.
-
-The limit is on the process's CPU time, including the handling of events. The kernel filters the other connections, so
-they cost nothing here.
+"""Listens to connection tracking and counts new connections by Service, port and endpoint. Under load it reads only a
+sample of the connections, so that the process's CPU time, including the handling of events, is limited. The kernel
+filters out all other connections, so these cost nothing here.
 """
 
 from __future__ import annotations
@@ -76,9 +74,9 @@ class Sampled:
 
 
 MOST_SERVICES: Final = 200
-"""Maximum number of Services in an answer, the busiest ones."""
+"""Maximum number of Services in an answer. The busiest Services are in it."""
 MOST_ENDPOINTS: Final = 100
-"""Maximum number of endpoints of a Service in an answer, the busiest ones."""
+"""Maximum number of endpoints of a Service in an answer. The busiest endpoints are in it."""
 
 
 class Beginnings:
@@ -100,7 +98,7 @@ class Beginnings:
             counts[port, entry.server] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
-        """Return, by Service, new connections a second and their shares by port and endpoint, and reset the counts."""
+        """Reset the counts; return, by Service, the new connections a second, and their shares by port and endpoint."""
         counts, self._counts = self._counts, {}
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {

@@ -1,7 +1,7 @@
 """Tracked connections, counted by service port, endpoint and client. Pure.
 
-A connection belongs to the service port of the destination that its client used. In a mode that ends connections at the
-proxy, the node's own connections to an endpoint count for that endpoint.
+A connection belongs to the service port of the destination that its client used. In a mode in which client connections
+end at the proxy, the connections of the node itself to an endpoint count for that endpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NOBODY: Final = b""
 class ConnectionCount(Struct):
     """Numbers of connections by state.
 
-    `closing` ones are closed, but still in the kernel's table. `unanswered` ones are open and never had a reply.
-    `began` counts connections that began while this program listened.
+    `closing` connections are closed, but still in the kernel's table. `unanswered` connections are open and never had a
+    reply. `began` counts connections that began while this program listened.
     """
 
     open: int = 0
@@ -36,12 +36,14 @@ class ConnectionCount(Struct):
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return a sort key that puts the busiest first."""
+        """Return a sort key by which the busiest entry is first."""
         return -self.open, -self.closing
 
 
 class ServedPort(Struct, eq=False):
-    """A service port of one family, and its connections by destination and by client (b'' for all others)."""
+    """A service port of one family, with its connections by destination and by client (b'' for all clients that are not
+    counted one by one).
+    """
 
     service: str
     port: str
@@ -142,8 +144,8 @@ def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -
 class EndpointUse(Struct, frozen=True, rename="camel"):
     """The use of one endpoint.
 
-    `share` is its fraction of all connections, open and closing, because short ones are rarely open at the same moment.
-    `serving` is False for a removed endpoint; `pod` is '' if unknown.
+    `share` is its fraction of open and closing connections together, because short connections are rarely open at the
+    moment of a reading. `serving` is False for a removed endpoint; `pod` is '' if unknown.
     """
 
     address: str
@@ -181,7 +183,9 @@ class PortUse(Struct, frozen=True, rename="camel"):
 
 
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
-    """Return the use of a service port, the busiest endpoints and clients first; `pods` has names by packed address."""
+    """Return the use of a service port. The busiest endpoints and clients are first. `pods` has names by packed
+    address.
+    """
     total = port.total
     known = sum(count.open + count.closing for count in port.by_endpoint.values())
     everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint

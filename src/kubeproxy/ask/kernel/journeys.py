@@ -27,7 +27,7 @@ _REASONS = {
 }
 """ICMP errors, by protocol, and type and code."""
 _NEAR = 16
-"""Maximum number of earlier packets that are searched for the one that a step continues."""
+"""Maximum number of earlier packets among which the packet of a step is searched."""
 
 RuleKey = tuple[int, str, str, int]
 """A rule: family of its table, table, chain, handle."""
@@ -36,8 +36,8 @@ RuleKey = tuple[int, str, str, int]
 class KnownRules(NamedTuple):
     """Texts and meanings of the rules that packets matched.
 
-    `decision` returns the meaning of one of our chains (table, name); the text begins with LEFT if the running proxy
-    has no such chain; None for a chain of another program.
+    `decision` returns the meaning of one of our chains (table, name), None for a chain of another program. The meaning
+    begins with LEFT if the running proxy has no such chain.
     """
 
     texts: Mapping[RuleKey, str]
@@ -63,8 +63,8 @@ class Journey(Struct, frozen=True, rename="camel"):
     """The path of one packet through this node.
 
     `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP error', or '' for another packet, and `reason` the
-    name of the error; `local`: this node sent it. `lost` is the reason why it ended on this node, '' if it continued;
-    `last` is the last hook that it passed.
+    name of the error; `local`: this node sent it. `lost` is the reason why the packet ended on this node, '' if it
+    continued; `last` is the last hook that the packet passed.
     """
 
     direction: str
@@ -162,8 +162,9 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of our chains and the rules of others that matched. Consecutive decisions have the prefix
-    LEFT only once."""
+    """Yield the decisions of our chains, and the matching rules of other programs. Consecutive decisions have the
+    prefix LEFT only once.
+    """
     shown = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
@@ -214,8 +215,8 @@ def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
 
 
 class TracedReply(Struct, frozen=True):
-    """The entry of a traced connection in connection tracking: its endpoint, and whether a reply arrived during the
-    trace, and `earlier`. `selection` are the arguments of conntrack(8) that select it.
+    """The entry of a traced connection in connection tracking: its endpoint, whether a reply arrived during the trace,
+    and whether a reply arrived `earlier`. `selection` are the arguments of conntrack(8) that select it.
     """
 
     endpoint: str
@@ -225,7 +226,7 @@ class TracedReply(Struct, frozen=True):
 
 
 class Serving(NamedTuple):
-    """The traced Service as NAMESPACE/NAME, and all its endpoints, those included that get no new connections."""
+    """The traced Service as NAMESPACE/NAME, and all its endpoints, including those that get no new connections."""
 
     service: str
     endpoints: frozenset[str]
@@ -265,7 +266,9 @@ def verdict(
 
 
 def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
-    """Return the table of leftover rules, and the destination that they, not the running proxy's, chose."""
+    """Return two values: the table of leftover rules that chose the destination instead of the running proxy's rules,
+    and that destination.
+    """
     ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
     for met, then in zip(request.met, ends, strict=False):
         if met.destination != then and any(words.startswith(LEFT) for words in met.words):

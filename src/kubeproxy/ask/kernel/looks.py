@@ -1,8 +1,9 @@
 """Compares the kernel with the plans until each difference is confirmed, because the proxy and other programs change it
 in the meantime.
 
-A Service's difference counts if two readings show it and the proxy's plan of the Service was the same before, between
-and after them. An element without a Service counts if it has none in two passes over everything.
+A Service's difference counts if two readings show it, and the proxy had the same plan of the Service before, between
+and after these readings. An element without a Service counts as a difference if it has no Service in two passes over
+everything.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PAUSE = 0.05
 
 
 class Seen(Struct, frozen=True):
-    """The result: the number of compared Services, the differences, and the parts that could not be compared.
+    """The result of comparisons: the number of compared Services, the differences, and the parts that could not be
+    compared.
 
     `on_their_way`: Services with queued changes. `unstable`: The Services that changed at every reading.
     """
@@ -47,8 +49,8 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
-    # A Service with a pending change is compared with its old plans: its new elements have no Service until the next
-    # reading.
+    # A Service with a pending change is compared with its old plans, so its new elements belong to no Service until the
+    # next reading.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
     findings, unstable = _settled(ask, examiners, suspects, first)
@@ -90,7 +92,8 @@ def _unowned(
 ) -> list[Finding]:
     """Return elements that have no Service in a reading without a change of plans, or in every reading.
 
-    A single reading is not enough: elements of a new or removed endpoint may be read before or after its plans are.
+    A single reading is not enough, because the elements of a new or removed endpoint may be read before or after the
+    plans with that endpoint.
     """
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []
@@ -107,7 +110,7 @@ def _unowned(
 
 
 def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
-    """Return those of these Services that still exist and have no queued change."""
+    """Return the Services among these that still exist and have no queued change."""
     wanted = list(names)
     return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}
 

@@ -3,7 +3,7 @@ and kernel compared. Probes of endpoints from this node: a TCP connect, or a UDP
 refuse.
 
 Packets of pods and of outside clients take other paths, and network policies may treat them differently. An answered
-probe shows that the endpoint listens; a failed one is evidence only for clients that the endpoint sees as this node.
+probe shows that the endpoint listens. A failed probe is evidence only for clients that the endpoint sees as this node.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
 
 
 def remembered(asked: Source, explained: Explained) -> str | None:
-    """Return the endpoint to which session affinity binds the client of an answer, '' if it has none yet.
-
-    None: there is no affinity, or the mode cannot read it. Raises KubeProxyError.
+    """Return the endpoint to which session affinity binds the client of an answer, '' if it binds the client to none
+    yet. None if there is no affinity, or the mode cannot read it. Raises KubeProxyError.
     """
     plan, why = explained.plan, explained.why
     if plan is None or not why.affinity:
@@ -107,7 +106,9 @@ def _line(severity: Severity, what: str, fix: str = "") -> Diagnosis:
 
 
 class Report(Struct, frozen=True):
-    """Differences between kernel and plans, outdated objects of the proxy, and other problems as sentences."""
+    """The differences between kernel and plans, the outdated objects of the proxy, and further problems
+    as sentences.
+    """
 
     facts: Facts
     seen: Seen
@@ -120,7 +121,7 @@ class Report(Struct, frozen=True):
         return bool(self.seen.findings or self.behind)
 
     def is_complete(self, names: Sequence[ServiceName]) -> bool:
-        """Return whether all of the Services could be compared."""
+        """Return whether all Services could be compared."""
         return not ((names and self.seen.on_their_way) or self.troubles or self.seen.unstable)
 
     def fields(self) -> dict[str, object]:
@@ -139,7 +140,9 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all; `api`: also compare all versions with the API server. Raises KubeProxyError."""
+    """Compare these Services, or all Services; with `api` also compare the versions of all objects with the API server.
+    Raises KubeProxyError.
+    """
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         raise KubeProxyError(
@@ -211,8 +214,8 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 
 
 class ProbedFor(NamedTuple):
-    """The connection behind probes: whether its packets are like those of probes, the endpoints that see the client's
-    own address, and the chains that surely stop this node's packets, by endpoint.
+    """The connection for which probes are made: whether its packets are like those of probes, the endpoints that see
+    the client's own address, and, by endpoint, the chains that surely stop this node's packets.
     """
 
     is_node: bool = True
@@ -221,7 +224,7 @@ class ProbedFor(NamedTuple):
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
-    """Yield one finding for all endpoints that answered, and one for each of the others."""
+    """Yield one finding for all endpoints that answered, and one for each endpoint that did not."""
     reached = [one for one in probes if not one.failed]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
@@ -261,7 +264,7 @@ _BLACKHOLE: Final = "its route is a blackhole"
 
 
 def _blocked(what: str, drop: Drop, *, is_node: bool) -> Diagnosis:
-    """Return the finding of a probe that a chain of this node stops: the endpoint is not the cause."""
+    """Return the finding of a probe that a chain of this node stops, so that the endpoint is not the cause."""
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
     if is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them")

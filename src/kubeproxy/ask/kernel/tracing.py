@@ -75,7 +75,7 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 
 def look(packet: Packet, limits: Limits, mode: Mode | None, serving: Serving | None = None) -> Traced:
-    """Trace packets of a flow; `mode` is the running proxy's, None without a proxy. Raises KubeProxyError."""
+    """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
     before = frozenset(entry.mark for entry in _entries(packet) if entry.answered)
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
@@ -181,9 +181,9 @@ def _entries(packet: Packet) -> list[Tracked]:
 
 
 def _served(packet: Packet, found: Sequence[Journey], before: Container[bytes]) -> Iterator[TracedReply]:
-    """Yield the conntrack entries of the traced connections; `before` are the marks of those answered earlier.
-
-    An entry keeps its status, so one that was answered earlier needs a traced answer of its endpoint.
+    """Yield the conntrack entries of the traced connections; `before` are the marks of entries answered earlier. An
+    entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to count as
+    answered.
     """
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
