@@ -102,6 +102,29 @@ async def test_leftover_chains_are_distinguished_from_the_running_proxys(live: L
     assert f"rules that another kube-proxy left in table ip nat chose {gone}, not the running proxy" in text
 
 
+async def test_an_unreachable_choice_of_leftover_chains_is_no_failure_of_an_endpoint(live: Live) -> None:
+    if live.mode.name != "nftables":
+        return
+    live.service("misled", "a1")
+    front, gone = live.front("misled"), "10.244.0.99:3000"
+    await live.expect(front, {"pod": "a1"})
+    stale = "KUBE-SVC-BBBBBBBBBBBBBBBB"
+    jump = ["PREROUTING", "-d", front.address, "-j", stale]
+    await live.run("iptables-nft", "-t", "nat", "-N", stale)
+    await live.run("iptables-nft", "-t", "nat", "-A", stale, "-p", "tcp", "-j", "DNAT", "--to-destination", gone)
+    await live.run("iptables-nft", "-t", "nat", "-I", *jump)
+    try:
+        status, text = await tracing(live, "pod", front, "--packets", "100")
+    finally:
+        await live.run("iptables-nft", "-t", "nat", "-D", *jump)
+        await live.run("iptables-nft", "-t", "nat", "-F", stale)
+        await live.run("iptables-nft", "-t", "nat", "-X", stale)
+    (verdict,) = re.findall(r"Verdict: (.*)", text)
+    assert status == 1, text
+    assert f"chose {gone}, not the running proxy, and it is no endpoint of default/misled" in verdict, text
+    assert f"this node could not reach {gone} (host unreachable)" in verdict, text
+
+
 async def test_a_policy_that_drops_is_named(live: Live) -> None:
     live.service("closed", "a1")
     front = live.front("closed")

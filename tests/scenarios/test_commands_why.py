@@ -456,7 +456,7 @@ async def test_a_service_without_ready_endpoints_names_them(live: Live) -> None:
     assert status == 1
     assert f"not to {live.ips['a1']['IPv4']}:3000: it is not ready (conditions.ready in EndpointSlice" in text
     assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and no longer serves" in text
-    assert "Fix: 1 endpoints are not ready" in text
+    assert "Fix: 1 endpoint is not ready" in text
 
 
 async def test_a_wrong_target_port_is_noticed(live: Live) -> None:

@@ -336,7 +336,8 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         return
     fields = [one.field for one in made.absent]
     if count := fields.count("conditions.ready"):
-        yield f"{count} endpoints are not ready: look at their pods' readiness probes ({kubectl} describe pod)"
+        what = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+        yield f"{what} not ready: look at their pods' readiness probes ({kubectl} describe pod)"
     if "ports" in fields:
         yield (
             f"the EndpointSlices of {service} have no port named '{key.port_name}': its spec.ports[].targetPort must "

@@ -22,7 +22,11 @@ BASE = {
     (IP, "left", "nat"): Hook("filter", OUTPUT, -100),
 }
 RULES = KnownRules(
-    {(INET, "firewall", "forward", 4): "tcp dport 8080 drop", (IP, "ours", "refuse", 9): "reject with tcp reset"},
+    {
+        (INET, "firewall", "forward", 4): "tcp dport 8080 drop",
+        (IP, "left", "sep", 4): "meta l4proto tcp dnat to 10.244.0.99:3000",
+        (IP, "ours", "refuse", 9): "reject with tcp reset",
+    },
     BASE,
     lambda table, chain: {"ours": "", "left": LEFT}[table] + f"about {chain}" if table in {"ours", "left"} else None,
 )
@@ -195,6 +199,17 @@ def test_an_unreachable_destination_of_leftover_rules_is_reported_as_their_choic
             "(host unreachable): see that no other kube-proxy runs, then restart this one, which removes them"
         ),
         False,
+    )
+
+
+def test_a_destination_without_a_route_is_that_of_the_leftover_rule():
+    steps = [*chosen_by_others()[:2], Step(1, IP, "left", "sep", 4, "rule", 1)]
+    (journey, _), made = told(marked(1), steps, unreachable(), serving=WEB)
+    assert journey.met[0].words[-1] == 'rule "meta l4proto tcp dnat to 10.244.0.99:3000"'
+    assert made.text.startswith(
+        "rules that another kube-proxy left in table ip left chose 10.244.0.99:3000, not the running proxy, and it is "
+        "no endpoint of default/web; nothing here dropped it, but this node could not reach 10.244.0.99:3000 "
+        "(host unreachable): "
     )
 
 

@@ -1,12 +1,16 @@
 """Rules compiled from nft's language, and listed in it. In tests/kernel/nftables nft is the witness."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import attribute, number_attribute, text_attribute
 from kubeproxy.kernel.nftables import compiling, listing
 from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.model.addresses import Family, pack
 
 LISTED = [
     ("ip", "ip daddr . meta l4proto . th dport @firewalled-services goto source-ranges"),
@@ -32,6 +36,18 @@ LISTED = [
 @pytest.mark.parametrize(("ip", "text"), LISTED)
 def test_a_listed_rule_compiles_to_what_is_listed_so(ip, text):
     assert listing.text(compiling.rule(text, ip), ip) == text
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "text"),
+    [(Family.IPV4, 3, "dnat to 10.244.0.9:3000"), (Family.IPV6, 3, "dnat to [fd00::9]:3000"), (Family.IPV4, 1, "")],
+)
+def test_a_translation_by_iptables_is_listed_with_its_destination(family, flags, text):
+    address = pack("10.244.0.9" if family is Family.IPV4 else "fd00::9").ljust(16, b"\0")
+    info = struct.pack("=I", flags) + address * 2 + (3000).to_bytes(2, "big") * 2 + bytes(8)
+    attributes = text_attribute(1, "DNAT") + number_attribute(2, 2) + attribute(3, info)
+    ip = "ip" if family is Family.IPV4 else "ip6"
+    assert listing.text((x.Opaque("target", attributes),), ip) == (text or 'xt target "DNAT"')
 
 
 @pytest.mark.parametrize(("ip", "text"), LISTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
 """Prefix of the decision of a chain that belongs to another mode than the running one."""
 
+_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")
+"""The destination in the text of a rule."""
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _REASONS = {
@@ -171,6 +174,8 @@ def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
         if decision is not None:
             yield decision.removeprefix(shown)
             shown = LEFT if decision.startswith(LEFT) else ""
+            if shown and step.verdict == ACCEPT and _CHOSEN.search(_text(step, ruleset)):
+                yield f'rule "{_text(step, ruleset)}"'
         elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
             yield f'rule "{_text(step, ruleset)}"'
 
@@ -253,7 +258,8 @@ def verdict(
     if proxied:
         serving = None
     others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
-    made = _became(found, served, ruleset, protocol, proxied=proxied and not others)
+    refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "")
+    made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others)
     if others is None:
         return Verdict(made.text + _strayed(served, serving), made.passed)
     table, chosen = others
@@ -269,10 +275,14 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
     """Return two values: the table of leftover rules that chose the destination instead of the running proxy's rules,
     and that destination.
     """
-    ends = [met.destination for met in request.met[1:]] + [one.endpoint for one in served[-1:]]
-    for met, then in zip(request.met, ends, strict=False):
-        if met.destination != then and any(words.startswith(LEFT) for words in met.words):
-            return met.table, then
+    for place, met in enumerate(request.met):
+        if any(words.startswith(LEFT) for words in met.words):
+            # A packet without a route meets no later chain, and has no entry: the rule alone has its destination.
+            rules = [found[1] for words in met.words if (found := _CHOSEN.search(words))]
+            later = [one.destination for one in request.met[place + 1 :]] + [one.endpoint for one in served[-1:]]
+            chosen = next(iter((*rules, *later)), met.destination)
+            if chosen != met.destination:
+                return met.table, chosen
     return None
 
 
@@ -293,12 +303,6 @@ def _became(
     if not found:
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
-    for one in found:
-        if one.lost:
-            return Verdict(f"the {one.direction} was {one.lost}", passed=False)
-    refusals = [one for one in found if one.direction == "answer" and one.refusal]
-    if refusals and not any(one.direction == "answer" and not one.refusal for one in found):
-        return _refused(refusals[-1], served)
     if any(one.answered for one in served):
         return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
     last = next((one.last for one in reversed(found) if one.direction == "request"), "")
@@ -313,18 +317,23 @@ def _became(
     return _unanswered(served, last, protocol)
 
 
-def _refused(answer: Journey, served: Sequence[TracedReply]) -> Verdict:
-    """Return the verdict for a flow whose only answer was a refusal."""
-    asked = f" for {served[-1].endpoint}" if served else ""
-    if answer.refusal == "reset":
-        text = f"nothing here dropped it, and {answer.source} refused it with a reset: nothing listens there"
-    else:
-        reason = f" ({answer.reason})" if answer.reason else ""
-        text = f"nothing here dropped it, and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
-        if answer.local and served:
-            text = f"nothing here dropped it, but this node could not reach {served[-1].endpoint}"
-        text += reason
-    return Verdict(text, passed=False)
+def _refused(found: Sequence[Journey], endpoint: str) -> Verdict | None:
+    """Return the verdict for a flow whose packets were lost, or whose only answers were refusals; else None."""
+    for one in found:
+        if one.lost:
+            return Verdict(f"the {one.direction} was {one.lost}", passed=False)
+    answers = [one for one in found if one.direction == "answer"]
+    if not answers or not all(one.refusal for one in answers):
+        return None
+    answer = answers[-1]
+    text = f"and {answer.source} refused it with a reset: nothing listens there"
+    if answer.refusal != "reset":
+        asked = f" for {endpoint}" if endpoint else ""
+        text = f"and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
+        if answer.local:
+            text = f"but this node could not reach {endpoint or 'its destination'}"
+        text += f" ({answer.reason})" if answer.reason else ""
+    return Verdict(f"nothing here dropped it, {text}", passed=False)
 
 
 def _answered(endpoint: str, *, proxied: bool) -> Verdict:

@@ -157,11 +157,12 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
 
 
 def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) -> dict[RuleKey, str]:
-    """Return the matching rules of other programs, and our rules that dropped a packet, as nft prints them."""
+    """Return the matching rules of other programs and of another kube-proxy, and our rules that dropped a packet, as
+    nft prints them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
-        if step.handle and (step.verdict == DROP or decision(step.table, step.chain) is None)
+        if step.handle and (step.verdict == DROP or (decision(step.table, step.chain) or LEFT).startswith(LEFT))
     }
     texts: dict[RuleKey, str] = {}
     for family, table, chain in wanted:

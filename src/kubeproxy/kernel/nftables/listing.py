@@ -7,17 +7,21 @@ their kind and fields, so that nothing is omitted.
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import parts
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, VERDICTS, padded, shown
-from kubeproxy.model.addresses import unpack
+from kubeproxy.model.addresses import destination_text, unpack
 
 _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", x.RETURN: "return"}
 _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 _MASK: Final = b"\xff\xff\xff\xff"
+# struct nf_nat_range2: flags, first and last address (16 bytes each) and port.
+_ADDRESS_AND_PORT: Final = (3).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
+_RANGE: Final = 40
 
 
 class _Term(NamedTuple):
@@ -54,10 +58,14 @@ def shortened(text: str) -> str:
     return text
 
 
-def _bracketed(expression: x.Expression) -> str:
+def _bracketed(expression: x.Expression, ip: str) -> str:
     if isinstance(expression, x.Opaque):
         if expression.name in {"match", "target"}:  # of iptables-nft
-            name = parts(expression.raw).get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
+            found = parts(expression.raw)
+            name = found.get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
+            info = found.get(nfta.MATCH_INFO, b"")
+            if name == "DNAT" and info[:4] == _ADDRESS_AND_PORT and len(info) >= _RANGE:
+                return f"dnat to {destination_text(info[4 : 8 if ip == 'ip' else 20] + info[36:38])}"
             return f'xt {expression.name} "{name}"'
         return f"[ {expression.name} {expression.raw.hex()} ]"
     fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
@@ -79,7 +87,7 @@ class _Writer:
                 return
         except (LookupError, ValueError):
             pass
-        self.words.append(_bracketed(expression))
+        self.words.append(_bracketed(expression, self._ip))
 
     def _load(self, register: int, term: _Term) -> None:
         self._terms[_slot(register)] = term
