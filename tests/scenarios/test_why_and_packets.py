@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from support.live import Front, Live
+from support.live import Front, Live, slice_of
 from support.modes import modes
 
 pytestmark = modes("nftables", "iptables-nft", "iptables-legacy")
@@ -172,3 +172,35 @@ async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Liv
         said = f"answers to {client}/32, which is on the network of eth0, leave by up2"
         assert (code, said in text) == (1, True), text
     await answer(live, "outside", front, 0)
+
+
+async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live: Live) -> None:
+    masqueraded = live.mode.name != "nftables"  # as all pods are that reach themselves in iptables mode
+    live.service("itself")
+    ends = [{"addresses": [live.ips["a1"]["IPv4"]], "conditions": {"ready": True}}]
+    live.cluster.store.put("endpointslices", slice_of("itself", "IPv4", ends))
+    front, lost = live.front("itself"), "it does not get through: 100.0% of the connections time out (x)"
+    await live.expect(front, {"pod": "a1"})
+    await fails(live, "a1", front, not masqueraded)
+    said = [] if masqueraded else [lost, "Fix: set endpoints[].nodeName: node-a for "]
+    await answer(live, "a1", front, int(not masqueraded), *said)
+    live.service("named", "a1")  # the kernel has one element for each address of this node
+    await fails(live, "a1", front, False)
+    await answer(live, "a1", front, 0)
+
+
+async def test_a_policy_of_forward_stops_only_what_is_not_masqueraded(live: Live) -> None:
+    if live.mode.name == "nftables":
+        return  # it has no chain that accepts these
+    live.service("open", "a1", type="NodePort")
+    nodeport = live.front("open", "nodeport")
+    await live.expect(nodeport, {"outside": "a1", "pod": "a1"})
+    command = f"iptables-{live.mode.variant}"
+    async with changed(live, (f"{command} -P FORWARD DROP", f"{command} -P FORWARD ACCEPT")):
+        await fails(live, "pod", live.front("open"), True)
+        await fails(live, "outside", nodeport, False)
+        await answer(live, "pod", live.front("open"), 1, "x  ", "chain FORWARD: drops")
+        await answer(live, "outside", nodeport, 0)
+        code, text = await live.ask("doctor")
+        said = "chain FORWARD: drops all new connections that are not masqueraded at the hook forward"
+        assert (code, said in text) == (1, True), text
