@@ -77,7 +77,7 @@ def _say(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        sys.stdout = None  # otherwise the interpreter flushes it again at exit, and prints an error
+        sys.stdout = None  # otherwise the interpreter flushes standard output again at exit, and prints an error
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, such as `head`
             sys.exit(1)
         raise KubeProxyError(f"cannot write to standard output: {error.strerror}") from None

@@ -32,7 +32,7 @@ class GaugeMetric:
         self._function = function
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return (suffix of the name, additional label text, value) of each sample."""
+        """Return (suffix of the name, additional label text, value) for each sample."""
         if self._function is not None:
             self.set(self._function())
         return (("", "", self.value),)
@@ -50,7 +50,9 @@ class CounterMetric(GaugeMetric):
         self.value += by
 
     def set(self, value: float) -> None:
-        """Set a total that another program counts, such as the kernel; a total below the last one is ignored."""
+        """Set a total that is counted elsewhere, for example by the kernel; a total below the earlier
+        one is ignored.
+        """
         self.value = max(self.value, value)
 
 
@@ -115,7 +117,7 @@ class MetricFamily(Generic[C]):
         self._children.clear()
 
     def render(self) -> Iterable[str]:
-        """Yield the lines; none while there is no series."""
+        """Yield the lines of the text; no lines while there is no series."""
         if self._children:
             yield _head(self.name, self.kind, self.help)
         for values, child in sorted(self._children.items()):
@@ -128,7 +130,7 @@ class MetricFamily(Generic[C]):
 
 
 Single = tuple[str, str, str, float]
-"""A series without labels that is read at each rendering: name, kind, help, value."""
+"""A series without labels whose value is read at each rendering: name, kind, help, value."""
 
 
 class MetricRegistry:
@@ -186,7 +188,7 @@ def _escaped(text: str, *, quoted: bool = False) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return a number as Go writes it (strconv 'g', shortest): bucket labels are compared as text."""
+    """Return a number as Go writes it (strconv 'g', shortest), because bucket labels are compared as text."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{value:+}".replace("inf", "Inf")
     text = repr(float(value))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NUMBER: Final = "0.1.0"
-"""The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other is a development version of it."""
+"""The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other tree is a development
+version of 0.1.0.
+"""
 
 SAME_BUILD: Final = "restart the proxy, or run the command in the proxy's container"
-"""Advice if a command and the proxy are of different builds."""
+"""The advice if command and proxy are of different builds."""
 
 _WRITTEN = Path(__file__).with_name("BUILD")
 _CHECKOUT = Path(__file__).parents[2]
@@ -32,10 +34,9 @@ class Build(NamedTuple):
 
 @cache
 def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
-    """Return the build's identity: from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git.
-
-    Both texts are the fields separated by spaces. The result is cached: an upgrade may replace the files of a running
-    proxy, and a checkout may change to other commits.
+    """Return the build's identity: from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git. The
+    texts in the wheel and in KUBE_PROXY_BUILD are the fields separated by spaces. The result is cached: an upgrade may
+    replace the files of a running proxy, and a checkout may change to other commits.
     """
     try:
         text = written.read_text(encoding="ascii")

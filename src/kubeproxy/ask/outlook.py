@@ -426,8 +426,7 @@ def _late(network: Range) -> bytes:
     return last[:-1] + bytes((last[-1] & 0xFE,))
 
 
-# -- differences that are not in the outcomes
-# ------------------------------------------------------------------------------
+# -- differences that are not in the outcomes --------------------------------------------------------------------------
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:

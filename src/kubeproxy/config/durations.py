@@ -22,7 +22,7 @@ _UNITS: Final = {
     "h": 3_600_000_000_000,
 }
 _TERM: Final = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^0-9.]*)")
-_MOST_DIGITS: Final = 64  # all beyond 19 overflow; Python reads at most 4,300 digits
+_MOST_DIGITS: Final = 64  # numbers with more than 19 digits overflow; Python reads at most 4,300 digits
 
 
 class Duration(float):

@@ -39,7 +39,9 @@ def json_name(name: str) -> str:
 
 
 class ConfigStruct(Struct, rename=json_name, frozen=True, kw_only=True):
-    """Base of every part of the configuration: frozen, keyword arguments only, Kubernetes' names in JSON."""
+    """Base class of every part of the configuration: frozen, with keyword arguments only, and with Kubernetes' names in
+    JSON.
+    """
 
 
 @cache
@@ -70,7 +72,7 @@ class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
 
 
 class OutputRouting(ConfigStruct, frozen=True, kw_only=True):
-    """Options of one log format; they need the feature gate LoggingAlphaOptions."""
+    """Options of one log format. Setting them needs the feature gate LoggingAlphaOptions."""
 
     split_stream: bool = False
     info_buffer_size: Quantity = Quantity(0)
@@ -101,7 +103,9 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
-    """Connection tracking limits and timeouts; 0 keeps the kernel's value, which differs from unset."""
+    """Connection tracking limits and timeouts. 0 keeps the kernel's value; null, as for every field,
+    means the default.
+    """
 
     max_per_core: int = 32768
     min: int = 131072
@@ -113,7 +117,7 @@ class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
 
 
 class Winkernel(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the Windows proxy: read and printed, without effect on Linux."""
+    """Settings of the Windows proxy. They are read and printed, but have no effect on Linux."""
 
     network_name: str = ""
     source_vip: str = ""
@@ -140,7 +144,7 @@ class IPTables(ConfigStruct, frozen=True, kw_only=True):
 
 
 class IPVS(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of ipvs mode. Settings of ipvs mode. A timeout of 0 keeps the kernel's value."""
+    """Settings of ipvs mode. A timeout of 0 keeps the kernel's value."""
 
     sync_period: Duration = Duration(30)
     min_sync_period: Duration = Duration(0)
@@ -155,8 +159,8 @@ class IPVS(ConfigStruct, frozen=True, kw_only=True):
 class NFTables(ConfigStruct, frozen=True, kw_only=True):
     """Settings of nftables mode.
 
-    minSyncPeriod defaults to 0, unlike the Go kube-proxy's 1 s: a change costs microseconds here, and changes that
-    arrive together are applied together.
+    minSyncPeriod defaults to 0, not to 1 s like in the Go kube-proxy, because a change costs microseconds here, and
+    changes that arrive together are applied together.
     """
 
     masquerade_bit: int = 14

@@ -1,4 +1,4 @@
-"""The table of all command line flags. Light to import; pflag.py parses a command line, options.py applies it.
+"""The table of all command line flags. Light to import. pflag.py parses a command line, and options.py applies it.
 
 Names, kinds and defaults are those of the Go kube-proxy 1.36; the help text has the differences.
 """
@@ -197,4 +197,4 @@ KEPT_WITH_CONFIG = (
     | FEATURES.keys()
     | {flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")}
 )
-"""Flags that also apply with --config (or never apply); the file overrides all other flags."""
+"""Flags that apply also with --config, or have no effect at all. The file overrides all other flags."""

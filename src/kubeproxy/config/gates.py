@@ -173,14 +173,17 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""Other gates that change the Go kube-proxy: the setting that matches this proxy, and the reason against the other
-setting."""
+"""Further gates that change the Go kube-proxy. Each has the setting that matches this proxy, and the reason why the
+opposite setting has no effect.
+"""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the mistake in setting a gate to a value, or None, with the text of the other components."""
+    """Return the mistake in setting a gate to a value, None if there is none. The text is that of other Kubernetes
+    components.
+    """
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
@@ -190,7 +193,7 @@ def gate_problem(name: str, value: bool) -> str | None:
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """Yield warnings about valid gates: those that a later release removes, those without effect."""
+    """Yield warnings about valid gates that a later release removes, or that have no effect here."""
     for name, value in sorted(gates.items()):
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):
@@ -203,8 +206,9 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on when these valid ones are set; AllAlpha and AllBeta set the gates that are not
-    listed."""
+    """Return whether a gate is on when these valid gates are set; AllAlpha and AllBeta set the gates that are not
+    listed.
+    """
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
@@ -212,7 +216,7 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def gate_states(gates: Mapping[str, bool]) -> Iterator[GateState]:
-    """Yield the state of every gate; `gates` are the configured ones, which must be valid."""
+    """Yield the state of every gate; `gates` are the configured gates, which must be valid."""
     return (GateState(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 

@@ -1,9 +1,9 @@
 """Reads a configuration file into a valid KubeProxyConfiguration, with defaults and checks, and watches the file.
 
-Reading is strict first: a field that is unknown or occurs twice is a mistake. As in the Go kube-proxy such a mistake
-only leads to a logged notice, and the configuration is then read without the unknown field and with the last of the
-duplicates, so that a file for another release still works. Every mistake is collected with its path, so that all
-are reported at once; wrong types are errors.
+Reading is strict at first: a field that is unknown or occurs twice is a mistake. As in the Go kube-proxy, such a
+mistake only causes a log message, and the configuration is read without the unknown field and with the last of the
+duplicates, so that a file for another release still works. Wrong types are errors. Every mistake is collected with its
+path, so that all mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def load_text(text: str) -> KubeProxyConfiguration:
 
 
 def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
-    """Return the configuration in YAML or JSON text, defaulted and validated, and the mistakes of strict reading.
+    """Return two values: the configuration in YAML or JSON text, defaulted and validated, and the mistakes of strict
+    reading.
 
     Raises ConfigError with a line for each mistake, which starts with the path of its field.
     """
@@ -143,11 +144,12 @@ async def watch(
     """Yield each valid configuration in the file that differs from the one yielded (or running) before.
 
     `resolve` applies the flags that take precedence over the file (Options.resolve). A file that cannot be read or is
-    invalid is logged once, with every mistake, and changes nothing; `invalid` is called with its state at each change.
+    invalid is logged once, with every mistake, and changes nothing; `invalid` is called at each change of the file,
+    with whether the file is invalid.
 
-    A Kubernetes ConfigMap volume changes by swapping a symlink above the file, which a change that a watch of the file
-    itself does not report (the Go kube-proxy misses it). So the file's status is read every `interval` seconds, through
-    all symlinks, which costs microseconds. A new status must last for one interval, so that a half-written file is not
+    A Kubernetes ConfigMap volume changes by swapping a symlink above the file. A watch of the file itself does not
+    report this (the Go kube-proxy misses such changes). So the file's status is read every `interval` seconds, through
+    all symlinks, which takes microseconds. A new status must last for one interval, so that a half-written file is not
     read.
     """
     file = Path(path)
@@ -171,7 +173,7 @@ async def watch(
                 rejected = None
                 invalid(False)
                 difference = differences(running, config)
-                if not first:  # load_file logged the mistakes when it first read the file
+                if not first:  # load_file logged the mistakes when it read the file for the first time
                     _log_lenient(strict)
                 if difference:
                     running = config
@@ -194,9 +196,8 @@ def _signature(file: Path) -> _Signature:
 
 
 class Decoded(NamedTuple):
-    """The configuration without the invalid fields, its mistakes, and the mistakes of strict reading.
-
-    `given` has the paths of the fields that are set to a value other than null.
+    """The configuration without the invalid fields, the mistakes in the invalid fields, and the mistakes of strict
+    reading. `given` has the paths of the fields that are set to a value other than null.
     """
 
     config: KubeProxyConfiguration

@@ -28,7 +28,7 @@ def not_positive(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
-    """Return the known names similar to a name, as the end of a message; "" when there is none."""
+    """Return the end of a message, with the known names that are similar to a name; "" when there are none."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake
 
     lowered = {candidate.lower(): candidate for candidate in known}

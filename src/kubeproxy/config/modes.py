@@ -23,14 +23,16 @@ from kubeproxy.config.messages import Mistake, negative, not_positive
 C = TypeVar("C", bound=ConfigurationFields)
 
 LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
-"""Whether NodePorts may answer on loopback addresses: never, on those of IPv4, or through a relay of the proxy."""
+"""Whether NodePorts may answer on loopback addresses: never, on IPv4 loopback addresses, or through a relay of the
+proxy.
+"""
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
 """Words that nodePortAddresses accepts in addition to networks; "primary" is known only at run time.
 
-Kubernetes 1.37 (KEP-6032) accepts all of them, in any combination; 1.36 only `primary`.
+Kubernetes 1.37 (KEP-6032) accepts all these words, in any combination; 1.36 accepts only `primary`.
 """
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
@@ -61,12 +63,12 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode. A mode overrides the methods with unsuitable defaults.
+    """One mode. A mode overrides the methods whose defaults do not fit.
 
     `syncs` and `masquerades` name the fields of KubeProxyConfiguration whose blocks hold the mode's sync periods and
     masquerade settings. `flags` maps flags that depend on the mode to the paths that they set in this mode;
-    `flag_defaults` has values of such flags that apply when the flag is not given. For the paths `unset_when_empty`, 0
-    counts as unset. `nodeport_addresses` is the meaning of an unset nodePortAddresses.
+    `flag_defaults` has values of such flags that apply when the flag is not given. 0 counts as unset in the fields with
+    the paths `unset_when_empty`. `nodeport_addresses` is the meaning of an unset nodePortAddresses.
     """
 
     name: str
@@ -95,7 +97,8 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
-    """With `mode` empty, unset settings are those of the iptables block that differ from its defaults.
+    """If `mode` is empty, an unset setting takes its value from the iptables block, if the value there is not the
+    default.
 
     So a configuration for the Go kube-proxy's default mode keeps its meaning.
     """
@@ -108,7 +111,9 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield a bit out of range; an inherited one is checked with the iptables block, as in every mode."""
+        """Yield the mistake of a bit out of range. An inherited bit is checked with the iptables block, as in every
+        mode.
+        """
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):
             yield from bit_mistakes(path, config.nftables.masquerade_bit)
@@ -158,7 +163,7 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
-    """The mode has no block, but two fields that only it reads; the Go kube-proxy does not check them."""
+    """The mode has no block. It has two fields that no other mode reads, and that the Go kube-proxy does not check."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """Yield an invalid portRange, and a udpIdleTimeout that is not positive."""
@@ -176,7 +181,7 @@ DEFAULT: Final = NftablesMode(
     name="nftables",
     syncs="nftables",
     masquerades="nftables",
-    flags={  # it has no flags of its own and uses those of iptables
+    flags={  # it has no flags and uses those of iptables
         "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
         "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
         "masquerade-all": ("nftables.masqueradeAll",),
@@ -192,7 +197,7 @@ FALLBACK: Final = IptablesMode(
     flags=_IPTABLES_FLAGS,
     unset_when_empty=frozenset(("iptables.syncPeriod", "iptables.minSyncPeriod")),
 )
-"""The meaning of an empty `mode` on a node that cannot run the default one."""
+"""The meaning of an empty `mode` on a node that cannot run the default mode."""
 _IPVS: Final = IpvsMode(
     name="ipvs",
     syncs="ipvs",

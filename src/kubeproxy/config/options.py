@@ -31,8 +31,9 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 class PageAccess(NamedTuple):
-    """The networks of the clients that may open the page, none for no page; `hosts` are names, in small letters, and
-    addresses."""
+    """The networks of the clients that may open the page, empty for no page. `hosts` are the accepted names, in small
+    letters, and addresses.
+    """
 
     networks: tuple[Network, ...] = ()
     hosts: frozenset[str] = frozenset()
@@ -44,8 +45,8 @@ class Options(Struct, frozen=True, kw_only=True):
     `config` is complete and valid, with the flags applied. Paths are "" when not given; `control_socket` is the socket
     for commands, "" for none. `page` has the clients that may see the page; `features` contains the values of the
     features that flags set; `idle` names the flags without an effect, "" for none. `flags` are all flags with their
-    values, for /flagz. `resolve` applies to a newly read configuration file the flags that take precedence over it;
-    `notices` are messages for the user.
+    values, for /flagz. `resolve` applies the flags that take precedence to a newly read configuration file. `notices`
+    are messages for the user.
     """
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
@@ -65,10 +66,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line.
-
-    Raises ConfigError: for mistakes in a file as load_file does; without a file with a line per mistake, which starts
-    with the flag.
+    """Return the options of a command line. Raises ConfigError. For mistakes in a file, the text is that of load_file;
+    without a file it has a line per mistake, which starts with the flag.
     """
     given = line.given
     host = _hostname(given)
@@ -135,7 +134,7 @@ def _page_host(text: str, mistakes: list[str]) -> str:
 
 
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the values of a flag with a list, or of its default."""
+    """Return the values of a flag that has a list, or of the flag's default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
@@ -192,8 +191,9 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with the deprecated port flags: 0 turns a server off; other values complete an address
-    without a port."""
+    """Return the configuration with the deprecated port flags applied: 0 turns a server off; another value is the port
+    of an address without a port.
+    """
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")
@@ -211,7 +211,7 @@ def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Kub
 
 
 def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
-    """Return the mistake with the flag's name in place of the field's path."""
+    """Return a mistake in which the flag's name replaces the field's path."""
     flags = {flag.path: flag.name for flag in FLAGS if flag.path}
     flags |= {path: flag for flag, paths in mode.flags.items() for path in paths}
     base = re.split(r"\[", mistake.path)[0]

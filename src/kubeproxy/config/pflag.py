@@ -1,8 +1,8 @@
 """Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--".
 
-Text of flags becomes values, and back, as in Go's flag and Kubernetes' API libraries; each parser raises ValueError
-with Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for. Light to
-import.
+The conversion of flags' texts to values and back is that of Go's flag and Kubernetes' API libraries; each parser raises
+ValueError with Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for.
+Light to import.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def parse_quantity(text: str) -> int:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read comma-separated values, which may stand in double quotes, as pflag's StringSlice does."""
+    """Read comma-separated values, which may be in double quotes, as pflag's StringSlice does."""
     if not text:
         return ()
     if '"' not in text:
@@ -141,8 +141,9 @@ def show_patterns(items: Sequence[tuple[str, int]]) -> str:
 
 
 class ValueKind(NamedTuple):
-    """The functions that read and print values of a kind; `joined` adds the value of another occurrence of the flag; if
-    it is None, that value replaces the first."""
+    """The functions that read and print values of a kind. `joined` adds the value of a further occurrence of the flag;
+    if `joined` is None, the later value replaces the earlier one.
+    """
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
@@ -253,7 +254,9 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """Return, as a question, the flag that sets the field of this name (`mode`, `clusterCIDR`), else similar names."""
+    """Return a question for an error message: the flag that sets the field of this name (`mode`, `clusterCIDR`), or
+    else flags with similar names.
+    """
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:
         return f"; did you mean --{fields[name]}?"

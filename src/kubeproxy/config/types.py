@@ -1,5 +1,5 @@
-"""KubeProxyConfiguration: the fields (fields.py) with their meaning in the selected proxy mode; conversion to plain
-values and files, and comparison.
+"""KubeProxyConfiguration: the fields (fields.py) with their meaning in the selected proxy mode, the conversion to plain
+values and files, and the comparison of two configurations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def of_mode(self) -> ModeConfig:
-        """The mode to run; the default mode for an unknown name, so that checks continue after that mistake."""
+        """The mode to run. For an unknown name it is the default mode, so that further mistakes are found as well."""
         return MODES.get(self.mode, DEFAULT)
 
     @property
@@ -110,7 +110,8 @@ _OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # the Go kube-p
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
     """Return the configuration with values for the empty fields mode, detectLocalMode and nodePortAddresses.
 
-    So it has the same meaning for the Go kube-proxy, which has another default mode and writes these fields too.
+    With these values the configuration has the same meaning for the Go kube-proxy, which has another default mode, and
+    writes these fields too.
     """
     usual = config.of_mode.nodeport_addresses
     return replace(
@@ -134,9 +135,8 @@ def dump(config: KubeProxyConfiguration) -> str:
 
 
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
-    """Write the configuration as YAML, completely or not at all, with mode 0600. Raises ConfigError.
-
-    A symbolic link is refused: otherwise another user could make root overwrite any file.
+    """Write the configuration as YAML, completely or not at all, to a file with the permissions 0600. Raises
+    ConfigError. A symbolic link is refused, because otherwise another user could make root overwrite any file.
     """
     target = Path(path)
     if target.is_symlink():

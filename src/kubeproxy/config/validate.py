@@ -1,6 +1,6 @@
 """Checks the values of a configuration, independent of the node: reports all mistakes, and notices about valid values.
 
-The rules are those of the Go kube-proxy 1.36. Two are wider here: mode may be userspace, and an empty
+The rules are those of the Go kube-proxy 1.36. Two rules accept more here: mode may be userspace, and an empty
 metricsBindAddress (only possible by flag) means no metrics server, as upstream documents it.
 """
 
@@ -50,7 +50,8 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
     """Yield a sentence for each valid value that has no effect here, or that changes its meaning in a later release.
 
-    The Go kube-proxy warns from 1.37 on of a mode that is not set, as its default becomes nftables in 1.40 (KEP-5343).
+    From 1.37 on the Go kube-proxy warns of a mode that is not set, because its default becomes nftables in 1.40
+    (KEP-5343).
     """
     yield from gate_warnings(config.feature_gates)
     if not config.mode:
@@ -102,7 +103,8 @@ def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
         yield Mistake(shortest_path, f"must not exceed {sync_path} ({sync}), got {shortest}")
 
 
-# Narrower than the kernel's dev_valid_name, which allows quotes and wildcards: the names become part of a ruleset.
+# This is narrower than the kernel's dev_valid_name, which allows quotes and wildcards, because the names become part of
+# a ruleset.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@:+-]{1,15}")
 
 

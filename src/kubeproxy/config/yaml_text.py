@@ -1,8 +1,8 @@
 """Converts YAML text to plain values, with limits of nesting and size; reports keys that occur more than once.
 
 Scalars get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's
-composer recurses, so deep nesting overflows the stack, and aliases can expand a kilobyte without limit: both are
-checked on the parser's events before any value is built.
+composer recurses, so deep nesting overflows the stack; and aliases can expand a kilobyte without limit. So nesting and
+size are checked on the parser's events before any value is built.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DEPTH: Final = 64
 VALUES: Final = 2_000_000
 """Maximum number of values of one document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
 
-_LONG: Final = 64  # number of characters of text that count as another value
+_LONG: Final = 64  # this number of characters of text counts as one more value
 _TAG: Final = "tag:yaml.org,2002:"
-_POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # as Helm writes 1000000; PyYAML wants a dot
+_POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # Helm writes 1000000 as 1e+06
 
 
 class YamlDocument(NamedTuple):
