@@ -131,7 +131,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         masqueraded=client is None,
         covered=connection.covered(asked, [(*end, client is None)]),
     )
-    found = [one for one in _rules(node, Sight(chains.chains(), [])) if one.about == "firewall"]
+    found = [one for one in _rules(node, Sight(chains.chains(), [])) if one.about in {"firewall", "notrack"}]
     return any(one.is_wrong for one in found), bool(found)
 
 
@@ -226,7 +226,7 @@ NFT = {
         "chain p { type filter hook prerouting priority -150; meta mark set 1; }",
     ),
     "addresses of this node": (
-        "xx--",
+        "xxxx",
         "accept",
         "accept",
         "chain p { type filter hook prerouting priority -150; fib daddr type local drop; }",
@@ -239,7 +239,7 @@ NFT = {
     ),
     "users": ("++--", "accept", "accept", "chain o { type filter hook output priority 0; meta skuid 0 drop; }"),
     "no tracking": (
-        "--++",
+        "xx++",
         "accept",
         "accept",
         "chain p { type filter hook prerouting priority -300; ip daddr 10.0.0.2 notrack; }",
@@ -312,7 +312,7 @@ IPTABLES = {
         "-A FORWARD -m limit --limit 1000/sec --limit-burst 1000 -j ACCEPT",
         "-A FORWARD -j DROP",
     ),
-    "no tracking": ("+-+-", "-t raw -A PREROUTING -p udp -j CT --notrack"),
+    "no tracking": ("+x+x", "-t raw -A PREROUTING -p udp -j CT --notrack"),
 }
 
 
