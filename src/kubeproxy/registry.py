@@ -159,7 +159,7 @@ class MetricRegistry:
         return self._add(MetricFamily(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
 
     def collect(self, collector: Callable[[], Iterable[Single]]) -> None:
-        """Add the series that the function returns at each rendering; it must be quick and not raise."""
+        """Add the series that the function returns at each rendering; the function must be quick and not raise."""
         self._collectors.append(collector)
 
     def render(self) -> bytes:

@@ -259,7 +259,7 @@ class Cluster:
                 self._unusable = ""
                 self._on_expiries(self.expiries)
             except ConfigError as error:
-                # The files may be replaced one after the other: the next connection tries again.
+                # The files may be replaced one after the other. So the next connection tries again.
                 if self._unusable != str(error):
                     self._unusable = str(error)
                     log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)

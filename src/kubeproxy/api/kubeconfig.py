@@ -85,7 +85,7 @@ class _ContextEntry(Struct):
 def load_cluster(
     kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> Cluster:
-    """Return the Cluster of the flags --kubeconfig and --master, both '' when not given.
+    """Return the Cluster of the flags --kubeconfig and --master; each is '' when not given.
 
     A master takes precedence over the kubeconfig's server; a master alone is a server without credentials; without both
     flags the pod's service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and Unsupported

@@ -1,7 +1,7 @@
 """The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change.
 
-Delivers the same events as the watches of an API server (watch.py). A file may have several documents and List kinds;
-an invalid document does not affect the others.
+Delivers the same events as the watches of an API server (watch.py). A file may have several documents and List kinds.
+An invalid document does not affect the other documents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the others. Pure.
+"""Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the invalid ones. Pure.
 
-Slower than strict decoding (decode.py), and only for objects that failed it. Checks JSON types only; it does not
-validate ports, addresses or other values.
+Slower than strict decoding (decode.py), and only for objects that failed it. Only JSON types are checked; ports,
+addresses and other values are not validated.
 """
 
 from __future__ import annotations

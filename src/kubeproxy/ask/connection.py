@@ -161,7 +161,7 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # if a proxy runs, other checks report unreadable rules
-    # The packets of a Service's connection are translated, which the checks of a running proxy cover.
+    # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
     untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     return present.ProbedFor(untranslated, own, blocked)
 
@@ -303,7 +303,7 @@ def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
-        # Two chains with the same priority may run in either order.
+        # Two chains with the same priority may run in any order.
         yield from to_node(whole, before=_FILTER + 1)
 
 

@@ -96,7 +96,7 @@ class Desk:
 
     @property
     def watched(self) -> list[ServiceName]:
-        """All Services that exist, or that EndpointSlices refer to."""
+        """All Services that exist, or to which EndpointSlices refer."""
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
@@ -109,7 +109,9 @@ class Desk:
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
-        """Return the Services that begin with a text, as NAMESPACE/NAME; after a colon, the ports of that Service."""
+        """Return the names, as NAMESPACE/NAME, that begin with a text; if the text has a colon, the ports of the
+        Service before it.
+        """
         name, colon, port = prefix.partition(":")
         if not colon:
             found = ("/".join(name) for name in self.snapshot.planner.services)

@@ -22,9 +22,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The facts of the whole proxy.
 
     `started` is in seconds since the epoch. `unready` contains the reasons why the proxy is not ready, by check.
-    `listed`: all Services and EndpointSlices were listed once. `awaits`: the reason for which the Node delays all
-    writes, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for none.
-    `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
+    `listed`: all Services and EndpointSlices were listed once. `awaits`: the reason why nothing is written before the
+    Node is known, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for
+    none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
     """
 
     version: str

@@ -24,7 +24,7 @@ def counted(number: int, thing: str) -> str:
 def difference(
     service: Sequence[str] | None, kind: str, what: str, where: str, wanted: str = "", present: str = ""
 ) -> str:
-    """Return a difference between plan and kernel, or between API server and proxy, as a line."""
+    """Return a line about a difference between plan and kernel, or between API server and proxy."""
     owner = "/".join(service) if service is not None else "no Service's"
     more = [f"wanted: {wanted}"] if wanted else []
     more += [f"present: {present}"] if present else []

@@ -13,7 +13,7 @@ from kubeproxy.model.plan import Policy, ServicePlan
 
 
 class EndpointCount(NamedTuple):
-    """Numbers of endpoints, by address and port: ready ones, and all."""
+    """The number of ready endpoints, and the number of all endpoints, by address and port."""
 
     ready: int
     total: int

@@ -123,7 +123,7 @@ class Snapshot(NamedTuple):
 
 
 def unwatched(name: ServiceName) -> str:
-    """Return the reason why a Service is unknown, as a sentence."""
+    """Return a sentence with the reason why a Service is unknown."""
     return (
         f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
         " another proxy's (label service.kubernetes.io/service-proxy-name)"
@@ -131,5 +131,5 @@ def unwatched(name: ServiceName) -> str:
 
 
 def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:
-    """Return the values of a Service's label service-proxy-name, as its EndpointSlices have them."""
+    """Return the values of the label service-proxy-name in a Service's EndpointSlices."""
     return [piece.proxy_name for piece in slices.values() if piece.proxy_name is not None]

@@ -38,7 +38,8 @@ from kubeproxy.model.world import pod_cidrs
 
 class Target(Struct, frozen=True, rename="camel"):
     """An eligible endpoint: address and port, probability, the client address that the endpoint sees, its Node ('' if
-    unknown), and whether its answers return through this node. They must, because this node reverses the translation.
+    unknown), and whether its answers return through this node. Answers must return here, because this node reverses the
+    translation.
     """
 
     address: str

@@ -31,7 +31,7 @@ log = logging.getLogger("kubeproxy.backends")
 IPVS_CHAINS: Final = frozenset(
     {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 )
-"""Chains of ipvs mode only."""
+"""Chains that only ipvs mode has."""
 CHAINS: Final = IPVS_CHAINS | {
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",

@@ -33,7 +33,7 @@ from kubeproxy.registry import MetricRegistry
 class Depth(Enum):
     """The depth of a backend's search for changes by other programs.
 
-    If the kernel reports no change by any program, a search of either depth ends after microseconds.
+    If the kernel reports no change by any program, a search ends after microseconds, whatever its depth.
     """
 
     QUICK = "quick"
@@ -43,7 +43,7 @@ class Depth(Enum):
 
 
 class ForeignChange(NamedTuple):
-    """A change by another program, as a text for operators.
+    """A change by another program, described for operators.
 
     If a change is not `certain`, a second inspection must confirm it, because a dump may lack elements while the
     kernel's hash tables grow.
@@ -261,7 +261,7 @@ class Mode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name, as in the field `mode` of the configuration."""
+        """The name, in the spelling of the field `mode` of the configuration."""
         return self.config.name
 
     def operations(self) -> Operations:

@@ -93,14 +93,14 @@ Elements = dict[str, dict[bytes, bytes]]
 
 
 class Difference(NamedTuple, Generic[P, K, V]):
-    """The entries to remove and to add, by place; an entry with another value is in both."""
+    """The entries to remove and the entries to add, by place. An entry that gets another value is in the two groups."""
 
     removed: dict[P, list[K]]
     added: dict[P, list[tuple[K, V]]]
 
 
 def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
-    """Return the smallest change that leads from one state to the other."""
+    """Return the smallest change that makes a state equal to a second state."""
     removed: dict[P, list[K]] = {}
     added: dict[P, list[tuple[K, V]]] = {}
     nothing: Mapping[K, V] = {}
@@ -118,7 +118,7 @@ def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
 
 
 class Wording(NamedTuple):
-    """The texts about an entry that differs, as in Finding."""
+    """The texts about an entry that differs; the fields are those of Finding."""
 
     what: str
     where: str

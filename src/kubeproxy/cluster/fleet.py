@@ -58,7 +58,7 @@ class Fleet:
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
-        """Take a node's reply. A fact is stored once for all nodes, and answers only if they are printed."""
+        """Take a node's reply. A fact is stored once for all nodes. An answer is stored only if it is printed."""
         self.replies.append(reply)
         if answer is None:
             return

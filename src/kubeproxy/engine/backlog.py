@@ -191,7 +191,7 @@ class Backlog:
         self.stale = True
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Queue changes; those of one Service become one."""
+        """Queue changes; several changes of one Service become one."""
         for change in changes:
             note(self.changes, change)
 
@@ -200,7 +200,9 @@ class Backlog:
         return [(change.name, self._of(change.after)) for change in changes]
 
     def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> Plans:
-        """Return the desired plans of every Service; the changed ones come first, in their order."""
+        """Return the desired plans of every Service; those of changed Services are first, in the order
+        of the changes.
+        """
         ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}

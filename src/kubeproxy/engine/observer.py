@@ -1,7 +1,7 @@
 """The engine's reports on its work, in the terms of docs/architecture.md.
 
-An event arrives; a change is compiled, queued for each family, and committed (it is in this family's rules) or refused;
-it is settled when every family that is not refused has it.
+An event arrives. A change is compiled, and queued for each family. In each family it is committed (it is in the
+family's rules) or refused. It is settled when every family that is not refused has committed it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Observer(Protocol):
 
 
 class Audience(Protocol):
-    """Receives reports while a page is open. Its methods are called like an Observer's."""
+    """Receives reports while a page is open. Its methods are called in the same way as those of Observer."""
 
     def arrived(self, events: Sequence[Event]) -> None:
         """A source delivered these events; the engine does not have them yet."""

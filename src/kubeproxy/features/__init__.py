@@ -1,7 +1,7 @@
 """The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module.
 
 The flags, the settings, the check of the mode and the warning about a flag without effect are derived from these
-declarations: see CONTRIBUTING.md "A new feature". Light to import, as the table of flags is made from it.
+declarations: see CONTRIBUTING.md "A new feature". Light to import, because the table of flags is made from this module.
 """
 
 from __future__ import annotations

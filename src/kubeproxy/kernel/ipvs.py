@@ -45,7 +45,7 @@ FALLBACK: Final = 0x8  # to the next server if the hashed one has weight 0
 PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets it with mh
 _SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # except 0x2, HASHED, which the kernel sets itself
 
-# Forwarding methods to a real server; kube-proxy uses masquerading (NAT), other programs use the others.
+# Forwarding methods to a real server. kube-proxy uses masquerading (NAT); other programs may use any method.
 MASQUERADE: Final = 0
 
 ADD_SERVICE: Final = 1

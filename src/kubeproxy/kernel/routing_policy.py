@@ -31,7 +31,7 @@ _REFUSALS: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCE
 
 _GET_ROUTES, _GET_RULES = 26, 34  # RTM_GETROUTE, RTM_GETRULE
 _FROM, _IN, _MARK, _PROTOCOL, _PORT = 2, 3, 16, 27, 29  # RTA_SRC, RTA_IIF, RTA_MARK, RTA_IP_PROTO, RTA_DPORT
-_TO, _TABLE = 1, 15  # RTA_DST and FRA_DST, RTA_TABLE and FRA_TABLE
+_TO, _TABLE = 1, 15  # RTA_DST and FRA_DST are 1, RTA_TABLE and FRA_TABLE are 15
 _PRIORITY, _RULE_MARK, _RULE_MASK = 6, 10, 16  # FRA_PRIORITY, FRA_FWMARK, FRA_FWMASK
 _HEAD: Final = struct.Struct("=8BI")  # struct rtmsg, struct fib_rule_hdr
 _WORDS: Final = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # RTN_... and FR_ACT_...

@@ -292,7 +292,9 @@ class _Rule:
             raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
-        """Append a test that is never true, unless a constant without its last bits is in a range."""
+        """Compare a constant, without its last bits, with ranges; if it is outside, append a test that
+        is never true.
+        """
         parts = (int.from_bytes(term.value[at : at + term.size], "big") for at in range(0, len(term.value), term.size))
         values = {((part & term.mask) ^ term.xor) >> shift for part in parts}
         found = {any(low <= value <= high for low, high in ranges) for value in values}
@@ -302,7 +304,7 @@ class _Rule:
             self._done.append((Op.SERVICE, 0))
 
     def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> rules.Addresses:
-        """Return the set of addresses with masked first `size` bytes in a range."""
+        """Return the set of the addresses whose first `size` bytes, masked, are in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
         mask = term.mask & ((1 << 8 * size) - 1)

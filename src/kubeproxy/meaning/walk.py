@@ -62,7 +62,7 @@ class Walk:
         self._destination = 0
         self._is_local: dict[int, bool] = {}
         self.leaves_out = False
-        """Whether a lookup has an element that no random number reaches."""
+        """Whether a map has an element whose key is above every random number, so that it is never picked."""
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
         """Return the outcomes of incoming packets to a destination, or, with `here`, of packets that this node

@@ -143,7 +143,7 @@ class Index:
 
     @cached_property
     def hairpins(self) -> frozenset[bytes]:
-        """The addresses of endpoints whose connections to themselves are masqueraded, by any Service."""
+        """The addresses of the endpoints, of any Service, whose connections to themselves are masqueraded."""
         return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
 
     @cached_property

@@ -448,8 +448,8 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     """Return the traffic of external IPs, load balancer addresses and NodePorts.
 
-    With externalTrafficPolicy Local, pods and the node itself are served as if their packets left the cluster and came
-    back.
+    With externalTrafficPolicy Local, pods and the node itself are served as if their packets had left the cluster and
+    returned.
     """
     if not stock.usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)

@@ -53,7 +53,7 @@ class ZonedSlice(Struct, frozen=True):
 
     @property
     def resource(self) -> Resource:
-        """The resource, as in other events."""
+        """The resource, a field that other events have too."""
         return "endpointslices"
 
 

@@ -75,7 +75,7 @@ class Departures:
         return address in self._slices
 
     def gone_from(self, service: ServiceName) -> Iterator[bytes]:
-        """Yield the deleted endpoints of a Service, as in Departed."""
+        """Yield the deleted endpoints of a Service, in the form of Departed."""
         for one in self._gone.values():
             if one.service == service:
                 yield from sorted(one.keys)
@@ -153,5 +153,5 @@ def _states(piece: Slice | None) -> dict[bytes, bool]:
 
 
 def _keys(address: bytes, piece: Slice) -> list[bytes]:
-    """Return the ports that an endpoint has in a slice, as in Departed."""
+    """Return the ports that an endpoint has in a slice, in the form of Departed."""
     return [address + bytes((port.protocol,)) + PORT_BYTES[port.port] for port in piece.ports]

@@ -214,7 +214,7 @@ class Planner:
             dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
             yield from self._compile(releasing, moved)
-        for claims, keys in moved.items():  # done at the end, as each key may have many claimants
+        for claims, keys in moved.items():  # done at the end, because each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []

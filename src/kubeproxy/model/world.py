@@ -130,9 +130,9 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node to which the pod networks, and the addresses of a family, that it lost since `before` are added
-    again. NodePorts must continue to work when a Node is deleted or registered again; the Go kube-proxy reads these
-    values only once, at its start. Changed values are used.
+    """Return a Node with the pod networks, and the addresses of a whole family, that `before` has and `node` lacks.
+    NodePorts must continue to work when a Node is deleted or registered again; the Go kube-proxy reads these values
+    only once, at its start. Changed values are used.
     """
     families = {family_of(address) for _, address in _listed(node)}
     lost = [entry for entry, address in _listed(before) if family_of(address) not in families]

@@ -80,7 +80,7 @@ class Lifetime:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # not cancelled by `cancel_parts`, as the end is set before that
+            if task.cancelled():  # after `cancel_parts` this has no effect: the end is set
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)

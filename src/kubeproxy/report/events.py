@@ -148,7 +148,7 @@ class EventRecorder:
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        # Unique on this node, as in client-go: the object's name and a time that never repeats.
+        # The name is unique on this node. As in client-go, it is the object's name with a time that never repeats.
         self._last_name = max(self._last_name + 1, int(self._wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)

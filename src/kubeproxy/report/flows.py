@@ -219,7 +219,7 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends' keys; fast, as each flow of the kernel is looked up."""
+        """Return the frontends' keys. This must be fast, because each flow of the kernel is looked up."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:

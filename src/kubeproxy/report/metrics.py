@@ -42,7 +42,7 @@ NETFILTER: Final = Path("/proc/sys/net/netfilter")
 
 
 class ProxyMetrics:
-    """All metrics of one proxy. Those with labels are families: `.labels(...)`."""
+    """All metrics of one proxy. Metrics with labels are families: `.labels(...)`."""
 
     def __init__(self) -> None:
         registry = self.registry = MetricRegistry()

@@ -83,7 +83,7 @@ class Reporter:
     async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
         """Count all objects as changed every `period` seconds (configSyncPeriod), until cancelled.
 
-        The Go kube-proxy's counters do the same, as its informers deliver all objects again.
+        The Go kube-proxy's counters do the same, because its informers deliver all objects again.
         """
         while True:
             await asyncio.sleep(period)

@@ -69,7 +69,7 @@ class OpenConnection(Protocol):
 
 
 class Admission:
-    """The connections of all servers, by peer, and the sockets that listen. `most` returns the limits of both."""
+    """The connections of all servers, by peer, and the sockets that listen. `most` returns the two limits."""
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0

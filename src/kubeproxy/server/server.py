@@ -28,7 +28,8 @@ _ACCEPTED: Final = 16  # connections accepted in a turn of the event loop: some 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket. Raises OSError.
 
-    Either unspecified address accepts both families, as in Go; other IPv6 addresses accept only IPv6.
+    A socket at an unspecified address (0.0.0.0 or ::) accepts the two families, as in Go; at other IPv6 addresses it
+    accepts only IPv6.
     """
     wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared with the configured address
     if wildcard:

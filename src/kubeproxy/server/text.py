@@ -1,6 +1,6 @@
 """Makes text of others safe for logs, pages and terminals: removes secrets and control characters.
 
-Names of objects and messages of the API server come from other programs and users.
+Names of objects, and messages of the API server, are written by other programs and by users.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _REDACTED: Final = r"\1<redacted>"
 _SECRETS: Final = re.compile(
     r"""((?i:\bbearer\s+|\bbasic\s+|(?:token|password|client-key-data)["']?\s*[:=]\s*["']?))[A-Za-z0-9._~+/=-]{6,}"""
 )
-# A JSON Web Token, as of a service account: base64 that starts with '{"', and two dots.
+# A JSON Web Token, such as that of a service account: base64 that starts with '{"', and two dots.
 _JWT: Final = re.compile(r"(\b)eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-# The user's part of a URL, as in https://user:password@host.
+# The user and password in a URL such as https://user:password@host.
 _USER: Final = re.compile(r"(://)[^\s/@\"']+(?=@)")
 # Each match of the three expressions contains one of these words; a search for the words first saves 10 us per log
 # line.

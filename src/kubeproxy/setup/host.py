@@ -221,7 +221,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the fields whose addresses are all of the other family than the Node's first address."""
+    """Yield a sentence for each field that has addresses, but none of the family of the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks

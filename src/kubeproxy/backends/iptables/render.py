@@ -187,8 +187,8 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: either all such traffic, or the traffic that does not come
-    from pods.
+    """Return the rule that masquerades cluster IP traffic: all such traffic, or only traffic from outside of the pod
+    network.
     """
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:

@@ -121,7 +121,7 @@ def jumps(table: str, found: FoundTable) -> str:
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
     """Return the lines that create or replace those chains without rules of Services that differ in the table.
 
-    Copies that a killed or refused audit left in the filter table are removed here; those in the nat table are removed
+    Copies that a killed or refused audit left in the filter table are removed here; copies in the nat table are removed
     with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.
     """
     chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)

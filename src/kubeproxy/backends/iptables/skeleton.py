@@ -196,8 +196,9 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Prefixes of Services' chains, in the order of jumps: KUBE-SVC before KUBE-SEP. KUBE-XLB- is EXT's name before
-1.24."""
+"""Prefixes of Services' chains, in the order of jumps: KUBE-SVC before KUBE-SEP. Before 1.24 the prefix of EXT chains
+was KUBE-XLB-.
+"""
 
 COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""

@@ -244,7 +244,7 @@ class Desired:
         return (entry.ip for entry in self._entries[IpsetId.IPVS_IPS])
 
     def entries(self, set_id: IpsetId) -> Mapping[SetEntry, bool]:
-        """Return the entries of a set, as a place of a state."""
+        """Return the entries of a set in the form of a state, where the set is a place."""
         return dict.fromkeys(self._entries[set_id], True)
 
     def count(self, set_id: IpsetId) -> int:
@@ -352,8 +352,9 @@ class Draining:
 
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
     servers. It is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at
-    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With
-    weight 0, a flow would stay with an endpoint that does not answer as long as its client sends without pause.
+    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). If the
+    server only had weight 0, the flow of a client that sends without pause would stay with an endpoint that does not
+    answer.
     """
 
     def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:

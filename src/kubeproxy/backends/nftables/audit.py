@@ -215,7 +215,7 @@ def older_form(name: str, found: TableContents) -> SetForm | None:
 
 
 def older_chains(found: TableContents) -> set[ChainName]:
-    """Return the chains that replace those that an earlier version had for each number of endpoints."""
+    """Return the present chains that replace an earlier version's chains for each number of endpoints."""
     matches = filter(None, map(_OLDER_CHAIN.fullmatch, found.chains))
     return {name for match in matches if (name := parse_chain_name(f"{match[1]}-{match[3]}")) is not None}
 
@@ -224,8 +224,8 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
     """Return the messages that copy the elements of former sets into their successors. Raises ApplyError.
 
     Tables of versions before 2026-11-27 have a chain of session affinity for each number of endpoints and timeout, and
-    a set of clients for each slot; those before 2026-11-24 have other names of sets, and another key for clients. The
-    elements are copied in the transaction that writes the current rules, so clients keep their endpoints.
+    a set of clients for each slot; tables of versions before 2026-11-24 have other names of sets, and another key for
+    clients. The elements are copied in the transaction that writes the current rules, so clients keep their endpoints.
     """
     if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
         return []

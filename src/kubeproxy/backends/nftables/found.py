@@ -215,7 +215,7 @@ class FoundElements:
                 self.left[name] = self._unowned(name, slots_in_use)
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the first set whose elements are not exactly those of these Services, '' for none.
+        """Return the first set with other elements than these Services need, '' for none.
 
         `users` counts the Services of each shared element. Raises ApplyError.
         """

@@ -376,7 +376,7 @@ def _registers(tail: bytes) -> bytes:
 
 
 class ChainName(NamedTuple):
-    """A chain that exists once it is needed, and that Services share.
+    """A chain that Services share, and that is created when a Service needs it.
 
     `treatment` is one of TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of
     Maglev the size of the table.
@@ -392,7 +392,7 @@ class ChainName(NamedTuple):
 
     @property
     def endpoint_map(self) -> SetId:
-        """Return the endpoint map of the frontends whose packets meet the chain."""
+        """Return the endpoint map from which this chain picks."""
         if self.treatment.startswith("local-"):
             return SetId.LOCAL_NODEPORT_ENDPOINTS if self.nodeport else SetId.LOCAL_ENDPOINTS
         return SetId.NODEPORT_ENDPOINTS if self.nodeport else SetId.ENDPOINTS

@@ -185,7 +185,7 @@ class Placed(NamedTuple):
 
 
 def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
-    """Give each endpoint a slot and the plan a number, and keep those of the placement before."""
+    """Give each endpoint a slot and the plan a number, and keep the slots and numbers of the earlier placement."""
     number = ((before.number if before is not None else 0) or numbers.of(plan.key)) if plan.affinity else 0
     cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
     if plan.balance is not None and plan.balance.hashing is not None:
@@ -202,7 +202,7 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
 
 
 def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
-    """Place all plans of a Service, and keep the slots and numbers of the placement before."""
+    """Place all plans of a Service, and keep the slots and numbers of the earlier placement."""
     known = {item.plan.key: item for item in before}
     after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
     ranges = next((plan.source_ranges for plan in plans if plan.source_ranges is not None), None)
@@ -305,7 +305,9 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and the slots to add with their data. A slot with another endpoint is in both."""
+    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in the
+    two groups.
+    """
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]

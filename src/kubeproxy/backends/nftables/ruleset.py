@@ -112,7 +112,7 @@ class Ruleset:
     ) -> list[bytes]:
         """Return the messages that create the table with these elements; `others` replace chains of the same name.
 
-        Rules come last: the kernel checks each new element against each rule of its map.
+        Rules are last, because the kernel checks each new element against each rule of its map.
         """
         place, made = (self.family, TABLE), self.definition(chains)
         made = made._replace(chains={**made.chains, **others})
@@ -345,7 +345,7 @@ class Ruleset:
         return f"{self.layout.ip} daddr @nodeport-ips"
 
     def needed(self, names: Iterable[ChainName], known: AbstractSet[ChainName] = frozenset()) -> set[ChainName]:
-        """Return these chains and all chains that they jump to, except `known` chains and the targets of those."""
+        """Return these chains and all chains to which they jump, except `known` chains and the targets of these."""
         found: set[ChainName] = set()
         queue = list(names)
         while queue:
@@ -358,7 +358,8 @@ class Ruleset:
     def messages(self, names: Iterable[ChainName], elements: Iterable[bytes] = ()) -> list[bytes]:
         """Return the messages that create these chains and their sets, and then add elements.
 
-        The kernel reports the first chain and the last rule, for audit.grown. Rules come last, as in `creation`.
+        The kernel reports the first chain and the last rule, for audit.grown. Rules are last, for the reason given at
+        `creation`.
         """
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}

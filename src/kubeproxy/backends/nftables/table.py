@@ -93,7 +93,7 @@ class KernelTable:
             self._others.mark_incomplete(self.family)
 
     def changes(self) -> ForeignChanges:
-        """Return the changes of other programs since `reset_changes`, as far as the kernel announced them."""
+        """Return the announced changes of other programs after the last `reset_changes`."""
         return (
             self._others.changes(self.family, self.generation)
             if self._others is not None
@@ -135,7 +135,9 @@ class KernelTable:
         return all_elements(self.family, TABLE, name, self._reads)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
-        """Yield the elements of a set as lists of (key, data), one list a dump buffer. Raises as `elements`."""
+        """Yield the elements of a set as lists of (key, data), with one list for each buffer of the dump. Raises the
+        errors of `elements`.
+        """
         return pairs(self.family, TABLE, name, self._reads)
 
     def count(self, name: str) -> int | None:

@@ -240,7 +240,7 @@ class UserspaceBackend:
         return self._sign() != self._signature
 
     def _changed_elements(self) -> str:
-        """Return the set or map whose elements differ from what was committed, '' for none; reads all of them."""
+        """Return the set or map whose elements differ from the committed elements, '' for none. Reads all elements."""
         total = merged(served.elements for served in self._served.values())
         for name in self._ruleset.shapes:
             found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))

@@ -133,7 +133,7 @@ def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator
 def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
     """Return the attributes that select the entries of a protocol for a dump or a deletion.
 
-    `ends` are the target, and then the server: packed IPv4 address and port, b'' for any.
+    `ends` are two values, the target and the server, each a packed IPv4 address and port, b'' for any.
     """
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
@@ -167,7 +167,7 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
 class Ends(NamedTuple):
     """Target, client and server of an entry, as in Tracked, with the offsets of its attributes in the buffer.
 
-    The attributes are in [start:end]; those after the two tuples start at `rest` or later.
+    The attributes are in [start:end]; attributes after the two tuples start at `rest` or later.
     """
 
     target: bytes
@@ -203,7 +203,8 @@ class EntryLayout:
         targets: Container[bytes] | None = None,
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
-        """Yield the entries in a buffer whose target is one of `targets`, or has one of `ports`; None selects all.
+        """Yield those entries in a buffer of which the target is in `targets`, or has one of `ports`; None selects all
+        entries.
 
         An entry of another protocol, or without ports, gives None.
 

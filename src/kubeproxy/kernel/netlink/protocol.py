@@ -114,10 +114,8 @@ def first_refusals(errors: Sequence[object]) -> str:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Raise ApplyError, naming `what`, for messages whose layout the reader inside does not expect.
-
-    Wraps a whole parser, as a context manager or decorator, so that the parser need not check that each attribute is
-    present.
+    """Raise ApplyError, naming `what`, if the wrapped parser fails because a message has an unexpected layout. The
+    parser, wrapped by this context manager or decorator, need not check that each attribute is present.
     """
     try:
         yield
@@ -176,7 +174,7 @@ def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, bytes]:
-    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError as `attributes`."""
+    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`."""
     end = len(data) if end is None else end
     return {kind: data[first:last] for kind, first, last in attributes(data, start, end)}
 
@@ -205,7 +203,7 @@ def messages(data: bytes) -> Iterator[Message]:
 def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes in each message except netlink's control messages.
 
-    `header` is the size of the family's header, which precedes the attributes. Raises ApplyError as `messages`.
+    `header` is the size of the family's header, which precedes the attributes. Raises ApplyError like `messages`.
     """
     for data in buffers:
         for at in messages(data):
@@ -299,7 +297,9 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump, repeated up to ten times while the table changes. Raises as `dump`."""
+        """Return all buffers of a dump; repeat the dump up to ten times while the table changes. Raises the errors of
+        `dump`.
+        """
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))

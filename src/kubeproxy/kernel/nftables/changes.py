@@ -1,4 +1,4 @@
-"""Changes of nf_tables by other programs, as the kernel announces them at the end of each transaction.
+"""Changes of nf_tables by other programs, which the kernel announces at the end of each transaction.
 
 Our own transactions are filtered out, but counted. Every transaction increments the generation number of the ruleset.
 If our own transactions and the announced ones do not add up to the increase, a transaction was missed. Source:
@@ -71,8 +71,8 @@ class Interest(NamedTuple):
 
 
 class ForeignChanges(NamedTuple):
-    """Changes by other programs in one family since the last reset: sets with changed `elements`, changed `rules`,
-    others.
+    """Changes by other programs in one family since the last reset: the sets with changed `elements`, and whether
+    chains or `rules` changed.
 
     `complete`: no change was missed. `by`: names of the programs, if known. `chains`: names of tables, each with the
     names of its changed chains, '' for the table itself. `pending`: not complete only because a transaction of any
@@ -127,13 +127,13 @@ class ChangeMonitor:
         self._lock = threading.RLock()
         self._ports: set[int] = set()
         self._families: dict[int, _Found] = {}
-        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes before the message that ends it
+        self._open_transaction: set[tuple[int, int, str, str]] = set()  # its changes before its last message
         self._counted = 0  # our transactions, and those announced
         self._began = 0  # the generation before the first of these
         self._since = 0  # transactions up to this generation are ignored: missed, or announced in part
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
-        self._late_since: float | None = None  # a transaction has been under way at each check since then
+        self._late_since: float | None = None  # from then on a transaction was under way at each check
 
     def close(self) -> None:
         """Close the socket, if this was the last user."""

@@ -103,7 +103,9 @@ class Packer(NamedTuple):
 
 
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the key in the element of a verdict map whose verdict is `goto chain`."""
+    """Return the bytes before and the bytes after the key, in an element of a verdict map with the verdict `goto
+    chain`.
+    """
     code, name = attribute(nfta.VERDICT_CODE, _GOTO), attribute(nfta.VERDICT_CHAIN, chain + b"\0")
     verdict = nested(nfta.SET_ELEM_DATA, nested(nfta.DATA_VERDICT, code, name))
     element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
@@ -165,7 +167,7 @@ class Element(NamedTuple):
 
 
 Entries = dict[bytes, bytes]
-"""Elements as key and data, as in Element; the data of a plain set is empty."""
+"""Elements as pairs of key and data in the form of Element; the data of a plain set is empty."""
 Pairs = Sequence[tuple[bytes, bytes]]
 """The same as a sequence, which may have duplicates."""
 
@@ -285,7 +287,7 @@ def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> It
 
 
 def element_lists(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError as `pairs`."""
+    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError like `pairs`."""
     return _lists(dump(GET_ELEMENT, family, names(table, name), f"elements of {name}", link))
 
 

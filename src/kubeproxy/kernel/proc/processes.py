@@ -257,13 +257,14 @@ LOOK: Final = 2.0
 
 
 class Orphans:
-    """Reaps processes whose parents ended, which the kernel gives to process 1, the proxy in a container.
+    """Reaps processes whose parents have ended. The kernel makes these children of process 1, which in a container is
+    the proxy.
 
     Without reaping they stay zombies, for which a container has a limit; a credential plugin that leaves processes
     behind adds some with every token. A separate init process would need memory for this task only. Our own children
-    are not reaped, because other code waits for them. They are recognised by our session. Only credential plugins have
-    another session, but asyncio reaps these at once, with a thread for each, so a zombie that is there in two checks is
-    no plugin.
+    are not reaped, because other code waits for them. Our children are recognised by our session. Only credential
+    plugins have another session, but asyncio reaps these at once, with a thread for each, so a zombie that is there in
+    two checks is no plugin.
     """
 
     def __init__(self) -> None:

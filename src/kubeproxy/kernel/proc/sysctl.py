@@ -61,7 +61,7 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 
 
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
-    """Write the settings that differ; return the keys that were written. Raises as `write_sysctl`.
+    """Write the settings that differ; return the keys that were written. Raises the errors of `write_sysctl`.
 
     nf_conntrack_max is only increased, unlike in the Go kube-proxy of 1.36. So a larger size that an operator set
     remains, and a network namespace with a read-only parameter works if the size is large enough. The hash table is

@@ -240,7 +240,7 @@ class Lock:
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the lock in the kernel's queue, as all other programs do."""
+        """Wait for the lock in the kernel's queue, like all other programs."""
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
