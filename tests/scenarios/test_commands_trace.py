@@ -281,6 +281,30 @@ async def test_an_answer_before_the_trace_is_not_taken_for_one_during_it(live: L
     assert "no endpoint of" not in text
 
 
+@pytest.mark.slow("retransmissions")
+async def test_an_open_connection_whose_endpoint_is_silent_now_is_not_answered(live: Live) -> None:
+    live.service("hushed", "a2")
+    front = live.front("hushed")
+    await live.expect(front, {"pod": "a2"})
+    if live.mode.name == "userspace":
+        return
+    with open_socket_in(live.cluster.namespace_of("pod"), lambda: socket.create_connection(front, timeout=5.0)) as sock:
+        table = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+        await live.run("nft", table + "add rule inet deaf in tcp dport 3000 drop", place="a2")
+        try:
+            asked = asyncio.ensure_future(
+                live.ask("trace", live.ips["pod"]["IPv4"], f"{front.address}:{front.port}", "--seconds", "6")
+            )
+            while not asked.done():
+                sock.send(b"G")
+                await asyncio.sleep(0.5)
+            status, text = await asked
+        finally:
+            await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
+    assert status == 1, text
+    assert f"no answer of {live.ips['a2']['IPv4']}:3000 came during the trace; the connection was answered" in text
+
+
 async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_removal(live: Live) -> None:
     live.service("pinned", "a2")
     front = live.front("pinned")
