@@ -79,9 +79,15 @@ def run(given: argparse.Namespace) -> int:
     return exit_code(wrong=names and any(one.unanswered for one in found))
 
 
+def _summed(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
+    """Return the numbers of connections, of new ones a second, of unanswered and of closing ones."""
+    each = [(one.connections, one.new_per_second, one.unanswered, one.closing) for one in ports]
+    total, new, silent, closing = (sum(column) for column in zip(*each, strict=True))
+    return int(total), new, int(silent), int(closing)
+
+
 def _print_service(name: str, ports: Sequence[PortUse]) -> None:
-    total, new = sum(one.connections for one in ports), sum(one.new_per_second for one in ports)
-    silent, closing = sum(one.unanswered for one in ports), sum(one.closing for one in ports)
+    total, new, silent, closing = _summed(ports)
     heading = f"{name}: {counted(total, 'connection')}, {new:.1f} new a second"
     output.say(f"{heading}, {silent} unanswered, {closing} closing")
     head = ("PORT", "ENDPOINT", "POD", "CONNECTIONS", "SHARE", "NEW/S", "UNANSWERED", "CLOSING", "")
@@ -119,20 +125,8 @@ def _print_all(ports: Sequence[PortUse]) -> None:
     for port in ports:
         if port.connections or port.closing or port.new_per_second:
             by_service.setdefault(port.service, []).append(port)
-    rows = sorted(
-        (
-            (
-                service,
-                sum(one.connections for one in used),
-                sum(one.new_per_second for one in used),
-                sum(one.unanswered for one in used),
-                sum(one.closing for one in used),
-                _busiest(used),
-            )
-            for service, used in by_service.items()
-        ),
-        key=lambda row: (-row[1], -row[4], row[0]),
-    )
+    rows = [(service, *_summed(used), _busiest(used)) for service, used in by_service.items()]
+    rows.sort(key=lambda row: (-row[1], -row[4], row[0]))
     if not rows:
         output.say("no Service has a connection now")
         return

@@ -13,34 +13,13 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.ask.kernel.journeys import (
-    DROP,
-    LEFT,
-    Journey,
-    KnownRules,
-    RuleKey,
-    Serving,
-    TracedReply,
-    Verdict,
-    journeys,
-    verdict,
-)
+from kubeproxy.ask.kernel import journeys as paths
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import listing, tables
+from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
-from kubeproxy.kernel.nftables.trace import (
-    OUTPUT,
-    PREROUTING,
-    REQUESTS,
-    Mark,
-    Step,
-    TracedFlow,
-    Traces,
-    base_chains,
-)
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, destination_text, family_of, unpack
 from kubeproxy.model.answer import Packet
@@ -67,32 +46,32 @@ class Traced(Struct, frozen=True, rename="camel"):
     `lost` counts overruns of the kernel's messages, `legacy` the rules of iptables-legacy, which are not traced.
     """
 
-    journeys: tuple[Journey, ...]
-    served: tuple[TracedReply, ...]
-    verdict: Verdict
+    journeys: tuple[paths.Journey, ...]
+    served: tuple[paths.TracedReply, ...]
+    verdict: paths.Verdict
     lost: int
     legacy: int
 
 
-def look(packet: Packet, limits: Limits, mode: Mode | None, serving: Serving | None = None) -> Traced:
+def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
     before = frozenset(entry.mark for entry in _entries(packet) if entry.answered)
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
-    ruleset = KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
-    found = tuple(journeys(captured.steps, ruleset, captured.table))
+    ruleset = paths.KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
+    found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found, before))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
-    made = verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving)
+    made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
-        made = Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
+        made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
     return Traced(found, served, made, captured.lost, _legacy_rules())
 
 
 class _Heard(NamedTuple):
     """The kernel's messages: steps, the count of overruns, the table that marked packets, and all base chains."""
 
-    steps: list[Step]
+    steps: list[trace.Step]
     lost: int
     table: str
     base_chains: dict[tuple[int, str, str], Hook]
@@ -100,16 +79,16 @@ class _Heard(NamedTuple):
 
 def _listen(packet: Packet, limits: Limits) -> _Heard:
     """Receive trace steps until enough packets have passed or the time is over. Raises KubeProxyError."""
-    hooks = (OUTPUT,) if packet.source is None else (PREROUTING, OUTPUT)
-    flow = TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
+    hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
+    flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
     sends = packet.source is None and limits.sends
-    steps: list[Step] = []
+    steps: list[trace.Step] = []
     requests: set[int] = set()
     with contextlib.ExitStack() as stack:
-        traces = stack.enter_context(Traces.open())
-        mark = stack.enter_context(Mark.open(flow))
+        traces = stack.enter_context(trace.Traces.open())
+        mark = stack.enter_context(trace.Mark.open(flow))
         with Netlink.open() as link:
-            chains = base_chains(link)
+            chains = trace.base_chains(link)
         end = time.monotonic() + limits.seconds
         if sends:
             stack.callback(_send(packet).close)
@@ -118,7 +97,7 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
         while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
             for step in traces.until(min(now + _LOOK, end)):
                 steps.append(step)
-                if step.table == mark.table and step.handle and step.chain.startswith(REQUESTS):
+                if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
                     requests.add(step.packet)
                     if len(requests) >= enough:
                         enough_at = min(enough_at, time.monotonic())
@@ -153,18 +132,19 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
     if running is not None and (words := running.decision(table, chain)) is not None:
         return words
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
-    return words if running is None or words is None else LEFT + words
+    return words if running is None or words is None else paths.LEFT + words
 
 
-def _texts(steps: Sequence[Step], decision: Callable[[str, str], str | None]) -> dict[RuleKey, str]:
+def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | None]) -> dict[paths.RuleKey, str]:
     """Return the matching rules of other programs and of another kube-proxy, and our rules that dropped a packet, as
     nft prints them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
-        if step.handle and (step.verdict == DROP or (decision(step.table, step.chain) or LEFT).startswith(LEFT))
+        if step.handle
+        and (step.verdict == paths.DROP or (decision(step.table, step.chain) or paths.LEFT).startswith(paths.LEFT))
     }
-    texts: dict[RuleKey, str] = {}
+    texts: dict[paths.RuleKey, str] = {}
     for family, table, chain in wanted:
         with contextlib.suppress(ApplyError), Netlink.open() as link:  # the rule no longer exists: its handle is shown
             for handle, rule in tables.chain_rules(family, table, chain, link).items():
@@ -181,7 +161,7 @@ def _entries(packet: Packet) -> list[Tracked]:
         return [entry for entry in found if entry.target == target]
 
 
-def _served(packet: Packet, found: Sequence[Journey], before: Container[bytes]) -> Iterator[TracedReply]:
+def _served(packet: Packet, found: Sequence[paths.Journey], before: Container[bytes]) -> Iterator[paths.TracedReply]:
     """Yield the conntrack entries of the traced connections; `before` are the marks of entries answered earlier. An
     entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to count as
     answered.
@@ -196,7 +176,7 @@ def _served(packet: Packet, found: Sequence[Journey], before: Container[bytes]) 
                 f"{family}-p {protocol} -s {unpack(entry.client[:-2])} --sport {int.from_bytes(entry.client[-2:])} "
                 f"-d {unpack(packet.destination)} --dport {packet.port}"
             )
-            yield TracedReply(endpoint, endpoint in answers if earlier else entry.answered, earlier, selection)
+            yield paths.TracedReply(endpoint, endpoint in answers if earlier else entry.answered, earlier, selection)
 
 
 def _legacy_rules() -> int:
