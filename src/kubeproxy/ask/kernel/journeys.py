@@ -139,7 +139,7 @@ def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journ
         place_text(first.destination, first.destination_port),
         met,
         lost,
-        _last(runs, ruleset),
+        next((hook for run in reversed(runs) if (hook := _hook(run, ruleset))), ""),
         _REASONS.get((first.protocol, first.flags), ""),
         not first.came_by,
     )
@@ -151,11 +151,17 @@ def _refusal(headers: Headers) -> str:
     return "reset" if headers.protocol == PROTOCOLS["TCP"] and headers.flags & _RST else ""
 
 
-def _met(run: _Run, ruleset: KnownRules) -> Met:
+def _hook(run: _Run, ruleset: KnownRules) -> str:
+    """Return the hook of a base chain, '' if unknown."""
     step = run.steps[0]
     base = ruleset.base_chains.get((step.family, step.table, step.chain))
+    return HOOKS[base.number] if base is not None and base.number < len(HOOKS) else ""
+
+
+def _met(run: _Run, ruleset: KnownRules) -> Met:
+    step = run.steps[0]
     return Met(
-        HOOKS[base.number] if base is not None and base.number < len(HOOKS) else "",
+        _hook(run, ruleset),
         f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
         step.chain,
         place_text(run.headers.destination, run.headers.destination_port),
@@ -207,16 +213,6 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
     text = _text(step, ruleset)
     done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text.lower() else "dropped"
     return f'{done} by rule "{text}" of {where}, {whose}{why}'
-
-
-def _last(runs: Sequence[_Run], ruleset: KnownRules) -> str:
-    """Return the last hook that a packet passed, '' if unknown."""
-    for run in reversed(runs):
-        step = run.steps[0]
-        base = ruleset.base_chains.get((step.family, step.table, step.chain))
-        if base is not None and base.number < len(HOOKS):
-            return HOOKS[base.number]
-    return ""
 
 
 class TracedReply(Struct, frozen=True):
