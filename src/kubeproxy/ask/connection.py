@@ -10,7 +10,6 @@ net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -19,17 +18,17 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks import strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
-from kubeproxy.ask.checks.node import CheckedNode, bypassed, unreflecting_bridges
+from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import THIS_NODE, Explained, Why
+from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.route import SYS, local_addresses, source_for, way_out
+from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
@@ -118,29 +117,27 @@ class Explanation(Struct, frozen=True):
 
 def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
     """Add findings of the node, and probes of endpoints by these protocols, to an answer. Raises KubeProxyError."""
-    why, plan = explained.why, explained.plan
+    why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
     node = checked(asked)
-    if plan is None:
-        return Explanation(
-            why, tuple(_around(look_at_answer(_way(node, why, explained))) if asked.running else _unasked())
-        )
     kept = present.remembered(asked, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
-    probes = present.all_of(why.endpoints, plan.key.protocol) if plan.key.protocol in probed else ()
+    probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
         way = _way(node, why, explained)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
-        findings += [*present.look(asked, explained), *_hairpin(way, why), *_around(around, way.passing)]
+        kernel = present.look(asked, explained) if explained.plan is not None else ()
+        findings += [*kernel, *_hairpin(way, why), *_around(around, way.passing)]
     else:
         findings += _unasked()
-    return Explanation(why, (*findings, *present.findings(probes, _probed_for(node, why, probes))), probes)
+    findings += present.findings(probes, _probed_for(node, packet, why, probes))
+    return Explanation(why, tuple(findings), probes)
 
 
-def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
+def _probed_for(node: CheckedNode, packet: Packet, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
     failed = {}
     for one in probes:
@@ -150,13 +147,11 @@ def _probed_for(node: CheckedNode, why: Why, probes: Sequence[present.Probe]) ->
     if not failed:
         return present.ProbedFor()
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    source = pack(why.source) if why.source != THIS_NODE else None
-    at_node = source is None or any(source in each for each in local.values())
-    is_node = at_node or node.mode.flows_end is FlowsEnd.PROXY
-    protocol = PROTOCOLS[probes[0].protocol]
+    is_node = packet.source is None or any(packet.source in each for each in local.values())
+    is_node = is_node or node.mode.flows_end is FlowsEnd.PROXY
     own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
     try:
-        sent = [Packet(source_for(address), address, protocol, port) for address, port in failed]
+        sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
         passing = [each for one in sent for each in own_packets(one, local[family_of(one.destination)])]
         blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
     except (KubeProxyError, OSError):
@@ -193,11 +188,10 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     """Check the bridge of a client that may reach itself."""
-    source = node.packet.source if node.packet is not None else None
     ends = (one for one in why.endpoints if one.masqueraded)
-    share = sum(one.share for one in ends if pack(present.place(one.address)[0]) == source)
-    if source is not None and share:
-        yield from unreflecting_bridges(node, source, share)
+    share = sum(one.share for one in ends if present.place(one.address)[0] == why.source)
+    if share:
+        yield from unreflecting_bridges(node, pack(why.source), share)
 
 
 def _around(report: Checkup, passing: Collection[PassingPacket] = ()) -> Iterator[Diagnosis]:
@@ -219,13 +213,10 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is
     the answer with the endpoints that session affinity leaves.
     """
-    where, _, protocol = why.destination.partition("/")
-    front, port = present.place(where)
-    source = pack(why.source) if why.source != THIS_NODE else None
-    packet = Packet(source, pack(front) or b"", PROTOCOLS[protocol.upper()], port)
-    family = family_of(packet.destination)
+    packet = explained.packet
+    source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    whole = CheckedConnection(packet, local, bool(node.mode.interface), _arrival(node, source, explained.interface))
+    whole = CheckedConnection(packet, local, bool(node.mode.interface), arrival(node, packet))
     ends = [(*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST]]
     known = [
         (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
@@ -233,7 +224,8 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     at_proxy = node.mode.flows_end is FlowsEnd.PROXY
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
     balance = explained.plan.balance if explained.plan is not None else None
-    is_kept = why.affinity or whole.taken_in or at_proxy or (balance is not None and balance.hashing is not None)
+    is_kept = why.affinity or whole.taken_in or at_proxy or packet.protocol != PROTOCOLS["TCP"]
+    is_kept = is_kept or (balance is not None and balance.hashing is not None)
     passing = list(early(whole)) if why.forwarded else list(_to_node(whole, node, why))
     for address, number, masqueraded in known:
         if at_proxy:
@@ -259,25 +251,9 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         else (),
         refused=why.outcome == Outcome.REFUSED.value,
         answers=why.outcome in _ANSWERED and packet.destination in local,
-        picked_again=[] if is_kept or protocol != "tcp" else [(address, number) for address, number, _ in known],
+        picked_again=[] if is_kept else [one[:2] for one in known],
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
-
-
-def _arrival(node: CheckedNode, client: bytes | None, given: str) -> str:
-    """Return the interface by which packets of a client arrive, '' for the interface of the route to the client. It is
-    the given interface, unless that is a port of a bridge; else the interface of the client's network. Raises
-    NetlinkError.
-    """
-    if client is None:
-        return _NONE
-    if given in {name for _, name in socket.if_nameindex()} and not (SYS / given / "master").exists():
-        return given
-    if family_of(client) is Family.IPV6:
-        return _NONE  # it has no reverse path filter
-    near = bypassed(client, interface_to(client) or _NONE, local_addresses(Family.IPV4))
-    pods = (part.detector for family, part in node.parts if near and family is Family.IPV4)
-    return _NONE if any(each.holds(client, given) for each in pods) else near
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})

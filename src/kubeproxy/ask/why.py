@@ -128,15 +128,15 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 class Explained(Struct, frozen=True):
     """An answer, with the plan (None if there is no plan) and the globals, which a command needs to read the kernel.
-    `interface` is the given incoming interface, '' for none. `stranger` is the client's address if the address may
-    belong to another Node, which then decides; else None.
+    `packet` is that of the question. `stranger` is the client's address if another Node may have the address; that Node
+    then decides. Else None.
     """
 
     why: Why
     plan: ServicePlan | None
     world: Globals
+    packet: Packet
     stranger: bytes | None = None
-    interface: str = ""
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
@@ -155,7 +155,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    return Explained(why, made.plan, snapshot.planner.world, unknown, packet.interface)
+    return Explained(why, made.plan, snapshot.planner.world, packet, unknown)
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:

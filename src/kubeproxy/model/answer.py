@@ -388,6 +388,11 @@ class _Question:
         """Add the step of the source ranges, if there are any; return whether they exclude the client."""
         allowed = plan.sources(frontend)
         if allowed is None:
+            service = self._planner.services.get((plan.key.namespace, plan.key.name))
+            others = service.spec.load_balancer_source_ranges if service is not None else None
+            if others and frontend.kind is FrontendKind.LOADBALANCER:
+                text = f"no source range is {self._family.label}: all {self._family.label} clients are let in"
+                steps.append(AnswerStep(True, text, "spec.loadBalancerSourceRanges"))
             return False
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)

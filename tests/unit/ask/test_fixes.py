@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.ask import why as why_module
 from kubeproxy.ask.question import packet
@@ -125,3 +126,17 @@ def test_a_service_without_slices_may_need_one_made_by_hand():
     (fix,) = explain(there, packet(there, "node", "10.96.0.1:80")).why.fixes
     made = "without spec.selector, create an EndpointSlice with the label kubernetes.io/service-name=web"
     assert ("compare spec.selector" in fix, fix.endswith(made)) == (True, True), fix
+
+
+@pytest.mark.parametrize(("ranges", "noted"), [(["10.0.0.0/8"], True), (["2001:db8::/32"], False), (None, False)])
+def test_source_ranges_of_the_other_family_alone_are_noted(ranges, noted):
+    planner = Planner(world())
+    open_to_all = service("web", "fd00:96::1", type="LoadBalancer", ingress=["2001:db8::9"])
+    open_to_all = replace(open_to_all, spec=replace(open_to_all.spec, load_balancer_source_ranges=ranges))
+    ends = endpoint_slice(endpoint("fd00:10:244::7"), family="IPv6")
+    planner.apply([Replaced("services", [open_to_all]), Replaced("endpointslices", [ends])])
+    planner.take()
+    there = snapshot(planner)
+    why = explain(there, packet(there, "2001:db8::50", "[2001:db8::9]:80")).why
+    assert why.outcome == "forwarded"
+    assert any("no source range is IPv6: all IPv6 clients are let in" in one.text for one in why.steps) is noted

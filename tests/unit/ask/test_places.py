@@ -11,6 +11,7 @@ from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.ask.zones import BURST, LASTING, MOST, Places, with_node, with_zones
 from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import pack
+from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import Globals
 
 ADDRESS = pack("10.0.0.1")
@@ -134,7 +135,8 @@ def test_a_client_that_is_another_node_is_named(stranger, node, decides):
     why = Why(source="10.0.0.1", destination="10.96.0.1:80/tcp", outcome="forwarded", client_sees="")
 
     async def main():
-        made = Explained(why, None, Globals(node_name="node-a"), stranger)
+        asked = Packet(stranger, b"\n\x60\0\1", 6, 80)
+        made = Explained(why, None, Globals(node_name="node-a"), asked, stranger)
         return (await with_node(made, Places(never, nodes=nodes))).why
 
     async def never(service):

@@ -227,11 +227,24 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             path = settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
             yield path
             for first, bits, by in _ipv4_routes():
-                if bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
+                if _bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
                     yield path._replace(out=by, clients=f"{unpack(first)}/{bits}")
 
 
-def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
+def arrival(node: CheckedNode, packet: Packet) -> str:
+    """Return the interface by which a client's packets arrive, '' for that of the route to the client. It is the given
+    one, unless that is a port of a bridge; else that of the client's network. Raises NetlinkError.
+    """
+    if packet.interface in _entrances():
+        return packet.interface
+    if packet.source is None or family_of(packet.source) is Family.IPV6:  # IPv6 has no reverse path filter
+        return ""
+    near = _bypassed(packet.source, way_out(bytes(4), packet.source), local_addresses(Family.IPV4))
+    pods = (part.detector for family, part in node.parts if near and family is Family.IPV4)
+    return "" if any(each.holds(packet.source, packet.interface) for each in pods) else near
+
+
+def _bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
 
     `own` are this node's addresses. A tunnel, and an interface on top of that one, as macvlan, are no other uplinks,

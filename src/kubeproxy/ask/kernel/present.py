@@ -24,13 +24,13 @@ from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.lines import REPAIR, difference
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
-from kubeproxy.ask.why import THIS_NODE, Explained, Target, Why
+from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import Drop
-from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
+from kubeproxy.model.addresses import PROTOCOLS, destination_text
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build
 from kubeproxy.setup import modes
@@ -60,8 +60,7 @@ def remembered(asked: Source, explained: Explained) -> str | None:
     if plan is None or not why.affinity:
         return None
     try:
-        front = pack(place(why.destination.partition("/")[0])[0])
-        client = source_for(front or b"") if why.source == THIS_NODE else pack(why.source)
+        client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
         with examiners(asked.facts(), [plan.key.family]) as kernel:
