@@ -28,7 +28,7 @@ class Build(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The version with the commit, as 0.1.0+g1a2b3c4d5e6f, because a tag can be moved to another commit."""
+        """The version with the commit, such as 0.1.0+g1a2b3c4d5e6f, because a tag can be moved to another commit."""
         return self.version if "+" in self.version else f"{self.version}+g{self.commit[:12]}"
 
 

@@ -252,8 +252,8 @@ class Silence:
         self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:
-        """Count the silence from 0 again, after a bookmark; the limit is the first one, because this server sends
-        bookmarks.
+        """Count the silence from 0 again, after a bookmark; the limit is reset to its first value, because this server
+        sends bookmarks.
         """
         self._limit = self._pace.silence
         self.broken()

@@ -294,7 +294,7 @@ TOGETHER: Final = 50
 """Services in one request, by the label of their slices: 3 kB of a URL at most."""
 
 BURST: Final = 20
-"""Number of requests without a delay, as at the start; then one a second, so that frequent changes of annotations cause
+"""Number of requests without a delay, for the start; then one a second, so that frequent changes of annotations cause
 few requests from all nodes."""
 
 TIMEOUT: Final = 5.0
@@ -325,7 +325,7 @@ class Zones:
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services; the first list waits for its zones, as programming starts with that list."""
+        """Pass on events of Services; the first list waits for its zones, because programming starts with that list."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:

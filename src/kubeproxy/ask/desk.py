@@ -83,7 +83,7 @@ class Desk:
         return (held for name in names or self.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
-        """Return the state of a Service, as /debug/state shows it. Raises QuestionError if it is unknown."""
+        """Return the state of a Service that /debug/state shows. Raises QuestionError if it is unknown."""
         made = state.service(self.snapshot, name)
         if made is None:
             raise QuestionError(unwatched(name))

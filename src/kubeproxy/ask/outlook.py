@@ -147,7 +147,7 @@ def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
-    """Return the sysctls that would change, as sentences."""
+    """Return a sentence for each sysctl that would change."""
     lines = []
     for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
         try:
@@ -430,7 +430,7 @@ def _late(network: Range) -> bytes:
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
-    """Yield other changes that clients notice, as sentences with the number of Services concerned."""
+    """Yield a sentence for each further change that clients notice, with the number of Services concerned."""
     old, new = before.habits, after.habits
     plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):

@@ -350,7 +350,7 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: its name, '' if unknown, and the reason with the field behind it."""
+    """Another node decides: the name of that node ('' if unknown), the reason, and the field that is the cause."""
 
     node: str
     reason: str

@@ -227,8 +227,9 @@ class Owned(NamedTuple):
 def owned(
     tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool], sets: Collection[str] = ()
 ) -> Iterator[Owned]:
-    """Yield the chains and rules to remove from each table; `keeps` is by table and chain, `sets` are names of
-    ipsets."""
+    """Yield the chains and rules to remove from each table; `keeps` returns whether to keep a chain, by table and
+    chain. `sets` are names of ipsets.
+    """
     used = frozenset(sets)
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]

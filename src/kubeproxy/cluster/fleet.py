@@ -87,7 +87,7 @@ class Fleet:
         return sorted(found, key=lambda fact: fact.severity)
 
     def differences(self) -> list[Shared]:
-        """Return the facts that some nodes state and others do not, the worst first."""
+        """Return the facts that some nodes state and some do not; the worst fact is first."""
         return sorted(self._differences(), key=lambda one: (one.fact.severity, one.fact.text))
 
     def _differences(self) -> Iterator[Shared]:

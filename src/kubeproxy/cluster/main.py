@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # a reader that stops early, as `head`
+    except BrokenPipeError:  # a reader that stops early, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:

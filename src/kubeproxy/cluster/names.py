@@ -56,7 +56,7 @@ class End(NamedTuple):
 
 
 class Names:
-    """Resolves names, and stores the names of the resolved addresses, as {"10.244.0.7": "default/a"}."""
+    """Resolves names, and stores the names of the resolved addresses, such as {"10.244.0.7": "default/a"}."""
 
     def __init__(self, kubectl: Kubectl, nodes: Sequence[Node], namespace: str) -> None:
         self._kubectl = kubectl

@@ -108,7 +108,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     if given.line is None:
         sys.stdout.write(SCRIPTS[given.shell])
     else:
@@ -176,7 +176,8 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 def names(prefix: str, path: str) -> list[str]:
     """Return the Services of the proxy at `path` that begin with `prefix`, as NAMESPACE/NAME.
 
-    If `prefix` has a colon, the ports of that Service, as NAMESPACE/NAME:80. Empty if no proxy answers.
+    If `prefix` has a colon, return the ports of the Service before it in the form NAMESPACE/NAME:80. Empty if no proxy
+    answers.
     """
     from urllib.parse import quote  # noqa: PLC0415
 

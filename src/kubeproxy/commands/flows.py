@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     where = ground(source(given))
     names = [service_name(given.name)] if given.name else []
     served = where.served(names)

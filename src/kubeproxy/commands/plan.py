@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     asked = source(given if given.from_kernel else _without_news(given))
     facts = knowing(asked)
     now = facts.configuration()

@@ -39,7 +39,7 @@ def service_name(text: str) -> ServiceName:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     asked = source(given)
     facts = knowing(asked)
     old = list(contact.outdated(facts.reach)) if facts.reach is not None else []

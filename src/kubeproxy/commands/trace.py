@@ -29,7 +29,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
 _SHOWN = 6
-"""Maximum number of packets' paths in the text; `-o json` has all packets."""
+"""Maximum number of paths of packets in the text; `-o json` has all packets."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     asked = source(given)
     packet, serving = _question(given, asked)
     traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked), serving)
@@ -70,7 +70,9 @@ def serving_of(explained: Explained) -> Serving | None:
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving | None]:
-    """Return the first packet of the flow to trace, and its Service, as far as it is known. Raises KubeProxyError."""
+    """Return two values: the first packet of the flow to trace, and its Service if that is known. Raises
+    KubeProxyError.
+    """
     with contextlib.suppress(QuestionError):
         packet = addressed(given.source, given.target)
         with contextlib.suppress(KubeProxyError):

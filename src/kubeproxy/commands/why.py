@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Answer; return the exit code."""
+    """Print the answer; return the exit code."""
     asked = source(given)
     knowing(asked)
     explained = asked.why(given.source, given.target, given.interface)

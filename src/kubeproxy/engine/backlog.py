@@ -104,7 +104,7 @@ class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
         return len(self._plans)
 
     def items(self) -> ItemsView[ServiceName, tuple[ServicePlan, ...]]:
-        """Return names and plans, as fast as a dict."""
+        """Return names and plans; as fast as dict.items."""
         return self._plans.items()
 
 

@@ -99,7 +99,7 @@ class Engine:
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # the running full sync of each family
         self.awaits = ""  # the reason why nothing is written although all resources are listed, '' for none
-        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses, as last read
+        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses at the last reading
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer

@@ -100,7 +100,7 @@ class PacketSet:
         return new
 
     def within(self, services: int) -> PacketSet:
-        """Return the part of the flow with these services, a subset of the flow's."""
+        """Return the part of the flow with these services, which must be a subset of the flow's services."""
         new = self.copy()
         if self.current is None:
             new.services = services

@@ -201,7 +201,7 @@ def _masked(text: str) -> tuple[int, int]:
 
 
 def _destination(text: str) -> tuple[bytes | None, bytes | None]:
-    """Return address and port of a DNAT target, as bytes."""
+    """Return address and port of a DNAT target, each in bytes."""
     host, port = text, ""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")

@@ -44,7 +44,7 @@ _TCP = 6
 
 
 class Side(Enum):
-    """The origin of a connection, as policies distinguish it."""
+    """The origins of connections that policies distinguish."""
 
     POD = "a pod"
     NODE = "this node"
@@ -54,7 +54,7 @@ class Side(Enum):
 class Packet(NamedTuple):
     """The first packet of a connection. Addresses are packed; without a `source` the node picks one of its addresses.
 
-    `interface` is the incoming interface, '' if unknown: some clusters recognise pods by it. `source_port` is 0 if
+    `interface` is the incoming interface, by which some clusters recognise pods, '' if unknown. `source_port` is 0 if
     unknown: the endpoint may depend on it.
     """
 

@@ -139,7 +139,7 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if external_ips == "served" else None
-    # Positional arguments, as for plans below, are faster; this runs for every Service.
+    # Positional arguments are faster, and this runs for every Service. The same is true for plans below.
     return _Facts(
         (meta.namespace or "", meta.name),
         _ports(spec.ports or (), problems),
@@ -277,7 +277,7 @@ def _policies(spec: ServiceSpec, problems: list[Problem]) -> Policies:
 
 @lru_cache(maxsize=32)
 def _read_policies(internal: str | None, external: str | None, is_external: bool) -> tuple[Policies, Sequence[Problem]]:
-    """Return two values: the policies, as one object for all Services with equal policies, and the problems."""
+    """Return two values: the policies (a single object for all Services with equal policies), and the problems."""
     problems: list[Problem] = []
     for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
         if text not in (None, "", "Cluster", "Local"):

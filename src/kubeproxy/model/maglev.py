@@ -116,7 +116,7 @@ def _scaled(number: int, size: int) -> int:
 
 
 def jhash(key: bytes, seed: int) -> int:
-    """Return the kernel's hash of whole words of 4 bytes, as on a little-endian machine."""
+    """Return the kernel's hash of whole words of 4 bytes, on a little-endian machine."""
     words = [int.from_bytes(key[i : i + 4], "little") for i in range(0, len(key), 4)]
     state = [(_BEGIN + len(key) + seed) & _WORD] * 3
     while len(words) > 3:

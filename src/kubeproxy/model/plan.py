@@ -81,7 +81,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def port_text(self) -> str:
-        """The port with its protocol, as 53/UDP."""
+        """The port with its protocol, such as 53/UDP."""
         return f"{self.port}/{PROTOCOL_NAMES[self.protocol]}"
 
     def __str__(self) -> str:

@@ -87,7 +87,7 @@ class Planner:
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
-        self.deferred: list[ServiceName] = []  # Services that the last `taking` left dirty for the next one
+        self.deferred: list[ServiceName] = []  # Services that the last `taking` deferred: they are still dirty
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}

@@ -31,7 +31,7 @@ Tell = Callable[[str, Any], None]
 EACH: Final = 30.0
 """Minimum seconds between two periodic checks for problems."""
 LEAST: Final = 5.0
-"""Minimum seconds between the end of a check and the next one that a page requests."""
+"""Minimum seconds between the end of a check and the next check that a page requests."""
 SOON: Final = 2.0
 """Seconds from a change of a family's state to the next check."""
 SHARE: Final = 0.002

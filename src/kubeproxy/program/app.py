@@ -340,7 +340,7 @@ class App:
             log.error("Cannot watch the local addresses error=%r", str(error))
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
-        # Note and uid are those of the Go kube-proxy, as operators may search for them.
+        # Note and uid are those of the Go kube-proxy, because operators may search for them.
         service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
         node = self._settings.node_name
         note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'

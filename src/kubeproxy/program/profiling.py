@@ -23,7 +23,7 @@ from kubeproxy.server.text import printable, redact
 SECONDS: Final = 30.0  # the duration of Go's profile without ?seconds=
 LONGEST: Final = 300.0
 _DIGITS: Final = 20  # int() raises for thousands of digits
-_PAUSE: Final = 0.01  # 100 samples a second, as Go
+_PAUSE: Final = 0.01  # 100 samples a second, like Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
 _BUSY: Final = b"a profile is being taken already\n"

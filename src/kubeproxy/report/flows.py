@@ -112,12 +112,12 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return the UDP frontends of changes, and their flows that became stale.
 
-    A flow goes to an endpoint that served when it began: a removed endpoint makes it stale, an added one does not. A
-    flow has no translation if it began before the frontend existed, or at the moment in which the frontend began or
-    stopped serving a kind of client: a packet passes the translating rules before the refusing rules, and if the
-    ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no rule of the
-    frontend applies. `certain`: the kernel had the state before the changes. Without it, every flow to an endpoint that
-    does not serve counts as stale.
+    A flow leads to an endpoint that served when the flow began. So a removed endpoint makes flows stale, and an added
+    endpoint does not. A flow has no translation if it began before the frontend existed, or at the moment in which the
+    frontend began or stopped serving a kind of client: a packet passes the translating rules before the refusing rules,
+    and if the ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no
+    rule of the frontend applies. `certain`: the kernel had the state before the changes. Without it, every flow to an
+    endpoint that does not serve counts as stale.
     """
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
@@ -260,7 +260,7 @@ class FlowCleaner:
         self._wake = asyncio.Event()
 
     def world(self, world: Globals) -> None:
-        """Set the addresses that NodePorts answer on."""
+        """Set the addresses on which NodePorts answer."""
         for family in self._nodeport_ips:
             ours = world.of(family)
             self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()

@@ -83,7 +83,7 @@ class ProxyMetrics:
     def render(self) -> bytes:
         """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
         levels = Counts(found[1] for text in self.registry.helps if (found := _STABILITY.match(text)))
-        for level, number in levels.items():  # computed at each rendering, as modes register metrics later
+        for level, number in levels.items():  # computed at each rendering, because modes register metrics later
             self._registered.labels("", level).set(number)
         return self.registry.render()
 

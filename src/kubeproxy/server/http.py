@@ -77,7 +77,7 @@ READ: Final = frozenset(("GET", "HEAD"))
 
 
 def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozenset()) -> Handler:
-    """Return a handler that chooses a page by its exact path, with 404 for others.
+    """Return a handler that chooses a page by its exact path, and answers 404 for all other paths.
 
     Methods other than GET and HEAD get 405, except on the paths in `any_method`.
     """
@@ -105,8 +105,8 @@ def read_only(handler: Handler) -> Handler:
 def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
     """Return the reason to refuse a request by its Host header, None to answer it: protection against DNS rebinding.
 
-    `host` is '' without the header, as from load balancers; `local_address` is the server's address of the connection;
-    `known` are names in lower case that the operator configured.
+    `host` is '' if the header is missing, for example in requests of load balancers; `local_address` is the server's
+    address of the connection; `known` are names in lower case that the operator configured.
 
     A page of evil.example in a browser on this node may have its name resolved to 127.0.0.1 and read the answers, but
     its requests name evil.example as the host. So on loopback a Host must be an address, localhost or a known name. On

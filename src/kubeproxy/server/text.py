@@ -1,4 +1,4 @@
-"""Makes text of others safe for logs, pages and terminals: removes secrets and control characters.
+"""Makes text of other programs and users safe for logs, pages and terminals: removes secrets and control characters.
 
 Names of objects, and messages of the API server, are written by other programs and by users.
 """

@@ -1,6 +1,6 @@
 """Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing.
 
-The checks are independent: a check that cannot run is reported as unknown, and the others still run.
+The checks are independent: a check that cannot run is reported as unknown, and all other checks still run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OUTRANKED = ("hostnameOverride:", "logging.")
 
 
 class Checkup(Struct):
-    """The findings, worst first, and the checks that could not run, as sentences."""
+    """The findings, the worst first, and sentences about the checks that could not run."""
 
     findings: list[Diagnosis]
     unknown: list[str]

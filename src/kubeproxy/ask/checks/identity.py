@@ -74,7 +74,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
 
 
 def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
-    """Check whether the Node has podCIDRs, if traffic of pods is recognised by them."""
+    """If traffic of pods is recognised by podCIDRs, check whether the Node has podCIDRs."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         yield Diagnosis(
             severity=Severity.DEGRADED,

@@ -247,8 +247,8 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
 def _bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
 
-    `own` are this node's addresses. A tunnel, and an interface on top of that one, as macvlan, are no other uplinks,
-    and neither is one without an address, as a pod's.
+    `own` are this node's addresses. Not counted as another uplink are a tunnel, an interface on top of the interface of
+    the network (such as macvlan), and an interface without an address (such as a pod's).
     """
     near = sorted({one.interface for one in own if within(address, [one.network])})
     if not near or out in near or not any(one.interface == out and one.scope == SCOPE_UNIVERSE for one in own):
@@ -259,7 +259,9 @@ def _bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
 
 
 def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
-    """Yield the first address, the prefix length and the interface of the main table's routes, without a default."""
+    """Yield the first address, the prefix length and the interface of each route of the main table except default
+    routes.
+    """
     for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]:
         name, destination, *rest = line.split()
         if bits := int(rest[5], 16).bit_count():
@@ -278,7 +280,7 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
-    """Check for bridges by which connections of a pod to itself do not come back: of all pods, or of one client.
+    """Check for bridges that do not return a pod's connection to itself, for all pods or for one client.
 
     Only a mode that translates packets on the bridge itself needs hairpin mode. `share`: see `settings.hairpin`.
     """

@@ -12,7 +12,7 @@ from kubeproxy.release import SAME_BUILD
 
 
 def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
-    """Check the state of each family's kernel, as the proxy reports it."""
+    """Check the state of each family's kernel that the proxy reports."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:

@@ -58,7 +58,7 @@ def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Dia
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return a text with the first names, and the number of further names."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -141,10 +141,10 @@ def bridged(
 
 
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float) -> Iterator[Diagnosis]:
-    """Check whether a bridge sends a pod's connection to itself back by the port of the pod; `ports`: hairpin mode.
-
-    `share`: the part of one pod's connections that comes back to it, 0 for all pods. Translated packets stay on a
-    bridge whose packets pass the rules (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
+    """Check hairpin mode, given for each of `ports`: whether a bridge sends a packet back through the port from which
+    it was received, because a pod may connect to itself through a Service. `share`: the part of one pod's connections
+    that leads to the pod itself, 0 if all pods are checked. Translated packets stay on a bridge whose packets pass the
+    rules (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
     """
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:

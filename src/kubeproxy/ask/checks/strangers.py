@@ -106,7 +106,7 @@ def dropping(drops: Iterable[Drop], ends: Collection[tuple[bytes, int]] = ()) ->
     """Report chains of other programs that surely drop a connection, or that may come before or after ours.
 
     `ends` are the endpoints, as packed address and port, of which each first packet picks one anew: connection tracking
-    keeps no connection before its first packet has passed all hooks.
+    stores a connection only after its first packet has passed all hooks.
     """
     drops = [one for one in drops if not one.untracks]
     stopped = {(one.packet.destination, one.packet.port) for one in drops if one.packet.translated}
@@ -160,7 +160,7 @@ def untracking(drops: Iterable[Drop], *, is_answered: bool) -> Iterator[Diagnosi
 def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that drop packets to endpoints.
 
-    `ends_here`: the mode receives connections as local packets, as a mode with an interface for Services does.
+    `ends_here`: the mode receives connections as local packets, for example because it has an interface for Services.
     """
     noted: dict[str, list[Filter]] = {}
     for one in filters:

@@ -1,4 +1,4 @@
-"""Maps a destination of clients to its Service and port, as Services change. Pure.
+"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure.
 
 The page's process that follows connections receives the changes as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
 """
@@ -25,7 +25,7 @@ def keys_of(plans: Iterable[ServicePlan]) -> Keys:
 
 
 def keys_by_port(plans: Iterable[ServicePlan]) -> dict[str, Keys]:
-    """Return the frontends of a Service's plans by port and family, as http/TCP/IPv4."""
+    """Return the frontends of a Service's plans by port and family, such as http/TCP/IPv4."""
     named = ((plan.key, plan) for plan in plans)
     return {f"{k.port_name}/{PROTOCOL_NAMES[k.protocol]}/{k.family.label}": keys_of([plan]) for k, plan in named}
 

@@ -114,7 +114,7 @@ def removals(chains: Iterable[str]) -> str:
 
 
 def jumps(table: str, found: FoundTable) -> str:
-    """Return the missing jumps of a table, as insertions at the head of their chains."""
+    """Return lines that insert the missing jumps of a table at the head of their chains."""
     return "".join([f"-I {jump.rule}\n" for jump in skeleton.JUMPS if jump.table == table and not found.has_jump(jump)])
 
 

@@ -170,7 +170,7 @@ class _Words:
 
 
 def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, ServiceName]:
-    """Return the Service that each virtual server belongs to."""
+    """Return the Service to which each virtual server belongs."""
     desired = Desired()
     desired.load(objects.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}

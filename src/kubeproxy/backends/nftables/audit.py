@@ -68,7 +68,7 @@ class Signature(NamedTuple):
     chains: Mapping[str, Signed] = MappingProxyType({})
 
     def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature after the removal of chains that another chain may lead to."""
+        """Return the signature after the removal of chains to which other chains may jump."""
         return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 
@@ -146,7 +146,7 @@ def filling(family: Family, name: str, elements: frozenset[Any]) -> list[bytes]:
 
 
 def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
-    """Return the edges of disjoint ranges, as the kernel lists them."""
+    """Return the edges of disjoint ranges in the form in which the kernel lists them."""
     found = set()
     for first, last in ranges:
         found.add((first, False))

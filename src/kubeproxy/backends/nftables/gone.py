@@ -47,7 +47,7 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
-"""Rule of the base chains. Only packets from clients of Services go on to the lookup."""
+"""Rule of the base chains. Only packets from clients of Services get to the lookup."""
 
 
 class GoneEndpoints:

@@ -129,7 +129,7 @@ POOL_MAPS: Final = (
     SetId.NODEPORT_AFFINITY_POOLS,
     SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
 )
-"""In the order of ENDPOINT_MAPS, as VERDICT_MAPS."""
+"""In the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)

@@ -132,7 +132,8 @@ class Numbers:
     def recall_endpoints(
         self, key: ServicePortKey, policy: Policy, found: Mapping[bytes, bytes], owner: Callable[[bytes], bytes]
     ) -> dict[bytes, bytes]:
-        """Return the packed numbers of a pool's endpoints: those in the kernel, else those before the comparison.
+        """Return the packed numbers of a pool's endpoints: the numbers in the kernel, else the numbers before the
+        comparison.
 
         `owner` returns the endpoint that has a number in the kernel, b'' for none. A number belongs to one pool.
         """
@@ -180,7 +181,7 @@ class Placed(NamedTuple):
     endpoints: Identities = _NONE
 
     def pool(self, policy: Policy) -> Pool:
-        """Return the pool that a policy picks from."""
+        """Return the pool from which a policy picks."""
         return self.local if policy is Policy.LOCAL else self.cluster
 
 

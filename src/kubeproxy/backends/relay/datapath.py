@@ -47,7 +47,7 @@ class Watched(Protocol):
     """Receives the events of a socket. Called on the loop's thread."""
 
     def ready(self, fd: int, events: int) -> None:
-        """Handle events of a socket, a mask of EPOLLIN and others."""
+        """Handle the events of a socket: a mask of EPOLLIN and other flags."""
 
     def close(self) -> None:
         """Close all sockets."""
@@ -178,7 +178,7 @@ class DataPath:
         self._watched[fd] = watched
 
     def rewatch(self, fd: int, events: int) -> None:
-        """Change the events that a socket is watched for."""
+        """Change the events for which a socket is watched."""
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:

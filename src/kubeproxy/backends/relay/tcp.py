@@ -255,7 +255,7 @@ class Connection:
             if side.held is None and not side.ended and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
                 self._carry(side, other)
                 while events & EPOLLERR and side.held is None and not side.ended:
-                    self._carry(side, other)  # bytes from before the reset
+                    self._carry(side, other)  # bytes that the peer sent before the reset
         except BlockingIOError:
             pass
         except OSError:

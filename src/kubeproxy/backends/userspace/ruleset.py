@@ -122,7 +122,8 @@ class UserspaceRuleset:
     """One family's table.
 
     `landing` is the node's address to which connections from outside are redirected, because the incoming interface may
-    have no address, as is common for pods' interfaces. Without it, the interface's own address is used.
+    have no address, which is common for pods' interfaces. Without `landing`, the address of the incoming interface is
+    used.
     """
 
     def __init__(self, family: Family, world: Globals, landing: bytes | None) -> None:

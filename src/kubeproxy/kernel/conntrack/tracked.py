@@ -334,7 +334,7 @@ def level(link: Netlink) -> Level:
 
 @understood("connection tracking")
 def refusals(link: Netlink) -> Refusals:
-    """Return the failures so far. Raises ApplyError."""
+    """Return the counts of failures at present. Raises ApplyError."""
     sums = dict.fromkeys(_FIELDS, 0)
     buffers = link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking")
     for place in answers(buffers, len(_ALL_FAMILIES)):

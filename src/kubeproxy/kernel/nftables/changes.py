@@ -129,7 +129,7 @@ class ChangeMonitor:
         self._families: dict[int, _Found] = {}
         self._open_transaction: set[tuple[int, int, str, str]] = set()  # its changes before its last message
         self._counted = 0  # our transactions, and those announced
-        self._began = 0  # the generation before the first of these
+        self._began = 0  # the generation before the first counted transaction
         self._since = 0  # transactions up to this generation are ignored: missed, or announced in part
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0

@@ -1,4 +1,4 @@
-"""The expressions of nf_tables' rules, as values that are packed into netlink attributes and parsed from them.
+"""The expressions of nf_tables' rules. They are values that are packed into netlink attributes and parsed from these.
 
 An expression of an unknown kind is kept as bytes (Opaque). Registers have the numbers of the kernel's listing: 1 to 4
 have 16 bytes, 8 to 23 have 4 bytes, and 0 is for the verdict. Sources: include/uapi/linux/netfilter/nf_tables.h and the
@@ -298,7 +298,7 @@ class PacketCount(Expression, frozen=True):
 
 
 class NamedObject(Expression, frozen=True):
-    """Uses a named object of the table: counter (`type` 1), quota (2), limit (4) and others."""
+    """Uses a named object of the table: a counter (`type` 1), a quota (2), a limit (4) or another kind."""
 
     KIND = "objref"
     LAYOUT = _layout("type name:text sreg set:text")
@@ -421,7 +421,7 @@ def _required(kind: type[Expression]) -> frozenset[str]:
 
 
 def names_of(rule: Rule) -> set[str]:
-    """Return the names of the sets and chains that a rule refers to."""
+    """Return the names of the sets and chains to which a rule refers."""
     found = set()
     for each in rule:
         values: list[object] = []

@@ -181,9 +181,9 @@ class Step(NamedTuple):
     """A step of a packet: a rule that matched ('rule'), the end of a base chain ('policy'), or the end of another chain
     ('return').
 
-    `packet` is the same number in all steps of a packet. `verdict` is 0 for drop, 1 accept, 2 stolen, 3 queue; below 0
-    the packet goes on. `leads_to` is the chain of a jump or goto. The first step in each base chain has
-    `headers`.
+    `packet` is the same number in all steps of a packet. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3 for
+    queue; if it is below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each
+    base chain has `headers`.
     """
 
     packet: int

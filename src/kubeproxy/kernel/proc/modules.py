@@ -1,6 +1,6 @@
 """Kernel modules: the loaded or built-in ones, those that IPVS needs, and loading of missing ones.
 
-Source: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26, as far as they name files and modules.
+Source of the names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26.
 """
 
 from __future__ import annotations
