@@ -160,7 +160,7 @@ def decode_object(
 class WatchDecoder:
     """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines.
 
-    Slices of the Services in `with_zones`, by its content at the time, become PlacedSlices.
+    Slices of the Services that are in `with_zones` at the time of decoding become PlacedSlices.
     """
 
     __slots__ = ("_decoder", "_resource", "_tail", "_with_zones")

@@ -81,8 +81,9 @@ def _addresses(held: ProgrammedService) -> Iterator[str]:
 
 
 def _endpoints(held: ProgrammedService) -> tuple[int, int]:
-    """Return the number of endpoints that new connections of this node use, and of all that serve, of the family with
-    more."""
+    """Return two numbers, those of the family with more endpoints: the endpoints that new connections of this node use,
+    and all endpoints that serve.
+    """
     by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
     for plan in held.plans:
         used, serving = by_family.setdefault(plan.key.family, (set(), set()))

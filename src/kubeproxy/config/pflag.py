@@ -1,6 +1,6 @@
 """Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--".
 
-The conversion of flags' texts to values and back is that of Go's flag and Kubernetes' API libraries; each parser raises
+Texts of flags are converted to values and back as in Go's flag and Kubernetes' API libraries. Each parser raises
 ValueError with Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for.
 Light to import.
 """

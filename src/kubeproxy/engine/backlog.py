@@ -213,8 +213,8 @@ class Backlog:
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
-        """Yield the changes since the last commit, and a change without a difference for each other Service, in parts;
-        only Services with UDP ports.
+        """Yield, in parts, the changes since the last commit, and for each other Service a change without a difference.
+        Services without UDP ports are left out.
 
         A fresh change that was joined with an earlier change is also yielded alone, because the kernel may have
         accepted the earlier one. Parts may be empty, because a part is made of a fixed number of Services, and there

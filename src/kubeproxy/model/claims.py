@@ -132,7 +132,9 @@ class Claims:
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return the keys allocated to a Service in a family, and the frontends with addresses written into it."""
+    """Return two values for a family: the keys that the API server allocated to a Service, and the frontends with
+    addresses that users wrote into the Service.
+    """
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:

@@ -252,7 +252,7 @@ CASES: dict = {
     "few files": (settings.opened(Descriptors(10, 100), 7), []),
     "many files": (
         settings.opened(Descriptors(80, 100), 7),
-        [(DEGRADED, "the proxy (pid 7) has 80 files open of 100 that it may")],
+        [(DEGRADED, "the proxy (pid 7) has 80 open files; its limit is 100")],
     ),
     "known": (identity.registered(node(), "a", "a"), []),
     "unknown": (identity.registered(None, "a", "b"), [(BROKEN, "there is no Node a")]),

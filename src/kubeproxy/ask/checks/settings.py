@@ -214,7 +214,7 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
         yield Diagnosis(
             severity=Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED,
             about="descriptors",
-            what=f"the proxy (pid {pid}) has {used} files open of {limit} that it may",
+            what=f"the proxy (pid {pid}) has {used} open files; its limit is {limit}",
             why="health checks, and in userspace mode connections, are turned away when none is left",
             fix="raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many",
         )

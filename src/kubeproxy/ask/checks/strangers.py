@@ -187,8 +187,8 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
                 severity=Severity.NOTE,
                 about="firewall",
                 what=f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}",
-                why="no rule translates those, so they reach no endpoint; another program, as a DNS cache, may answer",
-                fix="see which packets it is for; if they go to Services that no other program answers, leave them out",
+                why="no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer",
+                fix="see which packets the rule is for; except from it packets to Services that only kube-proxy serves",
             )
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)

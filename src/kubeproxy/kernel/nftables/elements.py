@@ -79,8 +79,8 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 class Packer(NamedTuple):
     """Packs the elements of one set from the constant bytes around key and data.
 
-    `key_size` and `data_size` of `of` are in bytes; data_size is 0 for a plain set, or to remove elements. `size` is
-    that of a whole element.
+    The arguments `key_size` and `data_size` of the method `of` are in bytes; `data_size` is 0 for a plain set, or to
+    remove elements. `size` is that of a whole element.
     """
 
     before_key: bytes
