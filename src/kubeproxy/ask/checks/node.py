@@ -232,8 +232,9 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
 
 
 def arrival(node: CheckedNode, packet: Packet) -> str:
-    """Return the interface by which a client's packets arrive, '' for that of the route to the client. It is the given
-    one, unless that is a port of a bridge; else that of the client's network. Raises NetlinkError.
+    """Return the interface by which a client's packets arrive, '' for the interface of the route to the client. It is
+    the interface of the packet if packets can arrive there, else the interface of the client's network. Raises
+    NetlinkError.
     """
     if packet.interface in _entrances():
         return packet.interface

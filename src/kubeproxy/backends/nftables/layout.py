@@ -175,7 +175,7 @@ def tries(size: int) -> int:
 
 @lru_cache(maxsize=4096)
 def packed_class(count: int) -> bytes:
-    """Return the class of a number of endpoints packed as in the kernel: a port."""
+    """Return the class of a number of endpoints, packed in two bytes like a port, which is the kernel's form."""
     return class_of(count).to_bytes(2, "big")
 
 

@@ -55,7 +55,9 @@ _PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key for the number of a Service's list of source ranges, from the key of any of its service ports."""
+    """Return the key under which the number of a Service's list of source ranges is stored, given the key of any
+    service port of the Service.
+    """
     return key._replace(port_name="", protocol=0)
 
 

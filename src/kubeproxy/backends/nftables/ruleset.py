@@ -430,7 +430,7 @@ class Ruleset:
 
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
-"""Default timeout of a client in milliseconds. The rule that adds a client sets its own."""
+"""Default timeout of a client in milliseconds. The rule that adds a client sets the timeout of the Service instead."""
 
 AFFINITY_SHARE: Final = 1 << 16
 """Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
