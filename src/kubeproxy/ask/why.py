@@ -197,6 +197,8 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
     plan = made.plan
     source = unpack(packet.source) if packet.source is not None else THIS_NODE
     destination = front_text(packet.destination, packet.port, packet.protocol)
+    targets = tuple(_targets(snapshot, packet, made, is_away=is_away))
+    lost = any(one.is_unnamed(source) and not one.returns for one in targets)
     return Why(
         source=source,
         destination=destination,
@@ -205,10 +207,12 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
         service=f"{plan.key.namespace}/{plan.key.name}" if plan is not None else "",
         port=plan.key.port_name if plan is not None else "",
         steps=made.steps,
-        endpoints=tuple(_targets(snapshot, packet, made, is_away=is_away)),
+        endpoints=targets,
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=(*_fixes(packet, made, snapshot.planner.world), *_name_fixes(snapshot, packet, made)),
+        fixes=tuple(
+            _name_fixes(snapshot, packet, plan) if lost and plan else _fixes(packet, made, snapshot.planner.world)
+        ),
     )
 
 
@@ -226,16 +230,13 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
         yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns)
 
 
-def _name_fixes(snapshot: Snapshot, packet: Packet, made: Answer) -> Iterator[str]:
-    """Yield the fix for a pod that reaches itself without masquerade because its endpoint has no nodeName."""
-    own, local = snapshot.planner.world.node_name, snapshot.addresses
-    unnamed = [one for one in made.choices if one.destination[:-2] == packet.source and not one.masqueraded]
-    if not unnamed or made.plan is None or packet.source is None or packet.source in local:
-        return
-    namespace, name = made.plan.key.namespace, made.plan.key.name
+def _name_fixes(snapshot: Snapshot, packet: Packet, plan: ServicePlan) -> Iterator[str]:
+    """Yield the fix for a pod that does not reach itself because its endpoint has no nodeName."""
+    own, namespace, name = snapshot.planner.world.node_name, plan.key.namespace, plan.key.name
     for piece, held in snapshot.planner.slices.get((namespace, name), {}).items():
-        if any(one.address == packet.source and not one.node for one in held.endpoints):
-            yield f"set endpoints[].nodeName: {own} for {unpack(packet.source)} in EndpointSlice {namespace}/{piece}"
+        for one in held.endpoints:
+            if one.address == packet.source and not one.node:
+                yield f"set endpoints[].nodeName: {own} for {unpack(one.address)} in EndpointSlice {namespace}/{piece}"
 
 
 def _missing(one: Absent) -> Missing:

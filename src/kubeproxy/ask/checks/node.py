@@ -227,7 +227,7 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             path = settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
             yield path
             for first, bits, by in _ipv4_routes():
-                if _bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
+                if bits and _bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
                     yield path._replace(out=by, clients=f"{unpack(first)}/{bits}")
 
 
@@ -260,13 +260,10 @@ def _bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
 
 
 def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
-    """Yield the first address, the prefix length and the interface of each route of the main table except default
-    routes.
-    """
+    """Yield the first address, the prefix length and the interface of each route of the main table."""
     for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]:
         name, destination, *rest = line.split()
-        if bits := int(rest[5], 16).bit_count():
-            yield int(destination, 16).to_bytes(4, sys.byteorder), bits, name
+        yield int(destination, 16).to_bytes(4, sys.byteorder), int(rest[5], 16).bit_count(), name
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
