@@ -131,7 +131,7 @@ def run(with_: Run) -> Report:
         )
     notes = [
         "ours: decoded pages to the last acknowledgement; limit: the same netlink bytes, replayed in the same process.",
-        "ratio CPU: the same of the process's CPU time, which other programs on the machine hardly change.",
+        "ratio CPU: the ratio of CPU times instead, which other programs on the machine hardly change.",
         "own: CPU time a Service beside the kernel's, in units of a fixed piece of Python (bench/yardstick.py).",
         "held: the longest delay of a timer on the event loop; median of the runs.",
     ]

@@ -56,9 +56,10 @@ def read(folder: Path = FOLDER) -> list[Record]:
 
 _HEAD: Final = """# Disruptions
 
-Clients ask Services of a real cluster all the time while its parts are replaced, killed or restarted: kube-apiserver,
-kubelet and containerd of two dual-stack nodes, as in [conformance.md](conformance.md). `python -m e2e page` wrote this
-page from recorded results. How to replace the Go kube-proxy on a cluster of yours: [migrate.md](migrate.md).
+Clients send requests to Services of a real cluster all the time while parts of the cluster are replaced, killed or
+restarted. The cluster has kube-apiserver, and kubelet and containerd on two dual-stack nodes, as in
+[conformance.md](conformance.md). `python -m e2e page` wrote this page from recorded results. [migrate.md](migrate.md)
+describes how to replace the Go kube-proxy on your own cluster.
 
     make disrupt KUBERNETES=/path/to/kubernetes                          # ours, nftables mode
     make disrupt KUBERNETES=DIR PROXY=go MODE=iptables                   # the Go kube-proxy, to compare
@@ -67,12 +68,12 @@ page from recorded results. How to replace the Go kube-proxy on a cluster of you
 - FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `previous`, `kill`, `apiserver`,
   `kubelet`, `rollout`. A run with FOCUS leaves this page as it is; it writes into `/tmp/kpe2e-results`.
 - PREVIOUS is by default the last tag, or the revision 50 commits ago.
-- The exit code is 1 when a question failed. The cluster is removed at the end, also after an error or Ctrl-C.
+- The exit code is 1 when a request failed. The cluster is removed at the end, also after an error or Ctrl-C.
 
-Each client asks ten times a second, over IPv4 and IPv6: from a pod and from its node by cluster IP, and from outside
-by the NodePort of the other node.
+Each client sends ten requests a second, over IPv4 and IPv6: a client in a pod and one on its node use the cluster IP,
+and a client outside uses the NodePort of the other node.
 
-| kind | a question | it fails |
+| kind | a request is | the request fails |
 |---|---|---|
 | new TCP | a connection and a request | when it is refused, its first SYN is lost, or no answer comes within 0.9 s |
 | long TCP | a request on a connection that stays open | when the connection ends, or no answer comes within 5 s |
@@ -81,20 +82,31 @@ by the NodePort of the other node.
 
 Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a Maglev
 table. A fifth one has slow start, and the pods that the rolling update replaces: they are not ready for their last ten
-seconds, but answer. Its long TCP connections have to end, so there are none. Ours counts connections on both nodes,
-resets those to gone endpoints on one node, and fast forwards on the other if the kernel has flowtables. No other
-program on the nodes has rules of NAT.
+seconds, but answer. Its long TCP connections would end with its pods, so there are none. Our proxy counts
+connections on both nodes, resets
+connections to gone endpoints on one node, and uses fast forwarding on the other node if the kernel has flowtables. No
+other program on the nodes has rules of NAT.
 
-A cell is: failed of asked, longest time without an answer of any client. That time includes the 100 ms between two
-questions. The row `nothing happens` shows the noise of the machine. A run may have some of the rows only.
+Each cell has the number of failed requests, the number of all requests, and the longest time that any client was
+without
+an answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of the
+machine. A
+table may lack rows that were not run.
 
-- The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until then
-  new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program and mode
-  in two steps. The change between its own two modes costs as much.
-- In the rolling update ours lost one question of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586, 1 of
-  4,620), the Go kube-proxy none in one run (5,342). It was lost when flows of an endpoint that had stopped serving were
-  removed; ours gave 50 ms for answers under way. It gives 200 ms now: 0 of 8,793 in two runs, on a less busy machine.
-- Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted. The load was 16 to 26 on two
+- The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until
+then
+  new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program and
+  mode in two steps. A change from one mode of the Go
+  kube-proxy to its other mode makes as many requests fail.
+- In the rolling update our proxy lost one request of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586,
+1 of
+  4,620), the Go kube-proxy none in one run (of 5,342). The request was lost when the proxy removed flows of an
+  endpoint
+  that had stopped serving, 50 ms later. Now the proxy waits 200 ms for answers under way: 0 of 8,793 requests were
+  lost
+  in two runs, on a less busy machine.
+- Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted. The load was 16 to 26 on
+two
   cores, by other work.
 """
 
