@@ -80,34 +80,25 @@ and a client outside uses the NodePort of the other node.
 | new UDP | a datagram from a new port | when no answer comes within 0.9 s |
 | long UDP | a datagram from a socket that stays open, as a resolver does | when no answer comes within 0.9 s |
 
-Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a Maglev
-table. A fifth one has slow start, and the pods that the rolling update replaces: they are not ready for their last ten
-seconds, but answer. Its long TCP connections would end with its pods, so there are none. Our proxy counts
-connections on both nodes, resets
-connections to gone endpoints on one node, and uses fast forwarding on the other node if the kernel has flowtables. No
-other program on the nodes has rules of NAT.
+Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a
+Maglev table. A fifth one has slow start, and the pods that the rolling update replaces: they are not ready for
+their last ten seconds, but answer. Its long TCP connections would end with its pods, so there are none. Our proxy
+counts connections on both nodes, resets connections to gone endpoints on one node, and uses fast forwarding on the
+other node if the kernel has flowtables. No other program on the nodes has rules of NAT.
 
 Each cell has the number of failed requests, the number of all requests, and the longest time that any client was
-without
-an answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of the
-machine. A
-table may lack rows that were not run.
+without an answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of
+the machine. A table may lack rows that were not run.
 
 - The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until
-then
-  new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program and
-  mode in two steps. A change from one mode of the Go
-  kube-proxy to its other mode makes as many requests fail.
+  then new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program
+  and mode in two steps. A change from one mode of the Go kube-proxy to its other mode makes as many requests fail.
 - In the rolling update our proxy lost one request of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586,
-1 of
-  4,620), the Go kube-proxy none in one run (of 5,342). The request was lost when the proxy removed flows of an
-  endpoint
-  that had stopped serving, 50 ms later. Now the proxy waits 200 ms for answers under way: 0 of 8,793 requests were
-  lost
-  in two runs, on a less busy machine.
+  1 of 4,620), the Go kube-proxy none in one run (of 5,342). The request was lost when the proxy removed flows of an
+  endpoint that had stopped serving, 50 ms later. Now the proxy waits 200 ms for answers under way: 0 of 8,793
+  requests were lost in two runs, on a less busy machine.
 - Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted. The load was 16 to 26 on
-two
-  cores, by other work.
+  two cores, by other work.
 """
 
 
