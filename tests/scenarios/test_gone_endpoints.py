@@ -161,7 +161,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
     """`why` says who is gone, and `trace` which chain resets a client."""
     where = live.ips["pod"]["IPv4"], f"{front.address}:{front.port}"
     _, text = await live.ask("why", *where)
-    assert f"not to {live.ips[pod]['IPv4']}:3000: it is gone" in text, text
+    assert f"not to {live.ips[pod]['IPv4']}:3000: it is deleted" in text, text
     assert "(--reset-gone-endpoints)" in text, text
     traced = asyncio.ensure_future(live.ask("trace", *where, "--seconds", "8", "--packets", "1"))
 

@@ -125,5 +125,5 @@ def test_a_set_that_a_rule_uses_stays() -> None:
         sets.create("A", SetKind(HASH_IP, IPV4))
         rule = ["-A", "INPUT", "-m", "set", "--match-set", "A", "src", "-j", "DROP"]
         subprocess.run(["iptables-legacy", "-w", *rule], check=True)
-        with pytest.raises(IpsetError, match="in use by a rule"):
+        with pytest.raises(IpsetError, match="a rule uses the set"):
             sets.destroy("A")
