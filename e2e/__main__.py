@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     scaled = commands.add_parser("scale", help="thousands of Services on a real API server: e2e/scale.json")
     scaled.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="as for run")
     scaled.add_argument("--services", type=int, action="append", metavar="N", help="may be repeated (5000, 10000)")
+    scaled.add_argument("--mode", choices=scale.MODES, action="append", help="may be repeated (all)")
     commands.add_parser("page", help="write docs/conformance.md and docs/disruption.md from e2e/results")
     commands.add_parser("down", help="remove what a killed run left")
     stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
@@ -59,7 +60,7 @@ def main() -> int:
             return (_run if arguments.command == "run" else disrupt)(arguments)
         if arguments.command == "scale":
             folder = programs_to_run(arguments.kubernetes.resolve())
-            scale.run(folder, str(OURS), arguments.services or (5000, 10000))
+            scale.run(folder, str(OURS), arguments.services or (5000, 10000), arguments.mode or scale.MODES)
         elif arguments.command == "stand-in":
             {"dns": dns.serve, "loadbalancer": loadbalancer.serve}[arguments.name](FOLDER)
         elif arguments.command == "down":

@@ -36,6 +36,7 @@ RESULTS: Final = Path(__file__).parent / "scale.json"
 PAGE: Final = Path(__file__).parent.parent / "docs/capacity.md"
 BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 ENDPOINTS: Final = 10
+MODES: Final = ("nftables", "iptables")
 _NODE: Final = NODES[0]
 _WRITERS: Final = 8
 TIMEOUT: Final = 300.0
@@ -132,8 +133,8 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
     return found
 
 
-def run(programs: Path, ours: str, counts: Sequence[int]) -> None:
-    """Measure with each number of Services and record. Raises E2EError."""
+def run(programs: Path, ours: str, counts: Sequence[int], modes: Sequence[str] = MODES) -> None:
+    """Measure with each number of Services in each mode and record. Raises E2EError."""
     go = str(programs / "kube-proxy")
     found: list[Measured] = []
     for count in counts:
@@ -144,7 +145,7 @@ def run(programs: Path, ours: str, counts: Sequence[int]) -> None:
             made = list(objects(count))
             with threads_in(HUB, _WRITERS) as pool:
                 list(pool.map(create, [made[n::_WRITERS] for n in range(_WRITERS)]))
-            for mode in ("nftables", "iptables"):
+            for mode in modes:
                 for case, command in (
                     (f"Go {mode}: start", [go]),
                     (f"ours {mode}: after Go", [ours]),
