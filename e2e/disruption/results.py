@@ -94,9 +94,9 @@ the machine. A table may lack rows that were not run.
   then new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program
   and mode in two steps. A change from one mode of the Go kube-proxy to its other mode makes as many requests fail.
 - In the rolling update our proxy lost one request of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586,
-  1 of 4,620), the Go kube-proxy none in one run (of 5,342). The request was lost when the proxy removed flows of an
-  endpoint that had stopped serving, 50 ms later. Now the proxy waits 200 ms for answers under way: 0 of 8,793
-  requests were lost in two runs, on a less busy machine.
+  1 of 4,620), the Go kube-proxy none in one run (of 5,342). The endpoint stopped serving; 50 ms later the proxy
+  removed its flows, and the request was lost. Now the proxy waits 200 ms for answers under way: 0 of 8,793 requests
+  were lost in two runs, on a less busy machine.
 - Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted. The load was 16 to 26 on
   two cores, by other work.
 """

@@ -104,7 +104,7 @@ def test_beginnings_and_ends_of_some_are_announced(link):
         assert [(event.ended, event.family) for event in begun] == [(False, 2), (False, 10)]
         flush(link)
         ended = [event for event in events.until(time.monotonic() + 0.2) if event.ended]
-    assert {event.entry.mark for event in ended} == {event.entry.mark for event in begun}
+    assert {event.entry.entry_id for event in ended} == {event.entry.entry_id for event in begun}
 
 
 def flush(link: Netlink) -> None:
@@ -121,7 +121,7 @@ def test_one_in_so_many_is_announced_with_its_end(link):
         assert 20 < len(begun) < 90
         flush(link)
         ended = [event for event in events.until(time.monotonic() + 0.3) if event.ended]
-    assert {event.entry.mark for event in ended} == {event.entry.mark for event in begun}
+    assert {event.entry.entry_id for event in ended} == {event.entry.entry_id for event in begun}
 
 
 def test_what_is_lost_is_noticed(link, monkeypatch):

@@ -300,7 +300,7 @@ class StreamClock:
             self._watch_on()
 
     def ended(self) -> None:
-        """Stop the deadline at the end of the stream."""
+        """At the end of a watch, deduct its silence from the time that the next watch may be silent."""
         if self._silent_since is not None:
             self._silence.passed(self._loop.time() - self._silent_since)
 

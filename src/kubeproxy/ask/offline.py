@@ -60,7 +60,9 @@ class ReadDesk(Desk):
 
 
 def desk(arguments: argparse.Namespace) -> Desk:
-    """Return a Desk with the answers of a proxy with these arguments. Raises KubeProxyError without the objects."""
+    """Return the Desk that answers as a proxy with these arguments would. Raises ConfigError for invalid arguments, and
+    the errors of `_read`.
+    """
     options = _options(arguments)
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
@@ -120,7 +122,9 @@ def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
 async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
     """Return two values: a planner with all objects, and the state of the connection to the API server.
 
-    Raises NoAnswerError if it takes too long, UnreadError if waiting is useless, and SourceError.
+    Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or takes longer than
+    TIMEOUT; NoAnswerError if a folder takes longer; ConfigError if a folder cannot be a source; SourceError if a source
+    fails for good.
     """
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()

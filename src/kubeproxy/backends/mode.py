@@ -132,8 +132,9 @@ class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for an object of
     the two families).
 
-    `catches` returns whether the object's rules decide about an incoming packet. With True as second argument, rules
-    that run after the packet's translation by this proxy do not count. It raises ApplyError.
+    `catches` returns whether the object decides about an incoming packet: by the rules of its table or chains, or, if
+    it is the interface of ipvs mode, by having the packet's destination address. With True as second argument, objects
+    that come after the packet's translation by this proxy do not count. It raises ApplyError.
     """
 
     what: str

@@ -83,16 +83,16 @@ CHAINS: Final = "chains"
 
 
 class TableWords:
-    """The texts about entries of a table without a Service: chains, and the addresses on which NodePorts answer.
+    """The texts about entries that belong to no Service: chains, and the addresses on which NodePorts answer.
 
-    `where` is the table or set.
+    `where` is the name of the table or set, for the text.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def owner(self, place: str, key: Any) -> ServiceName | None:  # noqa: ARG002 - see state.StateWords
-        """Return None: no Service."""
+        """Return None: these entries belong to no Service."""
         return None
 
     def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:

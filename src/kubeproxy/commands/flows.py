@@ -1,9 +1,10 @@
 """kube-proxy flows: the present connections of Services, from connection tracking.
 
-Without a name the Services with connections, with NAMESPACE/NAME, or NAME in the namespace default, its endpoints and
-clients. Unanswered connections never had a reply, and are older than a second; an endpoint that answered a connection
-once and is silent now is found by `trace`. Exit code 1: the Service has unanswered connections; 2: the
-Service is unknown. With -f beginnings and ends are shown as they happen, until Ctrl-C or for --seconds.
+Without a name, the command prints the Services with connections; with NAMESPACE/NAME, or NAME in the namespace
+default, the endpoints and clients of that Service. Unanswered connections never had a reply, and are older than a
+second; `trace` finds an endpoint that answered a connection once and is silent now. Exit code 1: the Service has
+unanswered connections; 2: the Service is unknown. With -f, the command prints each connection's beginning and end as it
+happens, until Ctrl-C or for --seconds.
 
 The kernel skips other connections. If there are more new ones than this command can follow with 0.4 of a processor, it
 follows one in two, four, ..., and prints the number of the others.

@@ -111,8 +111,8 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield the mistake of a bit out of range. An inherited bit is checked with the iptables block, as in every
-        mode.
+        """Yield an error if a bit number is out of range. An inherited bit is checked with the iptables block, as in
+        every mode.
         """
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):

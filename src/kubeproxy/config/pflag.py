@@ -254,8 +254,8 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """Return a question for an error message: the flag that sets the field of this name (`mode`, `clusterCIDR`), or
-    else flags with similar names.
+    """Return the text "; did you mean ...?" for an error message, with the flag that sets the field of this name
+    (`mode`, `clusterCIDR`), or else with flags of similar names; '' without any.
     """
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:

@@ -88,10 +88,11 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
 
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
-    """Return the configuration with the defaults that depend on other fields; `given` has the paths of the fields set.
+    """Return the configuration with the defaults that depend on other fields.
 
-    - healthzBindAddress and metricsBindAddress are [::] and [::1] when bindAddress is IPv6, and get the default port if
-    they have none. - With mode empty, the default mode takes settings from other blocks (ModeConfig.completed).
+    `given` are the paths of the fields that the user set. If bindAddress is IPv6, the default of healthzBindAddress is
+    [::], and that of metricsBindAddress is [::1]. Both get the default port if they have none. If `mode` is empty, the
+    default mode takes settings from other blocks (ModeConfig.completed).
     """
     ipv6 = is_ipv6(config.bind_address)
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address

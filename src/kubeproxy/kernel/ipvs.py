@@ -1,4 +1,4 @@
-"""IPVS over generic netlink: changes in batches, and reading, of virtual servers, real servers and timeouts.
+"""IPVS over generic netlink: reads virtual servers, real servers and timeouts, and changes them in batches.
 
 Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
 """

@@ -1,9 +1,12 @@
 """Rules as operations on a packet, the same for nf_tables and iptables.
 
 A rule is a tuple of operations; a false test ends the rule. A ruleset is a set of chains; base chains are attached to
-hooks. Sets of packet properties are values: an address set is a sorted tuple of disjoint, inclusive intervals of
-integers; a set of protocols and ports is an integer: bit `port` of block 0 (TCP), 1 (UDP) or 2 (SCTP), or bit
-`protocol` of block 3 for all others; interfaces are bits.
+hooks. Sets of packet properties are values:
+
+- a set of addresses is a sorted tuple of disjoint, inclusive intervals of integers
+- a set of protocols and ports is an integer of four blocks of bits: bit `port` of block 0 stands for a port of TCP, of
+  block 1 for UDP, of block 2 for SCTP; bit `protocol` of block 3 stands for any other protocol
+- a set of interfaces is an integer with one bit for each interface
 """
 
 from __future__ import annotations

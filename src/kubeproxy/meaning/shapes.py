@@ -1,9 +1,10 @@
-"""Units of packets with rules that are equal except for names: the comparison follows one unit of each shape.
+"""Units of packets, and their shapes: the comparison of two rulesets follows one unit of each shape.
 
-A unit is a destination together with either one protocol and port that a rule contains, or all those that no rule
-contains. Its shape lists all rules and elements that its packets can reach. Numbers, in the order of appearance,
-replace the addresses, ports and chains of the unit; an address or port is listed with the sets of the rules that
-contain it. So units of one shape have the same outcomes except for these names.
+A unit is the packets to one destination address, either with one protocol and port that a rule contains, or with all
+protocols and ports that no rule contains. The shape of a unit lists all rules and elements that its packets can reach.
+In this list, numbers replace the unit's addresses, ports and chains; the numbers are given in the order in which these
+first appear. With each address or port, the shape lists the sets of the rules that contain it. So units of one shape
+have the same outcomes except for the replaced names.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Service = tuple[int, int]
 
 class Unit(NamedTuple):
     """Packets to a destination, either with one protocol and port (`only`), or with all protocols and ports except
-    `others`. `services` is the same as a set.
+    `others`. `services` is the set of these protocols and ports, encoded as in meaning/rules.py.
     """
 
     destination: int

@@ -22,15 +22,15 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """The reason of a claim; the smallest value wins."""
+    """The reason why a Service may claim a frontend. Among claimants of one frontend the smallest value wins."""
 
     ALLOCATED = 0  # allocated by the API server: cluster IPs, NodePorts
     WRITTEN = 1  # written by a client of the API: external IPs, addresses of load balancers
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
-    """A Service that claims frontends, and its reason. The smallest claimant is the owner. `created` is in RFC 3339, so
-    the order of texts is the order of age.
+    """A Service that claims frontends; `right` is the reason why it may. The smallest claimant of a frontend is its
+    owner. `created` is in RFC 3339, so the order of texts is the order of age.
     """
 
     right: Right
@@ -40,7 +40,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """This Service as a claimant for the reason WRITTEN."""
+        """This Service as a claimant with the right WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -55,7 +55,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 class Claims:
     """The owners of the frontends of one family, by Frontend.key.
 
-    `written` are the keys claimed for the reason WRITTEN. The time of a claim on a contested key is logarithmic in the
+    `written` are the keys claimed with the right WRITTEN. The time of a claim on a contested key is logarithmic in the
     number of its claimants.
     """
 

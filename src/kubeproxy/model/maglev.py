@@ -45,7 +45,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     left = size
     for n in _turns([weight for _, weight in members]):
         slot = at[n]
-        if slot < 0:  # computed on demand: with more destinations than slots, most get no turn
+        if slot < 0:  # computed on demand: with more destinations than slots, some never choose a slot
             slot, skips[n] = _permutation(destinations[n], size)
         skip = skips[n]
         while table[slot]:

@@ -184,8 +184,8 @@ def _nodeport_ips(
     """Return the addresses on which NodePorts answer, None for all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # As in NewNodePortAddresses, an unknown address of the node (here loopback) gives no network, and in a family
-    # without a network NodePorts answer on all addresses.
+    # As in NewNodePortAddresses, NodePorts answer on all addresses of a family for which no network is given. `primary`
+    # gives no network while the node's address is unknown. An unknown address is loopback here.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))

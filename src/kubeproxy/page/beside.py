@@ -376,7 +376,9 @@ class FormQuestions:
     async def why(self, question: Mapping[str, str]) -> bytes:
         """Send a question; return the answer as JSON. Raises UnansweredError."""
         if not self._socket:
-            raise UnansweredError("this proxy has no control socket: remove --control-socket, or give it a path")
+            raise UnansweredError(
+                "--control-socket is empty, so this proxy has no control socket: remove the flag, or give it a path"
+            )
         try:
             async with asyncio.timeout(QUESTION_SECONDS), self._turn:
                 answer = await self._once(msgspec.json.encode(question))

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.serving")
 
-METRICS_PAGE = ("127.0.0.1", "10249")  # for the request for another proxy's mode, if this one serves no metrics
+METRICS_PAGE = ("127.0.0.1", "10249")
+"""Address of another kube-proxy's metrics port, which is asked for its mode if this proxy serves no metrics."""
 
 COMMANDS_AT_ONCE = 16
 """Limit of connections at the socket. It is separate from that of the ports, so that flooded health ports do not block

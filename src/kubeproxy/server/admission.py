@@ -136,4 +136,4 @@ def peer_of(address: str) -> bytes:
 
 
 PROCESS: Final = Admission(lambda: shares()[:2])
-"""The admission of this process. There is only one, because the limit of file descriptors is that of the process."""
+"""The only Admission of this process: the limit of file descriptors applies to the process as a whole."""

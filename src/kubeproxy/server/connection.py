@@ -57,9 +57,9 @@ class _Asked(NamedTuple):
 class ServerConnection(asyncio.Protocol):
     """One client's connection. The parser's callbacks (on_...) are called from data_received.
 
-    `lost` is called when the connection is closed, `lasting` when an answer begins that ends only with the connection.
-    `names` are the Host names, in addition to localhost, that are answered on loopback; `budget` limits the time of
-    answers.
+    `lost` is called when the connection is closed, `lasting` at the start of an answer that continues until the client
+    closes the connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget`
+    limits the time of answers.
     """
 
     # ruff: noqa: D102 - asyncio.Protocol and httptools document their callbacks

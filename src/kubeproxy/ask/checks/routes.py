@@ -54,7 +54,7 @@ def _if_marked(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
-    """Return the finding of a packet of this node that has no route to the Service."""
+    """Return the finding for a packet that this node sends to a Service without having a route to it."""
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",
@@ -66,7 +66,7 @@ def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
 
 
 def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
-    """Return the finding of a packet that the reverse path filter drops."""
+    """Return the finding for a packet that the reverse path filter drops."""
     loose = f", or sysctl -w net.ipv4.conf.{packet.arrival}.rp_filter=2 (loose)"
     return Diagnosis(
         severity=Severity.BROKEN,
@@ -79,7 +79,7 @@ def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
 
 
 def _stopped(packet: RoutedPacket, by: str, *, is_silent: bool) -> Diagnosis:
-    """Return the finding of a packet that a rule of policy routing or a route stops, or that has no route."""
+    """Return the finding for a packet that is stopped by a policy-routing rule or a route, or that has no route."""
     source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
     asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
     asked += f" mark {packet.mark:#x}" * bool(packet.mark)

@@ -131,10 +131,10 @@ class Follower:
         seconds = answered = None
         if event.ended:
             answered = entry.answered
-            if (began := self._began.pop(entry.mark, None)) is not None:
+            if (began := self._began.pop(entry.entry_id, None)) is not None:
                 seconds = round(now - began, 3)
         else:
-            self._began[entry.mark] = now
+            self._began[entry.entry_id] = now
             if len(self._began) > MOST_REMEMBERED:
                 del self._began[next(iter(self._began))]
         return FlowEvent(
@@ -193,7 +193,7 @@ class Look:
             wanted = EVERYTHING if self._where.own is not None else self._where.wanted
             for entry in self._entries(link, wanted):
                 self._read += 1
-                unanswered = not entry.answered and (silent is None or entry.mark in silent)
+                unanswered = not entry.answered and (silent is None or entry.entry_id in silent)
                 self._census.add(entry, silent=unanswered)
         self._spent = time.process_time() - spent
 
@@ -206,11 +206,11 @@ class Look:
             yield from entries(link, family, wanted)
 
     def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        """Return the marks of unanswered entries, None if there are too many."""
+        """Return the ids of unanswered entries, None if there are too many."""
         clients = 0 if self._where.own is not None else self._where.mode.tracked_as
         found = set()
         for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):
-            found.add(entry.mark)
+            found.add(entry.entry_id)
             if len(found) > MOST_SILENT:
                 return None
         return frozenset(found)

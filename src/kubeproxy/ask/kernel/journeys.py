@@ -30,7 +30,7 @@ _REASONS = {
 }
 """ICMP errors, by protocol, and type and code."""
 _NEAR = 16
-"""Maximum number of earlier packets among which the packet of a step is searched."""
+"""Maximum number of earlier packets to search for the packet of a step."""
 
 RuleKey = tuple[int, str, str, int]
 """A rule: family of its table, table, chain, handle."""

@@ -55,7 +55,7 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
-    before = frozenset(entry.mark for entry in _entries(packet) if entry.answered)
+    before = frozenset(entry.entry_id for entry in _entries(packet) if entry.answered)
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
     ruleset = paths.KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
@@ -171,7 +171,7 @@ def _served(packet: Packet, found: Sequence[paths.Journey], before: Container[by
     protocol, family = PROTOCOL_NAMES[packet.protocol].lower(), "" if len(packet.destination) == 4 else "-f ipv6 "
     for entry in _entries(packet):
         if destination_text(entry.client) in clients:
-            endpoint, earlier = destination_text(entry.server), entry.mark in before
+            endpoint, earlier = destination_text(entry.server), entry.entry_id in before
             selection = (
                 f"{family}-p {protocol} -s {unpack(entry.client[:-2])} --sport {int.from_bytes(entry.client[-2:])} "
                 f"-d {unpack(packet.destination)} --dport {packet.port}"

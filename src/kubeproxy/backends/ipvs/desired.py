@@ -46,7 +46,7 @@ class Virtual(NamedTuple):
 class DesiredObjects(NamedTuple):
     """The desired objects of a Service.
 
-    Virtual servers are by address, protocol (1 byte) and port (2 bytes, network order).
+    Virtual servers are keyed by address, protocol (1 byte) and port (2 bytes, network order); entries by ipset.
     """
 
     servers: dict[bytes, Virtual]

@@ -82,8 +82,8 @@ class ConnectionMetrics:
     def __init__(self, registry: MetricRegistry) -> None:
         self._series: MetricFamily[CounterMetric] = registry.counter(
             "kubeproxy_service_new_connections_total",
-            f"New connections by service port, of the {TOP} busiest of each family; all others are those without a name"
-            " (not in the Go kube-proxy)",
+            f"New connections by service port, of the {TOP} busiest of each family; the series without a name is the"
+            " sum of all others (not in the Go kube-proxy)",
             *("namespace", "service", "port", "protocol", "ip_family"),
         )
         self._age = registry.gauge(

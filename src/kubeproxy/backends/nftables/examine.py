@@ -361,7 +361,9 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
     SetId.FIREWALL_LISTS: "its source ranges have a separate number",
 }
-"""Comparable form of elements with numbers: the value of the number is not compared."""
+"""The text about a desired element whose data is the number of a pool or of a list of source ranges. It leaves out the
+number, because numbers are not compared.
+"""
 
 
 class ElementWords(TableWords):
@@ -428,7 +430,7 @@ class ElementWords(TableWords):
         return Wording(what, where, *times)
 
     def _front_size(self, place: str) -> int:
-        """Return the size of the frontend in a key of an endpoint map."""
+        """Return the size in bytes of the frontend in an endpoint map's key; the other 4 bytes number the slot."""
         return self._layout.shapes[place].key_size(self._layout.family) - 4
 
     def _front(self, set_id: str, key: bytes) -> str:

@@ -29,7 +29,7 @@ from kubeproxy.registry import CounterMetric, GaugeMetric, MetricRegistry
 
 log = logging.getLogger("kubeproxy.nftables")
 
-AGAIN: Final = 10.0
+RETRY_SECONDS: Final = 10.0
 """Seconds between attempts to bind a port that another program uses."""
 
 LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
@@ -89,7 +89,7 @@ class LocalhostRelay:
         self.update(services.items())
 
     def upkeep(self) -> None:
-        """Retry ports that could not be bound, every AGAIN seconds."""
+        """Retry ports that could not be bound, every RETRY_SECONDS seconds."""
         if self._missing and time.monotonic() >= self._again:
             for port, target in list(self._missing.items()):
                 self._serve(port, target)
@@ -138,7 +138,7 @@ class LocalhostRelay:
             log.error("%s: its NodePort cannot listen on %s: %s; does another program use it?", target.key, where, why)
             self._metrics.failures.inc()
         self._missing[port] = target
-        self._again = time.monotonic() + AGAIN
+        self._again = time.monotonic() + RETRY_SECONDS
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:

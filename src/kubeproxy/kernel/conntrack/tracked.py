@@ -75,7 +75,7 @@ class Tracked(NamedTuple):
 
     `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in the key of a
     frontend. `client` and `server`, the source of the answers, are packed addresses followed by the port. `state` is
-    that of a TCP connection, else 0. `mark` is unique among all present and past entries (CTA_ID).
+    that of a TCP connection, else 0. `entry_id` is unique among all present and past entries (CTA_ID).
     """
 
     target: bytes
@@ -83,7 +83,7 @@ class Tracked(NamedTuple):
     server: bytes
     status: int
     state: int
-    mark: bytes
+    entry_id: bytes
 
     @property
     def answered(self) -> bool:
@@ -244,23 +244,23 @@ LAYOUTS: Final = {2: EntryLayout(2), 10: EntryLayout(10)}
 
 
 def _tracked(data: bytes, ends: Ends) -> Tracked:
-    """Return the entry, with status, TCP state and mark from the attributes after the tuples."""
+    """Return the entry, with status, TCP state and id from the attributes after the tuples."""
     target, client, server, _, start, end = ends
     status = state = 0
-    mark = b""
+    entry_id = b""
     while start < end:
         length, kind, value = _FIRST.unpack_from(data, start)
         kind &= NLA_TYPE_MASK
         if kind == STATUS:
             status = _U32.unpack(value)[0]
         elif kind == ID:
-            mark = value
+            entry_id = value
         elif kind == _PROTOCOL_STATE:
             state = _tcp_state(data, start + 4, start + length)
-            if mark:
+            if entry_id:
                 break
         start += (length + 3) & ~3 or 4
-    return Tracked(target, client, server, status, state, mark)
+    return Tracked(target, client, server, status, state, entry_id)
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:

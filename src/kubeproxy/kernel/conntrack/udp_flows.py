@@ -1,8 +1,8 @@
 """Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink.
 
-UDP has no end of a connection, so a tracked flow continues to translate a client's packets to a deleted endpoint.
-`stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler
-(since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
+A UDP connection never ends explicitly, so a tracked flow continues to translate a client's packets to a deleted
+endpoint. `stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack
+reconciler (since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -272,7 +272,9 @@ def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collec
 
 
 def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> bytes:
-    """Pack a dump request for UDP flows, all of them or those to an original port, and an IPv4 address."""
+    """Pack a dump request for UDP flows: all, or those whose original destination has this port, or port and IPv4
+    address.
+    """
     return netfilter_header(family) + tracked.selection(_UDP, (address, port))
 
 

@@ -169,7 +169,7 @@ class Element(NamedTuple):
 Entries = dict[bytes, bytes]
 """Elements as pairs of key and data in the form of Element; the data of a plain set is empty."""
 Pairs = Sequence[tuple[bytes, bytes]]
-"""The same as a sequence, which may have duplicates."""
+"""The same elements, as a sequence that may contain duplicates."""
 
 
 def element_of(data: bytes, start: int, end: int) -> Element:
@@ -203,14 +203,18 @@ def _parse_data(data: bytes, start: int, end: int) -> bytes:
 
 
 class ElementLayout(NamedTuple):
-    """The offsets of key and data in records of equal size. `constant`: the offsets with equal bytes in all records."""
+    """The layout of records of equal size, one for each element. `fields` unpacks a record to its key and data.
+
+    `constant` are the offsets, from a record's start, of the bytes that must be equal in all records: those before the
+    key, between key and data, and of the attribute header after the data.
+    """
 
     fields: struct.Struct
     constant: tuple[int, ...]
 
 
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
-    """Return the layout of records of `size` bytes; the first is at `origin`, with its element in data[start:end].
+    """Return the layout of records of `size` bytes; the first begins at `origin`, and its element is data[start:end].
 
     None if the element has an interval as its key, or a verdict.
     """

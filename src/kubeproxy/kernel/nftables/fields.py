@@ -1,4 +1,4 @@
-"""The fields that rules match, and of which keys of sets consist, by nft's names: expression, size and type.
+"""The fields that rules match and that form the keys of sets, by nft's names: expression, size and type.
 
 Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6.
 """
@@ -32,7 +32,7 @@ _DIRECTIONS: Final = {"original": 0, "reply": 1}
 class Field(NamedTuple):
     """A field: the expression that loads it, without a register, its size in bytes, and its type.
 
-    `typeof` describes it in nft's user data of a set: the kind of expression, and its attributes.
+    In the user data that nft stores with a set, `typeof` describes the field: kind of expression and attributes.
     """
 
     load: Expression
