@@ -174,7 +174,8 @@ def run(with_: Run) -> Report:
         ]
         rows.append(Row(case, dict(spreads(runs))))
     notes = (
-        f"{SIZE}: {seconds:.0f} s at each rate, after {WARM_UP:.0f} s of warm-up; a change replaces 1 endpoint of 10.",
+        f"Each rate ran for {seconds:.0f} s at {SIZE}, after {WARM_UP:.0f} s of warming up.",
+        "A change replaces one endpoint of ten.",
         f"Another program: a transaction of its own each {BESIDE} s; all would be compared after {PERIOD:.0f} s.",
         f"goal at 1,000/s: lag p99 under {GOAL_LAG:.0f} ms, under {GOAL_CPU:.0f} % of a core, no growth of RSS.",
     )

@@ -71,7 +71,7 @@ class Diagnosis(Struct, frozen=True):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
-        """Return the finding of a row that `row` returned. Raises KeyError for a row that lacks a field, or has an
+        """Return the finding from a row that `row` returned. Raises KeyError for a row that lacks a field, or has an
         unknown severity.
         """
         return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])

@@ -45,7 +45,7 @@ def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def bit_mistakes(path: str, bit: int) -> Iterator[Mistake]:
-    """Yield the mistake in a masqueradeBit: a packet's mark has 32 bits."""
+    """Yield an error if a masqueradeBit is not a bit of a packet's mark, which has 32 bits."""
     if not 0 <= bit <= 31:
         yield Mistake(path, f"must be from 0 to 31, got {bit}")
 

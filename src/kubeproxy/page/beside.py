@@ -138,8 +138,8 @@ class Problems:
     async def run(self) -> None:
         """Check now, and then periodically, until cancelled."""
         if not self._socket:
-            text = "this proxy has no control socket, so not everything could be checked"
-            self._findings = [_unknown(text, "remove --control-socket, or give it a path")]
+            text = "--control-socket is empty, so this proxy has no control socket, and not everything could be checked"
+            self._findings = [_unknown(text, "remove the flag --control-socket, or give it a path")]
             while True:
                 await self._ended_look()
         async with asyncio.TaskGroup() as tasks:

@@ -263,7 +263,7 @@ _BLACKHOLE: Final = "its route is a blackhole"
 
 
 def _blocked(what: str, drop: Drop, *, is_node: bool) -> Diagnosis:
-    """Return the finding of a probe that a chain of this node stops, so that the endpoint is not the cause."""
+    """Return the finding for a probe that a chain of this node stops, so that the endpoint is not the cause."""
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
     if is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them")
