@@ -223,7 +223,7 @@ def older_chains(found: TableContents) -> set[ChainName]:
 def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes]:
     """Return the messages that copy the elements of former sets into their successors. Raises ApplyError.
 
-    Tables of versions before 2026-11-27 have a chain of session affinity for each number of endpoints and timeout, and
+    Tables of versions before 2026-11-26 have a chain of session affinity for each number of endpoints and timeout, and
     a set of clients for each slot; tables of versions before 2026-11-24 have other names of sets, and another key for
     clients. The elements are copied in the transaction that writes the current rules, so clients keep their endpoints.
     """
