@@ -221,10 +221,13 @@ async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses
         code, _, _ = await live.cluster.exec("outside", ["curl", "-s", "-m", "1", "-o", "/dev/null", url])
         return code == 0
 
+    async def unanswered() -> str:
+        return "" if await answers() else f"no answer of {url}"
+
     async def why(number: int) -> tuple[int, str]:
         return await live.ask("why", client, f"{node}:{number}")
 
-    assert await answers()
+    await live.eventually(unanswered)
     status, text = await why(health)
     assert status == 0, text
     status, text = await why(port)
@@ -377,7 +380,8 @@ async def test_a_missing_route_of_the_node_to_the_service_is_reported(live: Live
     try:
         await live.expect(front, {"node": "unreachable"}, "tcp")
         status, text = await live.ask("why", "node", f"{front.address}:80")
-        assert (status, f"x  this node has no route to {front.address}: " in text) == (1, True), text
+        wanted = f"x  this node has no route to {front.address}, unreachable {front.address}/32 in table 254"
+        assert (status, wanted in text) == (1, True), text
         assert (await live.ask("why", live.ips["pod"]["IPv4"], f"{front.address}:80"))[0] == 0
     finally:
         await live.run("ip", "route", "del", "unreachable", f"{front.address}/32")
