@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.backends.nftables import ruleset
+from kubeproxy.backends.nftables import affinity
 from kubeproxy.backends.nftables.affinity import rooms
 from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.model.addresses import Family
@@ -29,8 +29,8 @@ SHARE, ROOM = 64, 256
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A map of clients that a test can fill."""
-    monkeypatch.setattr(ruleset, "AFFINITY_SHARE", SHARE)
-    monkeypatch.setattr(ruleset, "AFFINITY_CLIENTS", ROOM)
+    monkeypatch.setattr(affinity, "AFFINITY_SHARE", SHARE)
+    monkeypatch.setattr(affinity, "AFFINITY_CLIENTS", ROOM)
 
 
 def plans(globals_):

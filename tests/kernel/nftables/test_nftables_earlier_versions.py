@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.backends.nftables.ruleset import client_number
+from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.features import CONNECTION_COUNTERS, RESETS
 from support.cluster_objects import world
 from support.nftables_ground import KernelGround, resync, without_slots

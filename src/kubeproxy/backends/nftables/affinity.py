@@ -1,19 +1,116 @@
-"""Session affinity: the chains that it needs, and the use of the map of clients."""
+"""Session affinity: the rules that find and remember the endpoint of a client, and the use of the map of clients."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
+from typing import Final
 
 from kubeproxy.backends.mode import Room
-from kubeproxy.backends.nftables.layout import CLIENTS, TABLE, VERDICT_MAPS, ChainName
+from kubeproxy.backends.nftables.layout import (
+    CLIENTS,
+    FIRST_ENDPOINT,
+    POOLS_OF,
+    TABLE,
+    VERDICT_MAPS,
+    ChainName,
+    Layout,
+    SetId,
+)
 from kubeproxy.backends.nftables.packing import chain_names
-from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.fetch import Fetcher
+from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.maglev import SEED, slot_of
+from kubeproxy.model.plan import Hashing, HashKey
 from kubeproxy.registry import MetricRegistry
+
+AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
+"""Default timeout of a client in milliseconds. The rule that adds a client sets the timeout of the Service instead."""
+
+AFFINITY_SHARE: Final = 1 << 16
+"""Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
+
+AFFINITY_CLIENTS: Final = 1 << 24
+"""Capacity of the map of clients, over all Services: 256 full pools. When the map is full, new clients are served
+without affinity.
+"""
+
+ENDPOINT_NUMBERS: Final = {
+    Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
+    Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
+}
+"""Numbers of endpoints as networks, which do not contain the numbers of pools."""
+
+_PICK: Final = "session-choose"
+_GO: Final = "session-go"
+"""Name of the chain that translates to the endpoint with the number that the packet carries, and returns if no endpoint
+has it.
+"""
+
+
+def declaration(layout: Layout) -> SetSpec:
+    """Return the map of clients."""
+    # The type of a client's hash is written as numgen. jhash has the same type, but nft 1.0.6 crashes when it lists
+    # jhash.
+    client, number = ("numgen random mod 2", f"{layout.ip} daddr"), (f"{layout.ip} daddr",)
+    return SetSpec(CLIENTS, client, number, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
+
+
+def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
+    """Return the chains that do not depend on the timeout. `choose` is the chain that picks an endpoint by class.
+
+    A rule of nft can store a value from a map only in a field of the packet. So the packet carries the number of the
+    pool in place of its source address, and the number of the endpoint in place of its destination address.
+    """
+    ip = layout.ip
+    original = f"{ip} daddr set ct original {ip} daddr"
+    own = f"{ip} daddr . ct original {ip} daddr . th dport @{SetId.SESSION_OWN}"
+    to = f"{ip} daddr . meta l4proto map @{SetId.SESSION_ENDPOINTS}"
+    return {
+        _PICK: (f"th dport set {ip} daddr map @{SetId.SESSION_CLASSES}", f"goto {choose}"),
+        _GO: (
+            f"{ip} saddr set ct original {ip} saddr",
+            f"{own} goto {_GO}-untranslated",
+            f"meta l4proto @transports dnat {ip} addr . port to {to}",
+            original,
+        ),
+        # The kernel leaves the packet as it is if its endpoint is its destination.
+        f"{_GO}-untranslated": (original, f"dnat to {ip} daddr"),
+    }
+
+
+def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[str]) -> list[str]:
+    """Return the rules of a chain that finds or remembers the endpoint of a client. `frontend` is the key of a
+    frontend in the language of nft, `onwards` the jumps to the chains that follow.
+
+    The key of a client has the number of the pool, so that one element is for all frontends of the pool. Instead of
+    the address the key has a hash of it, so that the clients of a pool never need more than AFFINITY_SHARE elements.
+    Clients with equal hashes share an endpoint.
+    """
+    ip = layout.ip
+    client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
+    known = f"{ip} daddr set {client} map @{CLIENTS}"
+    update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
+    if name.treatment == "remember":
+        # The third rule finds the endpoint that was picked for another packet of the client in the meantime.
+        return [f"jump {_PICK}", update, known, f"goto {_GO}"]
+    number = f"{frontend} map @{POOLS_OF[name.endpoint_map]}"
+    pool = f"{ip} daddr set {number}", f"{ip} saddr set {ip} daddr"
+    if name.treatment.endswith("pick"):
+        to_recall, to_remember = onwards
+        return [*pool, f"{known} {to_recall}", to_remember]
+    # The endpoint is gone if its number leads nowhere. An update does not replace the data of an element.
+    return [update, f"jump {_GO}", *pool, f"delete @{CLIENTS} {{ {client} : {ip} daddr }}", *onwards]
+
+
+def client_number(address: bytes) -> bytes:
+    """Return the hash of a client in the map of clients, packed: see `client_rules`."""
+    number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
+    return (number or 0).to_bytes(4, "little")
 
 
 def chains_of(elements: Elements) -> set[ChainName]:

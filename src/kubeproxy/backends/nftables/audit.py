@@ -14,6 +14,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
     ENDPOINT_MAPS,
@@ -31,7 +32,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import Numbers, Placed, own_frontend, sticky_pool
-from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset, client_number
+from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.netlink.protocol import NetlinkError

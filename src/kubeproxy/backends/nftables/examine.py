@@ -13,6 +13,7 @@ from itertools import chain, repeat
 from typing import Any, Final
 
 from kubeproxy.backends.nftables import audit
+from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.found import numbers, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
@@ -36,7 +37,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place_all
-from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset, client_number
+from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.state import (
     Elements,
     Examiner,

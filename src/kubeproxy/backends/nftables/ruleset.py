@@ -7,24 +7,20 @@ Hooks and priorities are those of the Go kube-proxy v1.36.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
-from kubeproxy.backends.nftables import forwarding, gone
+from kubeproxy.backends.nftables import affinity, forwarding, gone
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
     CLASSES,
-    CLIENTS,
     COUNTERS,
     EXACT,
-    FIRST_ENDPOINT,
     HASHED,
     POOL_SETS,
-    POOLS_OF,
     SERVICE_CIDRS,
     TABLE,
     TRANSPORTS,
@@ -39,8 +35,8 @@ from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
 from kubeproxy.kernel.nftables import compiling, messages, tables
 from kubeproxy.kernel.nftables.nfnetlink import echoed
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.maglev import SEED, slot_of
-from kubeproxy.model.plan import FamilyGlobals, Globals, Hashing, HashKey, Loopback
+from kubeproxy.model.maglev import SEED
+from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
 
 COMMENT: Final = "rules of kube-proxy"
 """Beginning of our table's comment. The comment of the Go kube-proxy's table is "rules for kube-proxy"."""
@@ -131,12 +127,7 @@ class Ruleset:
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))
-        # The type of a client's hash is written as numgen. jhash has the same type, but nft 1.0.6 crashes when it lists
-        # jhash.
-        client, number = ("numgen random mod 2", f"{self.layout.ip} daddr"), (f"{self.layout.ip} daddr",)
-        found.append(
-            tables.SetSpec(CLIENTS, client, number, tables.TIMEOUT | tables.DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
-        )
+        found.append(affinity.declaration(self.layout))
         found.append(tables.SetSpec(TRANSPORTS, ("meta l4proto",)))
         found.append(tables.SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True))
         return found
@@ -146,7 +137,8 @@ class Ruleset:
         beyond = gone.rules(self.layout) if self._resets else {}
         if self._forwarding.protocols:
             beyond = beyond | forwarding.rules(self._forwarding)
-        return self._treatments() | self._picking() | self._sticky() | self._checks() | self._on_loopback() | beyond
+        sticky = affinity.rules(self.layout, pick_chain(SetId.SESSION_SLOTS))
+        return self._treatments() | self._picking() | sticky | self._checks() | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that look up a frontend and decide on masquerade and pool.
@@ -276,7 +268,7 @@ class Ruleset:
         chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
         ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
         pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)
-        done = (f"{ip} daddr {_ENDPOINT_NUMBERS[self.family]} return",) if sticky else ()
+        done = (f"{ip} daddr {affinity.ENDPOINT_NUMBERS[self.family]} return",) if sticky else ()
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(pool_set, CLASSES[0])}"
         if size <= EXACT:
             return {chain: (back, pick, *done, first) if size > 1 else (back, pick)}
@@ -285,31 +277,6 @@ class Ruleset:
         settled = try_chain(pool_set, below) if below > EXACT else pick_chain(pool_set, below)
         picks = [rule for to in (*[attempt] * tries(size), settled) for rule in (f"jump {to}", *done)]
         return {chain: (back, *picks, first), attempt: (pick,)}
-
-    def _sticky(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains of session affinity that do not depend on the timeout.
-
-        A rule of nft can store a value from a map only in a field of the packet. So the packet carries the number of
-        the pool in place of its source address, and the number of the endpoint in place of its destination address.
-        """
-        ip = self.layout.ip
-        original = f"{ip} daddr set ct original {ip} daddr"
-        own = f"{ip} daddr . ct original {ip} daddr . th dport @{SetId.SESSION_OWN}"
-        to = f"{ip} daddr . meta l4proto map @{SetId.SESSION_ENDPOINTS}"
-        return {
-            SESSION_PICK: (
-                f"th dport set {ip} daddr map @{SetId.SESSION_CLASSES}",
-                f"goto {pick_chain(SetId.SESSION_SLOTS)}",
-            ),
-            SESSION_GO: (
-                f"{ip} saddr set ct original {ip} saddr",
-                f"{own} goto {SESSION_GO}-untranslated",
-                f"meta l4proto @transports dnat {ip} addr . port to {to}",
-                original,
-            ),
-            # The kernel leaves the packet as it is if its endpoint is its destination.
-            f"{SESSION_GO}-untranslated": (original, f"dnat to {ip} daddr"),
-        }
 
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
@@ -385,29 +352,7 @@ class Ruleset:
             short_cut = [f"{self._pods()} {to_pick}"] if self._ours.detector.implemented else []
             last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
             return [*short_cut, f"fib saddr type local {to_external}", f"goto {last}"]
-        return self._with_client(name, onwards)
-
-    def _with_client(self, name: ChainName, onwards: list[str]) -> list[str]:
-        """Return the rules of a chain that finds or remembers the endpoint of a client.
-
-        The key of a client has the number of the pool, so that one element is for all frontends of the pool. Instead of
-        the address the key has a hash of it, so that the clients of a pool never need more than AFFINITY_SHARE
-        elements. Clients with equal hashes share an endpoint.
-        """
-        ip = self.layout.ip
-        client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
-        known = f"{ip} daddr set {client} map @{CLIENTS}"
-        update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
-        if name.treatment == "remember":
-            # The second rule finds the endpoint that was picked for another packet of the client in the meantime.
-            return [f"jump {SESSION_PICK}", update, known, f"goto {SESSION_GO}"]
-        number = f"{self._key(name.nodeport)} map @{POOLS_OF[name.endpoint_map]}"
-        pool = f"{ip} daddr set {number}", f"{ip} saddr set {ip} daddr"
-        if name.treatment.endswith("pick"):
-            to_recall, to_remember = onwards
-            return [*pool, f"{known} {to_recall}", to_remember]
-        # The endpoint is gone if its number leads nowhere. An update does not replace the data of an element.
-        return [update, f"jump {SESSION_GO}", *pool, f"delete @{CLIENTS} {{ {client} : {ip} daddr }}", *onwards]
+        return affinity.client_rules(self.layout, name, self._key(name.nodeport), onwards)
 
     @property
     def _mark_packet(self) -> str:
@@ -428,36 +373,6 @@ class Ruleset:
         to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"
         return f"{to} {self._key('nodeport' in endpoint_map)} . {slot} map @{endpoint_map}"
 
-
-AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
-"""Default timeout of a client in milliseconds. The rule that adds a client sets the timeout of the Service instead."""
-
-AFFINITY_SHARE: Final = 1 << 16
-"""Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
-
-AFFINITY_CLIENTS: Final = 1 << 24
-"""Capacity of the map of clients, over all Services: 256 full pools. When the map is full, new clients are served
-without affinity.
-"""
-
-
-def client_number(address: bytes) -> bytes:
-    """Return the hash of a client in the map of clients, packed: see Ruleset._with_client."""
-    number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
-    return (number or 0).to_bytes(4, "little")
-
-
-_ENDPOINT_NUMBERS: Final = {
-    Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
-    Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
-}
-"""Numbers of endpoints as networks, which do not contain the numbers of pools."""
-
-SESSION_PICK: Final = "session-choose"
-SESSION_GO: Final = "session-go"
-"""Name of the chain that translates to the endpoint with the number that the packet carries, and returns if no endpoint
-has it.
-"""
 
 PUT_BACK: Final = "put-port-back"
 """Name of the chain that restores the destination port, which `_carry` replaced."""

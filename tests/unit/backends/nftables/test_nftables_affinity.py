@@ -2,9 +2,8 @@
 
 import pytest
 
-from kubeproxy.backends.nftables.affinity import ClientGauges
+from kubeproxy.backends.nftables.affinity import AFFINITY_CLIENTS, ClientGauges
 from kubeproxy.backends.nftables.layout import CLIENTS
-from kubeproxy.backends.nftables.ruleset import AFFINITY_CLIENTS
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.registry import MetricRegistry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service

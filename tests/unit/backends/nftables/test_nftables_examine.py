@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
+from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
 from kubeproxy.backends.nftables.layout import CLIENTS
-from kubeproxy.backends.nftables.ruleset import client_number
 from kubeproxy.backends.state import Kind
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from support.cluster_objects import address, dest, endpoint, parsed, service
