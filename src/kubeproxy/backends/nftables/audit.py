@@ -40,7 +40,7 @@ from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
-from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook, SetForm, TableContents
+from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook, ListedChain, SetForm, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, unpack
 from kubeproxy.model.plan import FamilyGlobals
 
@@ -73,9 +73,9 @@ class Signature(NamedTuple):
         return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 
-def signature(table: KernelTable) -> Signature:
-    """Return the signature of our table. Reads every rule: see `grown`."""
-    header, chains = table.header(), table.chains()
+def signature(table: KernelTable, chains: Mapping[str, ListedChain] | None = None) -> Signature:
+    """Return the signature of our table, with these chains if they were just read. Reads every rule: see `grown`."""
+    header, chains = table.header(), table.chains() if chains is None else chains
     rules: dict[str, list[int]] = {name: [] for name in chains}
     for rule in table.rules():
         rules.setdefault(rule.chain, []).append(rule.handle)

@@ -31,7 +31,6 @@ from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
-from kubeproxy.kernel.nftables.nfnetlink import TableHeader
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, ServicePlan
 
@@ -272,7 +271,7 @@ class NftablesBackend:
             self._lost()
             self._load(since)
             yield from self._synced(wanted.items())
-        elif self._is_ours(header) and self._repaired(since):
+        elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired(since):
             self._chains = audit.affinity_chains(self._signature.chains)
             self._transact(audit.catch_all_removals(self._table))
             elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
@@ -292,16 +291,15 @@ class NftablesBackend:
         self._numbers.compared()
         self._is_whole, self._differs = True, False
 
-    def _is_ours(self, header: TableHeader) -> bool:
-        """Return whether the table is our own and has no chains of the Go kube-proxy, which would take seconds to
-        compare.
-        """
-        ours = not header.dormant and header.comment.startswith(COMMENT)
-        return ours and not any("/" in name for name in self._table.chains())
-
     def _repaired(self, since: int) -> bool:
-        """Repair chains and rules, and take the signature; return False if the table must be replaced instead."""
-        self._signature = audit.signature(self._table)
+        """Repair chains and rules, and take the signature; return False if the table must be replaced instead.
+
+        A table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take seconds.
+        """
+        chains = self._table.chains()
+        if any("/" in name for name in chains):
+            return False
+        self._signature = audit.signature(self._table, chains)
         changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
         if not changes:
             return changes is not None
