@@ -293,7 +293,8 @@ def _chains(node: CheckedNode, sight: Sight, *, ends_here: bool) -> Iterator[Dia
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     yield from strangers.dropping(drops, node.picked_again)
-    yield from strangers.untracking(drops, is_answered=_is_answered(node))
+    if any(one.untracks for one in drops):
+        yield from strangers.untracking(drops, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(filters, node.mode.flows_end, ends_here)
