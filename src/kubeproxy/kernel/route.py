@@ -342,7 +342,10 @@ def way_out(source: bytes, destination: bytes) -> str:
     Raises NetlinkError.
     """
     index = int.from_bytes(_route(destination, source).get(_OUT, b""), "little")
-    return dict(socket.if_nameindex()).get(index, "")
+    try:
+        return socket.if_indextoname(index)
+    except OSError:  # no route, or the interface no longer exists
+        return ""
 
 
 def source_for(destination: bytes) -> bytes | None:
