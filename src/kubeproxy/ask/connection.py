@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -294,12 +295,13 @@ _NONE: Final = ""
 _LOOPBACK: Final = "lo"
 
 
-class CheckedConnection(NamedTuple):
+class CheckedConnection(Struct, frozen=True, dict=True):
     """A connection: its first incoming packet (the source is None if the node picks the source), and this node's
     addresses.
 
     `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
-    `arrival`: the interface of incoming packets, '' for the interface of the route to the client.
+    `arrival`: the interface of incoming packets, '' for the interface of the route to the client. The kernel is asked
+    once for each route of the connection as a whole. Properties raise NetlinkError.
     """
 
     packet: Packet
@@ -312,17 +314,22 @@ class CheckedConnection(NamedTuple):
         """Whether the connection begins on this node."""
         return self.packet.source is None or self.packet.source in self.local
 
+    @cached_property
+    def client(self) -> bytes | None:
+        """The client's address, which the kernel picks for this node itself; None without a route."""
+        return self.packet.source if self.packet.source is not None else source_for(self.packet.destination)
+
     @property
     def interface(self) -> str | None:
         """The incoming interface, derived from the routes if it is not given; None if unknown."""
         return self.arrival if self.arrival and not self.is_local else self.way_back
 
-    @property
+    @cached_property
     def way_back(self) -> str | None:
         """The outgoing interface of answers to a client elsewhere, '' for a client of this node; None if unknown."""
         return _NONE if self.is_local or self.packet.source is None else interface_to(self.packet.source)
 
-    @property
+    @cached_property
     def first_way(self) -> tuple[str, str | None]:
         """The incoming and outgoing interface at the hook output, for a connection that begins on this node."""
         return _NONE, _LOOPBACK if self.packet.destination in self.local else interface_to(self.packet.destination)
@@ -366,9 +373,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
             return
     else:
         yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
-    client = packet.source if packet.source is not None else source_for(packet.destination)
-    if client is not None:
-        yield from _answers(made, connection, client, masqueraded=masqueraded)
+    if connection.client is not None:
+        yield from _answers(made, connection, connection.client, masqueraded=masqueraded)
 
 
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
@@ -376,8 +382,7 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
 
     `ends`: see `covered`; `mark` is the mark of packets to masquerade.
     """
-    packet, arrival, here = connection.packet, connection.interface, connection.is_local
-    client = packet.source if packet.source is not None else source_for(packet.destination)
+    packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
         yield RoutedPacket(packet.source, packet.destination)
     for address, port, masqueraded in ends if client is not None else ():
@@ -432,7 +437,7 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
         yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
     yield made.request("prerouting", _FIRST, _LAST)
     yield made.request("input", _FIRST, min(before, _SOURCE))
-    client = packet.source if packet.source is not None else source_for(packet.destination)
+    client = connection.client
     if before == _LAST and client is not None:
         yield made.answer("output", _FIRST, _LAST, client, (_NONE, back))
         yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
