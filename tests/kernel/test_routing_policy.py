@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from kubeproxy.kernel.routing_policy import RoutedPacket, refusal, refused_by
-from kubeproxy.model.addresses import pack
+from kubeproxy.kernel.routing_policy import RoutedPacket, refusal, routing_tables
+from kubeproxy.model.addresses import family_of, pack
 from support.own_network import own_network
 
 BASE = """link add name near type veth peer name near1
@@ -27,6 +27,10 @@ link set dev far1 up
 def packet(version: int, mark: int = 0, port: int = 80, source: str = "", end: str = "") -> RoutedPacket:
     client, endpoint = ("10.1.0.7", "10.2.0.7") if version == 4 else ("fd00:1::7", "fd00:2::7")
     return RoutedPacket(pack(source or client), pack(end or endpoint), "near", mark, 6, port)
+
+
+def refused_by(one: RoutedPacket) -> str:
+    return routing_tables(family_of(one.destination)).refusing(one)
 
 
 def setup(*commands: str) -> None:

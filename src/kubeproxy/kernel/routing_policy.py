@@ -1,7 +1,7 @@
 """The reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a route that refuses the
 packet.
 
-The kernel decides (`refusal`); `refused_by` finds the name of that rule or route. Sources: rtnetlink(7),
+The kernel decides (`refusal`); `RoutingTables.refusing` finds the name of that rule or route. Sources: rtnetlink(7),
 include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
 """
 
@@ -25,7 +25,7 @@ from kubeproxy.kernel.netlink.protocol import (
     understood,
 )
 from kubeproxy.kernel.route import ask_route
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, unpack
 
 _REFUSALS: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL, errno.EXDEV})
 
@@ -86,29 +86,38 @@ def marks() -> set[int]:
     return {_number(value) for value in tested} - {0}
 
 
-@understood("the rules of policy routing")
-def refused_by(packet: RoutedPacket) -> str:
-    """Return the first rule or route for a packet that refuses it: 'ip rule 100 (prohibit)' or
-    'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
-    """
-    family = family_of(packet.destination)
+class RoutingTables(NamedTuple):
+    """The policy routing rules and the routes of a family, as the kernel's messages."""
+
+    rules: list[bytes]
+    routes: list[bytes]
+
+    @understood("the rules of policy routing")
+    def refusing(self, packet: RoutedPacket) -> str:
+        """Return the first rule or route for a packet that refuses it: 'ip rule 100 (prohibit)' or
+        'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
+        """
+        for place in answers(self.rules, _HEAD.size):
+            _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
+            values = parts(*place)
+            if not _matches(packet, values, to_bits, from_bits):
+                continue
+            name = f"ip rule {_number(values.get(_PRIORITY, b''))}"
+            if action in _WORDS:
+                return f"{name} ({_WORDS[action]})"
+            number = _number(values.get(_TABLE, bytes([table])))
+            route = _longest(packet.destination, self.routes, number) if action == _TO_TABLE else ""
+            if route:
+                return f"{route} ({name})"
+        return ""
+
+
+def routing_tables(family: Family) -> RoutingTables:
+    """Return the rules and routes of a family, which may be many. Raises NetlinkError."""
+    head = _HEAD.pack(family, *bytes(7), 0)
     with Netlink.open(NETLINK_ROUTE) as link:
-        rules = link.dump_all(_GET_RULES, _HEAD.pack(family, *bytes(7), 0), "the rules of policy routing")
-        routes = link.dump_all(_GET_ROUTES, _HEAD.pack(family, *bytes(7), 0), "the routes")
-    for place in answers(rules, _HEAD.size):
-        _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
-        values = parts(*place)
-        if not _matches(packet, values, to_bits, from_bits):
-            continue
-        name = f"ip rule {_number(values.get(_PRIORITY, b''))}"
-        if action in _WORDS:
-            return f"{name} ({_WORDS[action]})"
-        route = _longest(packet.destination, routes, _number(values.get(_TABLE, bytes([table])))) * (
-            action == _TO_TABLE
-        )
-        if route:
-            return f"{route} ({name})"
-    return ""
+        rules = link.dump_all(_GET_RULES, head, "the rules of policy routing")
+        return RoutingTables(rules, link.dump_all(_GET_ROUTES, head, "the routes"))
 
 
 def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_bits: int) -> bool:

@@ -220,7 +220,7 @@ FRONT, CLIENT, END = b"\n\x60\0\1", b"\n\xf4\0\7", b"\n\xf4\1\7"
 )
 def test_a_connection_needs_routes(packet, code, by, forwards, words, monkeypatch):
     monkeypatch.setattr(routes, "refusal", lambda _: code)
-    monkeypatch.setattr(routes, "refused_by", lambda _: by)
+    monkeypatch.setattr(routes, "routing_tables", lambda _: SimpleNamespace(refusing=lambda _: by))
     monkeypatch.setattr(routes, "marks", set)
     monkeypatch.setattr(routes, "number", lambda _: forwards)
     asked = Packet(None, FRONT, 6, 80)

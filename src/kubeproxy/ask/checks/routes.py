@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from kubeproxy.ask.checks.node import CheckedNode, number
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, refused_by
+from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, unpack
 
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
@@ -15,13 +16,16 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 def refused(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
-    yield from _if_marked(node)
+    tables = cache(routing_tables)  # read once, and only for a refused packet
+
+    def refused_by(packet: RoutedPacket) -> str:
+        return tables(family_of(packet.destination)).refusing(packet)
+
+    yield from _if_marked(node, refused_by)
     astray = set()
     for packet in dict.fromkeys(node.routed):
-        # An interface that does not forward refuses all; `closed_interfaces` reports it.
-        is_closed = bool(packet.arrival) and number(f"net/ipv4/conf/{packet.arrival}/forwarding") == 0
         code = refusal(packet)
-        if not code or (is_closed and code == errno.EHOSTUNREACH):
+        if not code or (code == errno.EHOSTUNREACH and _is_closed(packet.arrival)):
             continue
         by = refused_by(packet)
         if node.packet is not None and packet.destination == node.packet.destination and not packet.arrival:
@@ -34,8 +38,10 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
             yield _stopped(packet, by, is_silent=code in _SILENT)
 
 
-def _if_marked(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether the kernel would refuse a packet with a mark that a rule of policy routing tests."""
+def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
+    """Check whether the kernel would refuse a packet with a mark that a rule of policy routing tests. `refused_by`
+    returns the rule or route that refuses a packet.
+    """
     tested = marks() - {node.mark} if node.routed else ()
     for mark in tested:
         for packet in dict.fromkeys(node.routed):
@@ -51,6 +57,11 @@ def _if_marked(node: CheckedNode) -> Iterator[Diagnosis]:
                     fix="see which chains set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
                 )
                 break
+
+
+def _is_closed(interface: str) -> bool:
+    """Return whether an interface does not forward. It then refuses all packets; `closed_interfaces` reports it."""
+    return bool(interface) and number(f"net/ipv4/conf/{interface}/forwarding") == 0
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
