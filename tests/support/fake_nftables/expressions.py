@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kubeproxy.kernel.nftables.compiling import milliseconds
 from kubeproxy.model.maglev import jhash
 from support.cluster_objects import NODE_IPS
-from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table
+from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table, UnsupportedError
 
 _OF_THE_NODE = frozenset(ipaddress.ip_address(text).packed for text in NODE_IPS.values())
 """An endpoint may be on the node itself: what goes there leaves by no hook that translates sources."""
@@ -75,7 +75,7 @@ _FEW = 256
 
 @cache
 def steps(text: str) -> tuple[Step, ...]:
-    """Return the steps of a rule. Raises NotImplementedError."""
+    """Return the steps of a rule. Raises UnsupportedError."""
     reader = _Reader(text)
     found = []
     while reader.left:
@@ -104,7 +104,7 @@ class _Reader:
     def word(self) -> str:
         """Read one word."""
         if not self.left:
-            raise NotImplementedError(self.text)
+            raise UnsupportedError(f"the end of the rule {self.text!r}")
         return self.left.pop(0)
 
     def original(self) -> bool:
@@ -137,7 +137,7 @@ class _Reader:
             return _Numgen(int(self.word()), int(self.word()) if self._take("offset") else 0)
         if self._take("jhash"):
             return self._hash()
-        raise NotImplementedError(self.text)
+        raise UnsupportedError(f"{' '.join(self.left[:3])!r} in the rule {self.text!r}")
 
     def _hash(self) -> _Hash:
         fields = [self._part()]

@@ -17,7 +17,7 @@ from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_ECHO, 
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import listing, nfnetlink, tables
 from kubeproxy.kernel.nftables.fields import VERDICTS
-from support.fake_nftables.objects import TYPES, Element, RefusedError, Set, Table, Type
+from support.fake_nftables.objects import TYPES, Element, RefusedError, Set, Table, Type, UnsupportedError
 from support.fake_nftables.transaction import Transaction
 
 _GENERIC_SIZE = 4  # struct nfgenmsg
@@ -77,7 +77,7 @@ def execute(message: bytes, transaction: Transaction) -> None:
         case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:
-            raise NotImplementedError(f"message {kind:#x} with flags {flags:#x}")
+            raise UnsupportedError(f"message {kind:#x} with flags {flags:#x}")
 
 
 @lru_cache(maxsize=16384)

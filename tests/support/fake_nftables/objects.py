@@ -35,6 +35,13 @@ class RefusedError(Exception):
         return NetlinkError(self.code, "the kernel refused an nf_tables transaction", str(self))
 
 
+class UnsupportedError(Exception):
+    """Valid input for a kernel that this fake does not implement: a message, a command of nft, or a word of a rule."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the fake kernel does not implement {what}")
+
+
 @dataclass(frozen=True)
 class Type:
     """The type of a key or a value: the types of its fields, by nft's names."""

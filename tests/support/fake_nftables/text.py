@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from kubeproxy.kernel.nftables import compiling, listing
-from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type
+from support.fake_nftables.objects import Element, RefusedError, Set, Table, Type, UnsupportedError
 from support.fake_nftables.transaction import Transaction
 
 _TYPES = {
@@ -37,7 +37,7 @@ def execute(line: str, transaction: Transaction) -> None:
     verb, kind, family, rest = line.split(" ", 3)
     command = _COMMANDS.get((verb, kind))
     if command is None:
-        raise NotImplementedError(line)
+        raise UnsupportedError(f"command {line!r}")
     name, _, rest = rest.partition(" ")
     if kind == "table":
         command(transaction, family, name, rest)
@@ -125,7 +125,7 @@ def _add_set(transaction: Transaction, table: Table, rest: str) -> None:
             case "elements":
                 elements = value.strip("={ }")
             case _:
-                raise NotImplementedError(part)
+                raise UnsupportedError(f"{part!r} in a set")
     transaction.add_set(table, new)
     if elements:
         _add_elements(transaction, table, new, elements)
