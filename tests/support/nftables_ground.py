@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import subprocess
 import time
@@ -46,6 +47,9 @@ def sync(backend, *changes):
 
 class Ground(ABC):
     """A kernel, and what tests ask of it. The functions are called when a backend does what they are named by."""
+
+    counts = True
+    """Whether the kernel counts the elements of a set: since Linux 6.16."""
 
     def __init__(self) -> None:
         self.before_commit: Callable[[], None] = lambda: None
@@ -205,6 +209,8 @@ class FakeGround(Ground):
 
 class KernelGround(Ground):
     """The real kernel."""
+
+    counts = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 16)
 
     @classmethod
     @contextmanager
