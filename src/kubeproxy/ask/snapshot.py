@@ -5,7 +5,7 @@ server.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
@@ -48,6 +48,10 @@ class Health(Protocol):
 
     def last_updated(self, family: str) -> str | None:
         """Return the last time at which everything queued was programmed, None for never."""
+
+
+FINE_STATES: Final = ("programmed", "planned", "ignored")
+"""The states of Services in which nothing is missing; Snapshot.verdict returns them and others."""
 
 
 class Snapshot(NamedTuple):

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.flows.users import PortUse
 from kubeproxy.ask.lines import counted
+from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.why import Why
 from kubeproxy.errors import NoAnswerError
 
@@ -39,19 +41,15 @@ class Fact(NamedTuple):
         return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
 
 
-class NodeAnswer(Struct, rename="camel", kw_only=True):
+class _Answer(Struct, rename="camel", kw_only=True):
     """The fields of every answer. Older releases have no version."""
 
     schema_version: Literal[1]
     version: str = ""
     mode: str = ""
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield the facts of the answer."""
-        raise NotImplementedError
 
-
-class WhyAnswer(NodeAnswer):
+class WhyAnswer(_Answer):
     """An answer of `why`."""
 
     heading: str
@@ -67,20 +65,20 @@ class WhyAnswer(NodeAnswer):
         return list(map(Diagnosis.from_row, self.findings))
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: the outcome of the connection, and its causes."""
+        """Yield the outcome of the connection, and its causes."""
         severity = {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
         yield Fact(severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
 
 
-class DoctorAnswer(NodeAnswer):
+class DoctorAnswer(_Answer):
     """An answer of `doctor`."""
 
     findings: list[dict[str, str]]
     unknown: list[str]
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: the findings."""
+        """Yield the findings."""
         for one in map(Diagnosis.from_row, self.findings):
             yield Fact(one.severity, one.what, (one.why, f"Fix: {one.fix}"), numbered=True)
         for text in self.unknown:
@@ -96,7 +94,7 @@ class _Difference(Struct):
     present: str = ""
 
 
-class VerifyAnswer(NodeAnswer):
+class VerifyAnswer(_Answer):
     """An answer of `verify`."""
 
     services: int
@@ -108,7 +106,7 @@ class VerifyAnswer(NodeAnswer):
     troubles: list[str]
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: the differences of each node between API server, plan and kernel."""
+        """Yield the differences of each node between API server, plan and kernel."""
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
         yield from (Fact(Severity.BROKEN, text) for text in self.troubles)
@@ -128,13 +126,13 @@ class _Service(Struct):
     problems: list[str]
 
 
-class ServicesAnswer(NodeAnswer):
+class ServicesAnswer(_Answer):
     """An answer of `services` without a name."""
 
     services: list[_Service]
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: the state of each Service."""
+        """Yield the state of each Service."""
         for one in self.services:
             reason = f" ({one.reason})" * bool(one.reason)
             text = f"{one.namespace}/{one.name}: {one.state}{reason}, {counted(one.endpoints, 'endpoint')}"
@@ -162,7 +160,7 @@ class _Port(Struct, rename="camel"):
         return sorted({*self.endpoints, *self.local_endpoints, *self.other_endpoints, *self.drained_endpoints})
 
 
-class ServiceAnswer(NodeAnswer):
+class ServiceAnswer(_Answer):
     """An answer of `services NAME`."""
 
     namespace: str
@@ -176,7 +174,7 @@ class ServiceAnswer(NodeAnswer):
     problems: list[str] = []
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: the Service's state, the versions of its objects, and its rules in the kernel.
+        """Yield the Service's state, the versions of its objects, and its rules in the kernel.
 
         Actions and local endpoints differ from node to node by policy, so they are no facts.
         """
@@ -196,45 +194,22 @@ class ServiceAnswer(NodeAnswer):
                 yield Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True)
 
 
-class Used(Struct, rename="camel"):
-    """Connections of a service port, or of one of its endpoints."""
-
-    connections: int
-    unanswered: int
-    closing: int
-    new_per_second: float
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """Connections, new ones a second, unanswered and closing ones."""
-        return self.connections, self.new_per_second, self.unanswered, self.closing
-
-
-class _UsedEndpoint(Used, kw_only=True):
-    address: str
-    pod: str
-
-
-class _UsedPort(Used, kw_only=True):
-    service: str
-    port: str
-    endpoints: list[_UsedEndpoint]
-
-
-class FlowsAnswer(NodeAnswer):
+class FlowsAnswer(_Answer):
     """An answer of `flows`."""
 
-    ports: list[_UsedPort]
+    ports: list[PortUse]
 
     def facts(self) -> Iterator[Fact]:
-        """See NodeAnswer: Services with unanswered connections."""
+        """Yield the Services with unanswered connections."""
         for name in dict.fromkeys(one.service for one in self.ports if one.unanswered):
             yield Fact(Severity.BROKEN, f"{name}: connections to which nothing came back for a second")
 
 
 def _severity(state: str) -> Severity:
-    return Severity.FINE if state in {"programmed", "planned", "ignored"} else Severity.BROKEN
+    return Severity.FINE if state in FINE_STATES else Severity.BROKEN
 
+
+NodeAnswer = WhyAnswer | DoctorAnswer | VerifyAnswer | ServicesAnswer | ServiceAnswer | FlowsAnswer
 
 _KINDS: Final[dict[str, type[NodeAnswer]]] = {
     "why": WhyAnswer,
@@ -248,7 +223,7 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
     """Return an answer and its facts. Raises NoAnswerError if the form is invalid."""
     try:
-        kind = ServiceAnswer if command == "services" and arguments else _KINDS[command]
+        kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)
         return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:

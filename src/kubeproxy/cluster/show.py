@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
-from kubeproxy.cluster.answers import FlowsAnswer, Used, WhyAnswer
+from kubeproxy.ask.flows.users import EndpointUse, PortUse, numbers
+from kubeproxy.cluster.answers import FlowsAnswer, WhyAnswer
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
@@ -120,8 +121,8 @@ def _print_flows(fleet: Fleet) -> None:
         output.table(("NODE", *head), _ranked(by_node), "  ", _FACTS)
 
 
-def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], used: Used) -> None:
-    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), used.numbers, strict=True)]
+def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], use: EndpointUse | PortUse) -> None:
+    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), numbers(use), strict=True)]
 
 
 def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:

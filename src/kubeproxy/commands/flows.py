@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from kubeproxy.ask import cluster
 from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
 from kubeproxy.ask.flows.sampling import Sampled
-from kubeproxy.ask.flows.users import PortUse, ServedPorts, uses
+from kubeproxy.ask.flows.users import PortUse, ServedPorts, numbers, uses
 from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
@@ -82,8 +82,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _summed(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
     """Return the numbers of connections, of new ones a second, of unanswered and of closing ones."""
-    each = [(one.connections, one.new_per_second, one.unanswered, one.closing) for one in ports]
-    total, new, silent, closing = (sum(column) for column in zip(*each, strict=True))
+    total, new, silent, closing = (sum(column) for column in zip(*map(numbers, ports), strict=True))
     return int(total), new, int(silent), int(closing)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.listing import addresses
+from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.state import service_text
 from kubeproxy.commands import UNKNOWN, exit_code, output
@@ -55,10 +56,7 @@ def run(given: argparse.Namespace) -> int:
         output.json({**head, "services": list(map(_row, held))})
     else:
         output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
-    return exit_code(wrong=any(one.state not in _FINE for one in held), unknown=old)
-
-
-_FINE = ("programmed", "planned", "ignored")
+    return exit_code(wrong=any(one.state not in FINE_STATES for one in held), unknown=old)
 
 
 def _one(asked: Source, name: ServiceName, head: Mapping[str, object], form: str) -> int:
@@ -73,7 +71,7 @@ def _one(asked: Source, name: ServiceName, head: Mapping[str, object], form: str
         output.json({**head, **detail})
     else:
         output.page(service_text(detail))
-    return exit_code(wrong=detail["state"] not in _FINE, unknown="findings" in head)
+    return exit_code(wrong=detail["state"] not in FINE_STATES, unknown="findings" in head)
 
 
 def _addresses(held: ProgrammedService) -> Iterator[str]:

@@ -182,6 +182,11 @@ class PortUse(Struct, frozen=True, rename="camel"):
     clients: tuple[ClientUse, ...]
 
 
+def numbers(use: EndpointUse | PortUse) -> tuple[float, ...]:
+    """Return the numbers of connections, of new ones a second, of unanswered and of closing ones."""
+    return use.connections, use.new_per_second, use.unanswered, use.closing
+
+
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
     """Return the use of a service port. The busiest endpoints and clients are first. `pods` has names by packed
     address.
