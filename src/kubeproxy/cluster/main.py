@@ -13,7 +13,6 @@ nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -24,8 +23,8 @@ from kubeproxy.cluster.fleet import Fleet, ask
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
-from kubeproxy.commands import UNKNOWN, output
-from kubeproxy.errors import KubeProxyError, QuestionError
+from kubeproxy.commands import completed, output
+from kubeproxy.errors import QuestionError
 from kubeproxy.release import build
 
 _COMMANDS = {
@@ -85,18 +84,7 @@ def _add(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the plugin; return the exit code."""
     given = parser().parse_args(argv)
-    try:
-        status = _run(given)
-        sys.stdout.flush()
-    except BrokenPipeError:  # a reader that stops early, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNKNOWN
-    except KubeProxyError as error:
-        print(f"Error: {output.shown(str(error))}", file=sys.stderr)
-        return UNKNOWN
-    except KeyboardInterrupt:
-        return UNKNOWN
-    return status
+    return completed(lambda: _run(given))
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -3,7 +3,12 @@
 They run in a separate process, query the proxy over its control socket, and read the kernel themselves.
 """
 
+import os
+import sys
+from collections.abc import Callable
 from typing import Final
+
+from kubeproxy.errors import KubeProxyError
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "the outcome of a connection on this node, and the reasons",
@@ -31,3 +36,21 @@ YES, NO, UNKNOWN = 0, 1, 2
 def exit_code(*, wrong: object, unknown: object = False) -> int:
     """Return the exit code of an answer: NO takes precedence over UNKNOWN."""
     return NO if wrong else UNKNOWN if unknown else YES
+
+
+def completed(command: Callable[[], int]) -> int:
+    """Run a command; return its exit code, UNKNOWN if it has no answer. An error is printed."""
+    try:
+        status = command()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader closed the pipe early, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNKNOWN
+    except KubeProxyError as error:
+        from kubeproxy.commands.output import shown  # noqa: PLC0415 - completion must start fast
+
+        print(f"Error: {shown(str(error))}", file=sys.stderr)
+        return UNKNOWN
+    except KeyboardInterrupt:
+        return UNKNOWN
+    return status
