@@ -68,7 +68,7 @@ class Names:
         """Return the client of a connection. Raises QuestionError, NoAnswerError."""
         if text == NODE:
             return End((NODE,))
-        if _is_address(text):
+        if _address(text):
             packed, number = source_of(text)
             assert packed is not None  # noqa: S101 - it is an address
             return End((unpack(packed),), port=f":{number}" if number else "", node=self._node_of(packed))
@@ -87,9 +87,8 @@ class Names:
 
     def target(self, text: str) -> End:
         """Return the destination of a connection. Raises QuestionError, NoAnswerError."""
-        if _is_address(text):
-            match = None if pack(text) else _ADDRESS.fullmatch(text)
-            return End((match["address"].strip("[]"),), port=match["end"] or "") if match else End((text,))
+        if found := _address(text):
+            return End(found[:1], port=found[1])
         kind, namespace, name, port = _parts(text, "service")
         if kind == NODE:
             return End(tuple(_node_addresses(self._node(name))), port=port)
@@ -191,9 +190,11 @@ def named(line: str, known: Mapping[str, str]) -> str:
     return re.sub(place, lambda found: f"{found[0]} ({known[found[1]]})", line)
 
 
-def _is_address(text: str) -> bool:
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and (pack(match["address"].strip("[]")) or pack(text)) is not None
+def _address(text: str) -> tuple[str, str] | None:
+    """Return an address and the text after it, such as ':53/udp' or ''; None if the text is no address."""
+    match = None if pack(text) else _ADDRESS.fullmatch(text)
+    address, end = (match["address"].strip("[]"), match["end"] or "") if match else (text, "")
+    return (address, end) if pack(address) else None
 
 
 def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
