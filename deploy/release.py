@@ -30,6 +30,9 @@ from node.bundle import bundle, plugin
 
 ROOT = Path(__file__).resolve().parent.parent
 
+PRODUCTS = ("kubeproxy-*", "kube-proxy.pyz", "kubectl-kubeproxy")
+SUMS = "SHA256SUMS"
+
 
 class RefusedError(Exception):
     """The files cannot be made; the message names the reason and the remedy."""
@@ -125,12 +128,7 @@ def release(wheels: Path, out: Path, *, everything: bool, tag: str) -> None:
             "has that NUMBER"
         )
     out.mkdir(parents=True, exist_ok=True)
-    for old in (
-        *out.glob("kubeproxy-*"),
-        *out.glob("kube-proxy.pyz"),
-        *out.glob("kubectl-kubeproxy"),
-        *out.glob("SHA256SUMS"),
-    ):
+    for old in (each for pattern in (*PRODUCTS, SUMS) for each in out.glob(pattern)):
         old.unlink()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or git("show", "--no-patch", "--format=%ct"))
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "KUBE_PROXY_BUILD": " ".join(build)}
@@ -144,9 +142,9 @@ def release(wheels: Path, out: Path, *, everything: bool, tag: str) -> None:
     pack(out / f"kubeproxy-{build.version}-image.tar.gz", image_recipe(build, epoch), epoch)
     pack(out / f"kubeproxy-{build.version}.tgz", chart(build.version), epoch)
     (out / f"kubeproxy-{build.version}.spdx.json").write_text(bill(wheel, wheels, epoch))
-    made = sorted((*out.glob("kubeproxy-*"), out / "kube-proxy.pyz", out / "kubectl-kubeproxy"))
+    made = sorted(each for pattern in PRODUCTS for each in out.glob(pattern))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
-    (out / "SHA256SUMS").write_text("".join(lines))
+    (out / SUMS).write_text("".join(lines))
 
 
 def main() -> int:
