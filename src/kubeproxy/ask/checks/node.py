@@ -212,11 +212,14 @@ def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:
 def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
     """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
     part = node.facts.world.ipv4 if node.facts is not None else None
-    inner = modes.interfaces() | {bridge.name for bridge in bridges()} | {"lo"}
+    if part is None:
+        return
+    inner = {bridge.name for bridge in bridges()} | {"lo"}
     everywhere = number("net/ipv4/conf/all/rp_filter") or 0
-    own = local_addresses(Family.IPV4)
+    own = [one for one in local_addresses(Family.IPV4) if one.interface not in modes.interfaces()]
+    paths = []
     for address in own:
-        if part is None or address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
+        if address.interface in inner or address.scope != SCOPE_UNIVERSE or _is_pods(part, address):
             continue
         if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
             continue
@@ -224,11 +227,15 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
         if filtering == settings.STRICT:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
-            path = settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node)
-            yield path
-            for first, bits, by in _ipv4_routes():
-                if bits and _bypassed(first, by, own) == path.interface and not part.detector.holds(first, ""):
-                    yield path._replace(out=by, clients=f"{unpack(first)}/{bits}")
+            paths.append(settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node))
+    # Each route is compared with each address: of the addresses of Services in ipvs mode there are thousands.
+    routes = [one for one in _ipv4_routes() if one[1] and not part.detector.holds(one[0], "")] if paths else []
+    astray = [(near, *one) for one in routes if (near := _bypassed(one[0], one[2], own))]
+    for path in paths:
+        yield path
+        for near, first, bits, by in astray:
+            if near == path.interface:
+                yield path._replace(out=by, clients=f"{unpack(first)}/{bits}")
 
 
 def arrival(node: CheckedNode, packet: Packet) -> str:
@@ -236,7 +243,7 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
     the interface of the packet if packets can arrive there, else the interface of the client's network. Raises
     NetlinkError.
     """
-    if packet.interface in _entrances():
+    if packet.interface and packet.interface in _entrances():
         return packet.interface
     if packet.source is None or family_of(packet.source) is Family.IPV6:  # IPv6 has no reverse path filter
         return ""
