@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks import strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
 from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
+from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
@@ -116,13 +117,15 @@ class Explanation(Struct, frozen=True):
         }
 
 
-def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
-    """Add findings of the node, and probes of endpoints by these protocols, to an answer. Raises KubeProxyError."""
+def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
+    """Add findings of the node, and probes of endpoints by these protocols, to an answer; `facts` are those of its
+    source. Raises KubeProxyError.
+    """
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
-    node = checked(asked)
-    kept = present.remembered(asked, explained) if asked.running else None
+    node = checked(asked, facts)
+    kept = present.remembered(facts, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
@@ -130,7 +133,7 @@ def tell(asked: Source, explained: Explained, probed: Collection[int] = PROBES) 
     if asked.running:
         way = _way(node, why, explained)
         around = look_at_way(way) if why.forwarded else look_at_answer(way)
-        kernel = present.look(asked, explained) if explained.plan is not None else ()
+        kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around, way.passing)]
     else:
         findings += _unasked()

@@ -75,8 +75,9 @@ def _problems(given: argparse.Namespace) -> None:
 
 def _question(given: argparse.Namespace) -> None:
     asked = source(given)
-    knowing(asked)
-    _say(tell(asked, asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))).fields())
+    facts = knowing(asked)
+    explained = asked.why(**msgspec.json.decode(sys.stdin.buffer.readline(), type=dict[str, str]))
+    _say(tell(asked, facts, explained).fields())
 
 
 class Lines:

@@ -37,9 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print the answer; return the exit code."""
     asked = source(given)
-    knowing(asked)
+    facts = knowing(asked)
     explained = asked.why(given.source, given.target, given.interface)
-    told = tell(asked, explained, PROBES if not given.no_probe else ())
+    told = tell(asked, facts, explained, PROBES if not given.no_probe else ())
     people = given.output != "json"
     if people:
         _print(told, "" if given.trace else told.why.next)

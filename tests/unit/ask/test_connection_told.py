@@ -247,7 +247,8 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     packet = Packet(b"\n\0\0\1", FRONT, 6, 80)
-    told = tell(Asked(), Explained(why("not ours"), None, Globals("node-a"), packet))
+    asked = Asked()
+    told = tell(asked, asked.facts(), Explained(why("not ours"), None, Globals("node-a"), packet))
     (found,) = told.findings
     assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
     assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "

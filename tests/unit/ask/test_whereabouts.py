@@ -159,7 +159,8 @@ def test_a_client_outside_may_be_another_node(source, target, interface, unknown
 def test_answers_that_do_not_return_through_this_node(source, policy, mode, lost, monkeypatch):
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(1, (), ours=True)])
     there = subject(GATEWAY, policy=policy)._replace(mode=mode)
-    told = tell(Desk(there), explain(there, packet(there, source, f"{NODE_IPS[Family.IPV4]}:30080")), ())
+    desk = Desk(there)
+    told = tell(desk, desk.facts(), explain(there, packet(there, source, f"{NODE_IPS[Family.IPV4]}:30080")), ())
     assert {one.address for one in told.why.endpoints if not one.returns} == lost
     assert len(told.why.endpoints) == 3
     itself = {one for one in lost if one == "10.244.3.9:8080"}  # its endpoint has no nodeName

@@ -71,9 +71,8 @@ class Checkup(Struct):
         return bool(seen)
 
 
-def checked(asked: Source) -> CheckedNode:
-    """Return the node of a proxy, for the checks. Raises KubeProxyError."""
-    facts = asked.facts()
+def checked(asked: Source, facts: Facts) -> CheckedNode:
+    """Return the node of a proxy with these facts, for the checks. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running)

@@ -26,7 +26,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     silence = ""
     try:
         asked = source(given)
-        node = replace(checked(asked), node_ports=asked.has_node_ports())
+        node = replace(checked(asked, asked.facts()), node_ports=asked.has_node_ports())
     except KubeProxyError as error:
         before = [error.finding] if isinstance(error, UnreadError) else []
         silence = "" if before else str(error)

@@ -38,10 +38,10 @@ from kubeproxy.setup import modes
 _SHOWN = 10
 
 
-def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
+def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, ...]:
     """Compare the kernel with the plan of an answer, which must have one. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller checked
-    key, facts = explained.plan.key, asked.facts()
+    key = explained.plan.key
     try:
         with examiners(facts, [key.family]) as kernel:
             seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
@@ -52,7 +52,7 @@ def look(asked: Source, explained: Explained) -> tuple[Diagnosis, ...]:
     return tuple(_lines(explained.why, facts, seen.findings))
 
 
-def remembered(asked: Source, explained: Explained) -> str | None:
+def remembered(facts: Facts, explained: Explained) -> str | None:
     """Return the endpoint to which session affinity binds the client of an answer, '' if it binds the client to none
     yet. None if there is no affinity, or the mode cannot read it. Raises KubeProxyError.
     """
@@ -63,7 +63,7 @@ def remembered(asked: Source, explained: Explained) -> str | None:
         client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
-        with examiners(asked.facts(), [plan.key.family]) as kernel:
+        with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
             found = {destination_text(one) for remembered_by in telling for one in remembered_by(plan, client)}
     except (ApplyError, Unsupported):
