@@ -14,11 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from kubeproxy.ask import connection
-from kubeproxy.ask.checks.checkup import _rules
+from kubeproxy.ask.checks.checkup import NodeRules, _rules
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.backends.mode import Sight
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.kernel import chains
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 from support.namespaces import inside, namespace, run
@@ -131,7 +129,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         masqueraded=client is None,
         covered=connection.covered(asked, [(*end, client is None)]),
     )
-    found = [one for one in _rules(node, Sight(chains.chains(), [])) if one.about in {"firewall", "notrack"}]
+    found = [one for one in _rules(node, NodeRules()) if one.about in {"firewall", "notrack"}]
     return any(one.is_wrong for one in found), bool(found)
 
 

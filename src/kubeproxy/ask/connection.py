@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks import strangers
-from kubeproxy.ask.checks.checkup import Checkup, checked, look_at_answer, look_at_way, surely_dropped
+from kubeproxy.ask.checks.checkup import Checkup, NodeRules, checked, look_at_answer, look_at_way, surely_dropped
 from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -27,7 +27,6 @@ from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route import source_for, way_out
@@ -124,7 +123,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
-    node = checked(asked, facts)
+    node, rules = checked(asked, facts), NodeRules()
     kept = present.remembered(facts, explained) if asked.running else None
     if kept:
         why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
@@ -132,22 +131,21 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     findings = [*present.affinity(why, kept), *_unreturned(why)]
     if asked.running:
         way = _way(node, why, explained)
-        around = look_at_way(way) if why.forwarded else look_at_answer(way)
+        around = look_at_way(way, rules) if why.forwarded else look_at_answer(way, rules)
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around, way.passing)]
     else:
         findings += _unasked()
-    findings += present.findings(probes, _probed_for(node, packet, why, probes))
+    findings += present.findings(probes, _probed_for(node, rules, packet, why, probes))
     return Explanation(why, tuple(findings), probes)
 
 
-def _probed_for(node: CheckedNode, packet: Packet, why: Why, probes: Sequence[present.Probe]) -> present.ProbedFor:
+def _probed_for(
+    node: CheckedNode, rules: NodeRules, packet: Packet, why: Why, probes: Sequence[present.Probe]
+) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
-    failed = {}
-    for one in probes:
-        if one.failed:
-            where, port = present.place(one.address)
-            failed[pack(where) or b"", port] = one.address
+    places = ((present.place(one.address), one.address) for one in probes if one.failed)
+    failed = {(pack(where) or b"", port): address for (where, port), address in places}
     if not failed:
         return present.ProbedFor()
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -157,7 +155,7 @@ def _probed_for(node: CheckedNode, packet: Packet, why: Why, probes: Sequence[pr
     try:
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
         passing = [each for one in sent for each in own_packets(one, local[family_of(one.destination)])]
-        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(chains.chains(), passing))}
+        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(rules.others, passing))}
     except (KubeProxyError, OSError):
         blocked = {}  # if a proxy runs, other checks report unreadable rules
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
@@ -221,10 +219,8 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = CheckedConnection(packet, local, bool(node.mode.interface), arrival(node, packet))
-    ends = [(*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST]]
-    known = [
-        (address, number, masqueraded) for text, number, masqueraded in ends if (address := pack(text)) is not None
-    ]
+    ends = ((*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST])
+    known = [(address, port, is_hidden) for text, port, is_hidden in ends if (address := pack(text)) is not None]
     at_proxy = node.mode.flows_end is FlowsEnd.PROXY
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
     balance = explained.plan.balance if explained.plan is not None else None
@@ -287,10 +283,8 @@ def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[
         yield from to_node(whole, before=_FILTER + 1)
 
 
-_FILTER: Final = 0  # NF_IP_PRI_FILTER, the priority of the proxy's chains that reject
-
-
 _FIRST, _LAST = -math.inf, math.inf
+_FILTER: Final = 0  # NF_IP_PRI_FILTER, the priority of the proxy's chains that reject
 _DESTINATION: Final = -100  # NF_IP_PRI_NAT_DST
 _SOURCE: Final = 100  # NF_IP_PRI_NAT_SRC
 _SERVERS: Final = 98  # the priorities of IPVS at the hooks input and forward
@@ -440,8 +434,7 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
         yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
     yield made.request("prerouting", _FIRST, _LAST)
     yield made.request("input", _FIRST, min(before, _SOURCE))
-    client = connection.client
-    if before == _LAST and client is not None:
+    if before == _LAST and (client := connection.client) is not None:
         yield made.answer("output", _FIRST, _LAST, client, (_NONE, back))
         yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
         if here:

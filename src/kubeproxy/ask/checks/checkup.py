@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -42,7 +42,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -71,6 +71,25 @@ class Checkup(Struct):
         return bool(seen)
 
 
+class NodeRules:
+    """The chains of this node and the rules of other programs: read at the first use, and once for an answer."""
+
+    @cached_property
+    def nf_tables(self) -> list[chains.Chain]:
+        """The chains of nf_tables. Raises KubeProxyError."""
+        return chains.chains()
+
+    @cached_property
+    def sight(self) -> Sight:
+        """The chains of nf_tables and iptables. Raises KubeProxyError."""
+        return Sight(self.nf_tables, chains.iptables_chains(self.nf_tables))
+
+    @cached_property
+    def others(self) -> list[Firewall]:
+        """The tables of other programs. Raises KubeProxyError."""
+        return firewalls(self.nf_tables, frozenset(mode.table for mode in modes.every() if mode.table))
+
+
 def checked(asked: Source, facts: Facts) -> CheckedNode:
     """Return the node of a proxy with these facts, for the checks. Raises KubeProxyError."""
     config = facts.configuration()
@@ -83,7 +102,7 @@ def look_at(node: CheckedNode) -> Checkup:
     report = Checkup([], [])
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
-    _look_at_way(report, node)
+    _look_at_way(report, node, NodeRules())
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: changed_sysctls(node))
     report.look("hairpin mode", lambda: unreflecting_bridges(node))
@@ -93,10 +112,10 @@ def look_at(node: CheckedNode) -> Checkup:
     return report
 
 
-def look_at_way(node: CheckedNode) -> Checkup:
+def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
     """Run the checks for a connection that the proxy forwards: other parts of the node, and the state of the proxy."""
     report = look_at_knowledge(node)
-    _look_at_way(report, node)
+    _look_at_way(report, node, rules)
     report.findings = worst_first(report.findings)
     return report
 
@@ -113,38 +132,38 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
     return report
 
 
-def look_at_answer(node: CheckedNode) -> Checkup:
+def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
     chains of other programs that surely drop its packets (`passing`) before its answer, or may drop it if the node
     itself `answers`.
     """
     report = look_at_knowledge(node)
-    sight = _sight(report)
+    sight = _sight(report, rules)
     report.look("routes", lambda: routes.refused(node))
     if sight is not None:
         report.look("rules of other kube-proxies", lambda: _left(node, sight, forwarded=False))
         if node.answers:
-            report.look("firewalls", lambda: _chains(node, sight, ends_here=True))
+            report.look("firewalls", lambda: _chains(node, rules, ends_here=True))
         elif node.passing:
-            drops = partial(surely_dropped, sight.nf_tables, node.passing, silently=node.refused)
-            report.look("firewalls", lambda: strangers.dropping(drops()))
+            report.look(
+                "firewalls",
+                lambda: strangers.dropping(surely_dropped(rules.others, node.passing, silently=node.refused)),
+            )
     return report
 
 
-def _sight(report: Checkup) -> Sight | None:
+def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
     """Return the chains of nf_tables and iptables; None, with the error in the report, if they cannot be read."""
     try:
-        known = chains.chains()
-        return Sight(known, chains.iptables_chains(known))
+        return rules.sight
     except (KubeProxyError, OSError) as error:
         report.unknown.append(f"rules of nf_tables and iptables: {error}")
         return None
 
 
-def _look_at_way(report: Checkup, node: CheckedNode) -> None:
-    sight = _sight(report)
-    if sight is not None:
-        report.look("rules", lambda: _rules(node, sight))
+def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
+    if _sight(report, rules) is not None:
+        report.look("rules", lambda: _rules(node, rules))
     report.look("other proxies", lambda: _other_proxies(node))
     if "forward" in node.hooks:
         report.look("forwarding", lambda: settings.forwarding(forwarding_settings(node), node.mode.flows_end))
@@ -262,7 +281,8 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
 # -- other programs ----------------------------------------------------------------------------------------------------
 
 
-def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
+def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
+    sight = rules.sight
     if node.running:
         traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
@@ -270,14 +290,14 @@ def _rules(node: CheckedNode, sight: Sight) -> Iterator[Diagnosis]:
     elif node.facts is not None and not processes.proxies():
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from _left(node, sight, forwarded=True)
-    yield from _chains(node, sight, ends_here=bool(node.mode.interface))
+    yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
-def _chains(node: CheckedNode, sight: Sight, *, ends_here: bool) -> Iterator[Diagnosis]:
+def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
     """Check the chains of other programs; `ends_here`: connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
-    for firewall in firewalls(sight.nf_tables, _our_tables()):
+    for firewall in rules.others:
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             harmless = firewall.harmless(node.passing) if node.covered else frozenset()
             filters += [
@@ -308,20 +328,15 @@ def _is_answered(node: CheckedNode) -> bool:
     return Listening(asked.destination, asked.port) in bound
 
 
-def _our_tables() -> frozenset[str]:
-    return frozenset(mode.table for mode in modes.every() if mode.table)
-
-
 def surely_dropped(
-    known: Sequence[chains.Chain], passing: Collection[PassingPacket], *, silently: bool = False
+    others: Iterable[Firewall], passing: Collection[PassingPacket], *, silently: bool = False
 ) -> list[Drop]:
-    """Return the known chains of other programs that surely drop some of these packets.
+    """Return the chains of other programs that surely drop some of these packets.
 
     `silently`: without chains that reject them, like our rules in the filter table of iptables. Raises
     KubeProxyError.
     """
-    found = firewalls(known, _our_tables())
-    drops = (drop for one in found for drop in one.drops(passing, silently=silently))
+    drops = (drop for one in others for drop in one.drops(passing, silently=silently))
     return [one for one in drops if not (one.unordered or one.untracks)]
 
 
