@@ -108,9 +108,10 @@ def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
     net/ipv6/ip6_output.c of Linux 6.17).
     """
     found = {settings.FORWARDING[family]: number(settings.FORWARDING[family]) for family in node.families}
-    ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"} or _entrances()
-    if all(number(f"net/ipv6/conf/{name}/force_forwarding") for name in ways) and _IPV6_FORWARD in found:
-        found[_IPV6_FORWARD] = 1
+    if found.get(_IPV6_FORWARD) == 0:
+        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"} or _entrances()
+        if all(number(f"net/ipv6/conf/{name}/force_forwarding") for name in ways):
+            found[_IPV6_FORWARD] = 1
     return [settings.Setting(key, 1, value) for key, value in found.items()]
 
 
