@@ -222,11 +222,12 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
     the connection is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
+    is_own = packet.source in snapshot.addresses
     for one in made.choices:
         node, zone = places.get(one.destination, ("", ""))
         is_itself = one.destination[:-2] == packet.source
-        returns = one.masqueraded or (not is_itself and node in {own, ""}) or not (is_away or (is_itself and not node))
-        returns = returns or packet.source in snapshot.addresses
+        returns = is_own or one.masqueraded or (not is_itself and node in {own, ""})
+        returns = returns or not (is_away or (is_itself and not node))
         yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns)
 
 
