@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
+from itertools import pairwise
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.found import FoundTable, as_saved
@@ -14,6 +15,7 @@ from kubeproxy.kernel.xtables.xtables import Commands, SavedTable
 from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
+from support.random_plans import Plans
 
 BUILT_IN = {
     "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
@@ -167,6 +169,16 @@ def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: 
     options = options or StartOptions(True, False, True)
     made = IptablesBackend(commands, world, options, Told(), FakeWatch(commands), commands)
     made.tables = commands.tables
+    return made
+
+
+def played(world: Globals, states: Sequence[Plans], *, uses_nft: bool):
+    """A backend on fake tables that has synced these states of all Services one after the other."""
+    made = backend(world, world.families[0], uses_nft=uses_nft)
+    list(made.resync(states[0]))
+    for before, after in pairwise(states):
+        gone = {name: () for name in before if name not in after}
+        list(made.sync(list((after | gone).items())))
     return made
 
 

@@ -58,6 +58,21 @@ class Front(NamedTuple):
     port: int
 
 
+def front_of(service: Json, kind: str, family: str, port: int, host: Mapping[str, str]) -> Front:
+    """Return the address of a kind and family, with one of the Service's ports; `host` has a NodePort's address."""
+    spec = service["spec"]
+    chosen = spec["ports"][port]
+    if kind == "nodeport":
+        return Front(host[family], chosen["nodePort"])
+    ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
+    addresses = {
+        "cluster": spec.get("clusterIPs") or (),
+        "external": spec.get("externalIPs") or (),
+        "loadbalancer": [entry["ip"] for entry in ingress],
+    }[kind]
+    return Front(next(a for a in addresses if (":" in a) == (family == "IPv6")), chosen["port"])
+
+
 class Live:
     """A cluster with its pods, and the proxy if it runs. All in the event loop's thread."""
 
@@ -190,18 +205,7 @@ class Live:
 
     def front(self, name: str, kind: str = "cluster", family: str = "IPv4", port: int = 0) -> Front:
         """Where a Service is reached by cluster IP, nodeport, loadbalancer or external IP; by its first port."""
-        service = self.cluster.get("services", name)
-        spec = service["spec"]
-        first = spec["ports"][port]
-        if kind == "nodeport":
-            return Front(self.ips["node"][family], first["nodePort"])
-        ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
-        addresses = {
-            "cluster": spec.get("clusterIPs") or (),
-            "external": spec.get("externalIPs") or (),
-            "loadbalancer": [entry["ip"] for entry in ingress],
-        }[kind]
-        return Front(next(a for a in addresses if (":" in a) == (family == "IPv6")), first["port"])
+        return front_of(self.cluster.get("services", name), kind, family, port, self.ips["node"])
 
     def events(self, name: str) -> list[str]:
         """What the events about an object say: 'reason: note'."""

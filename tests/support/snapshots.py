@@ -1,4 +1,4 @@
-"""A Snapshot of a planner, for tests of what is answered from it."""
+"""A planner of some objects, and a Snapshot of it, for tests of the answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from kubeproxy.ask.offline import Planned
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.model.plan import Habits
+from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import Service
+from kubeproxy.model.plan import Globals, Habits
+from kubeproxy.model.planner import Planner
+
+
+def planner_of(globals_: Globals, *objects) -> Planner:
+    """Return a planner that has compiled these Services and EndpointSlices."""
+    made = Planner(globals_)
+    made.apply(
+        [
+            Replaced("services", [o for o in objects if isinstance(o, Service)]),
+            Replaced("endpointslices", [o for o in objects if not isinstance(o, Service)]),
+        ]
+    )
+    made.take()
+    return made
 
 
 def snapshot(planner, local=None, mode=None, **more) -> Snapshot:

@@ -16,7 +16,7 @@ from lab.netns import run_in_async
 from lab.objects import whoami_rc
 from lab.pods import DRAIN_ANNOTATION, READY_ANNOTATION
 from lab.probes import Answer, http_get
-from support.live import PORTS, TIMEOUT, Front, Json
+from support.live import PORTS, TIMEOUT, Front, Json, front_of
 from support.two_nodes import TwoNodes
 
 NODES = {"a": "node-a", "b": "node-b"}
@@ -141,18 +141,7 @@ class Stage:
         self, kind: str = "cluster", name: str = "web", family: str = "IPv4", port: int = 0, host: str = "node"
     ) -> Front:
         """Where a Service is reached: cluster, external, loadbalancer, or nodeport on a host; by one of its ports."""
-        service = self.get(name)
-        spec = service["spec"]
-        chosen = spec["ports"][port]
-        if kind == "nodeport":
-            return Front(self.live.ips[host][family], chosen["nodePort"])
-        ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
-        addresses = {
-            "cluster": spec.get("clusterIPs") or (),
-            "external": spec.get("externalIPs") or (),
-            "loadbalancer": [entry["ip"] for entry in ingress],
-        }[kind]
-        return Front(next(a for a in addresses if (":" in a) == (family == "IPv6")), chosen["port"])
+        return front_of(self.get(name), kind, family, port, self.live.ips[host])
 
     async def balanced(self, name: str = "web") -> None:
         """Wait until a Service has its load balancer."""

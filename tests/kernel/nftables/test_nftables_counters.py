@@ -1,7 +1,6 @@
 """Counters of connections: with real packets each is counted once, at the endpoint that got it, and nothing else is."""
 
 import socket
-import subprocess
 from collections import Counter
 from contextlib import ExitStack, closing
 
@@ -13,16 +12,12 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
 from support.cluster_objects import world
 from support.nftables_counters import connections
-from support.nftables_ground import KernelGround, resync
+from support.nftables_ground import KernelGround, ip, resync
 from support.nftables_plans import plans_of, sticky
 
 ENDPOINTS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::00{}"}
 SERVICES = {Family.IPV4: "10.96.0.{}", Family.IPV6: "fd00:96::00{}"}
 KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, timeout=10)
 
 
 def counted_world(family):

@@ -22,7 +22,7 @@ from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import Resource
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import world
-from support.fuzz.transports import Deaf
+from support.fuzz.transports import Deaf, deliver
 
 RESOURCES: Final[tuple[Resource, ...]] = ("services", "endpointslices", "nodes", "servicecidrs")
 _WORLD = world()
@@ -129,7 +129,6 @@ def answers(data: bytes) -> None:
 
 
 async def _answer(how: int, data: bytes) -> None:
-    step = 1 + (how >> 1 & 63)
     transport = Deaf()
     connection = ApiConnection("server", lambda _: None)
     connection.connection_made(transport)
@@ -140,11 +139,7 @@ async def _answer(how: int, data: bytes) -> None:
 
     exchange = Exchange(idle_timeout=30, on_headers=lambda _: None, sink=sink if how & 1 else None)
     connection.start(exchange, b"GET / HTTP/1.1\r\n\r\n")
-    pieces = [data[at : at + step] for at in range(0, min(len(data), 64 * step), step)] + [data[64 * step :]]
-    for piece in filter(None, pieces):
-        if transport.is_closing():
-            break
-        connection.data_received(piece)
+    deliver(connection, transport, data, 1 + (how >> 1 & 63))
     connection.connection_lost(None)
     assert exchange.done.done()
     try:

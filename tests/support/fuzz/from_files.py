@@ -20,7 +20,7 @@ from kubeproxy.page.pages import Content, refusal
 from kubeproxy.report.metrics import takes_gzip
 from kubeproxy.server.connection import ServerConnection
 from kubeproxy.server.http import TEXT, Request, Response, routes
-from support.fuzz.transports import Deaf
+from support.fuzz.transports import Deaf, deliver
 
 _LOOPBACK: Final = "127.0.0.1"
 _ACCESS: Final = page_access(["127.0.0.0/8", "::1/128"], ["proxy.example"])
@@ -118,12 +118,7 @@ async def _ask(how: int, data: bytes) -> None:
     lost = []
     connection = ServerConnection(_HANDLER, lost.append)
     connection.connection_made(transport)
-    step = 1 + (how & 63)
-    pieces = [data[at : at + step] for at in range(0, min(len(data), 64 * step), step)] + [data[64 * step :]]
-    for piece in filter(None, pieces):
-        if transport.is_closing():
-            break
-        connection.data_received(piece)
+    deliver(connection, transport, data, 1 + (how & 63))
     await asyncio.sleep(0)
     connection.connection_lost(None)
     await asyncio.sleep(0)

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts, spared
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
-from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Service, ServicePort
 from kubeproxy.model.plan import Affinity, Detector, Habits
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
+from support.snapshots import planner_of
 
 V4 = Family.IPV4
 OWN, OTHER = pack(NODE_IPS[V4]), pack("192.0.2.99")
@@ -27,15 +27,8 @@ DEAD = service("dead", "10.96.0.11", ports=[ServicePort(port=80, name="http")])
 def planner(*objects, external="served", nodeports=(NODE_IPS[V4],)) -> Planner:
     there = world(families=[V4])
     chosen = None if nodeports is None else tuple(map(pack, nodeports))
-    made = Planner(replace(there, external_ips=external, ipv4=replace(there.ipv4, nodeport_ips=chosen)))
-    made.apply(
-        [
-            Replaced("services", [o for o in objects if isinstance(o, Service)]),
-            Replaced("endpointslices", [o for o in objects if not isinstance(o, Service)]),
-        ]
-    )
-    made.take()
-    return made
+    ours = replace(there, external_ips=external, ipv4=replace(there.ipv4, nodeport_ips=chosen))
+    return planner_of(ours, *objects)
 
 
 def side(*objects, habits: Habits | None = None, **globals_) -> ConfiguredNode:
@@ -78,10 +71,8 @@ def test_habits_of_another_mode(habits, text):
 
 def recognising(value: str, web: Service = WEB, piece: EndpointSlice = SLICE, kind="network") -> ConfiguredNode:
     made = planner(web, piece, nodeports=None).world
-    planned = Planner(replace(made, ipv4=replace(made.ipv4, detector=Detector(kind, value))))
-    planned.apply([Replaced("services", [web]), Replaced("endpointslices", [piece])])
-    planned.take()
-    return ConfiguredNode(planned, Habits())
+    ours = replace(made, ipv4=replace(made.ipv4, detector=Detector(kind, value)))
+    return ConfiguredNode(planner_of(ours, web, piece), Habits())
 
 
 NETWORK = "the pod network 10.244.0.0/16"

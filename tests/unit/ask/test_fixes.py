@@ -11,23 +11,19 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector
-from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, service, world
-from support.snapshots import snapshot
+from support.snapshots import planner_of, snapshot
 
 NODE_RANGE = f"{NODE_IPS[Family.IPV4]}/32"
 
 
 @pytest.fixture(scope="module")
 def subject() -> Snapshot:
-    planner = Planner(world())
     web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http", node_port=30080)])
-    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [])])
-    planner.take()
-    return snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b"", pack("10.244.0.1") or b""]})
+    own = {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b"", pack("10.244.0.1") or b""]}
+    return snapshot(planner_of(world(), web), own)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +59,17 @@ def test_a_fix_names_the_field(subject, target, fix, monkeypatch):
     ("source", "allowed"), [("node", f"{NODE_IPS[Family.IPV4]}/32"), ("198.51.100.9", "198.51.100.9/32")]
 )
 def test_clients_outside_the_source_ranges_are_named_in_the_fix(source, allowed):
-    planner = Planner(world())
     guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=["10.9.0.0/16"])
-    planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
-    planner.take()
+    planner = planner_of(world(), guarded, endpoint_slice(endpoint("10.1.0.7")))
     there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
     why = explain(there, packet(there, source, "203.0.113.1:80")).why
     assert (why.outcome, why.fixes) == ("dropped", (f"add {allowed} to spec.loadBalancerSourceRanges",))
 
 
 def test_a_pod_that_is_kept_out_is_not_let_in_by_its_own_address():
-    planner = Planner(world(detector=Detector("network", "10.1.0.0/16")))
     guarded = service(type="LoadBalancer", ingress=["203.0.113.1"], load_balancer_source_ranges=[NODE_RANGE])
-    planner.apply([Replaced("services", [guarded]), Replaced("endpointslices", [endpoint_slice(endpoint("10.1.0.7"))])])
-    planner.take()
+    pods = world(detector=Detector("network", "10.1.0.0/16"))
+    planner = planner_of(pods, guarded, endpoint_slice(endpoint("10.1.0.7")))
     there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
     why = explain(there, packet(there, "10.1.0.9", "203.0.113.1:80")).why
     (fix,) = why.fixes
@@ -102,16 +95,12 @@ def test_what_is_nobodys_has_no_fix(subject):
     ],
 )
 def test_a_pod_without_a_node_name_does_not_reach_itself(node, other, source, returns):
-    planner = Planner(world())
     ends = [endpoint("10.244.0.7", node=node), endpoint(NODE_IPS[Family.IPV4], node=node)]
-    slices = [endpoint_slice(*ends, name="mine")]
-    services = [service()]
+    objects = [service(), endpoint_slice(*ends, name="mine")]
     if other:
-        services.append(service("other", "10.96.0.77"))
-        slices.append(endpoint_slice(endpoint("10.244.0.7", node=other), name="theirs", of="other"))
-    planner.apply([Replaced("services", services), Replaced("endpointslices", slices)])
-    planner.take()
-    there = snapshot(planner, {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
+        objects.append(service("other", "10.96.0.77"))
+        objects.append(endpoint_slice(endpoint("10.244.0.7", node=other), name="theirs", of="other"))
+    there = snapshot(planner_of(world(), *objects), {Family.IPV4: [pack(NODE_IPS[Family.IPV4]) or b""]})
     why = explain(there, packet(there, source, "10.96.0.1:80")).why
     (end,) = [one for one in why.endpoints if one.address.startswith(source)] or why.endpoints[:1]
     fix = f"set endpoints[].nodeName: {HERE} for 10.244.0.7 in EndpointSlice default/mine"
@@ -119,10 +108,7 @@ def test_a_pod_without_a_node_name_does_not_reach_itself(node, other, source, re
 
 
 def test_a_service_without_slices_may_need_one_made_by_hand():
-    planner = Planner(world())
-    planner.apply([Replaced("services", [service()]), Replaced("endpointslices", [])])
-    planner.take()
-    there = snapshot(planner)
+    there = snapshot(planner_of(world(), service()))
     (fix,) = explain(there, packet(there, "node", "10.96.0.1:80")).why.fixes
     made = "without spec.selector, create an EndpointSlice with the label kubernetes.io/service-name=web"
     assert ("compare spec.selector" in fix, fix.endswith(made)) == (True, True), fix
@@ -130,13 +116,10 @@ def test_a_service_without_slices_may_need_one_made_by_hand():
 
 @pytest.mark.parametrize(("ranges", "noted"), [(["10.0.0.0/8"], True), (["2001:db8::/32"], False), (None, False)])
 def test_source_ranges_of_the_other_family_alone_are_noted(ranges, noted):
-    planner = Planner(world())
     open_to_all = service("web", "fd00:96::1", type="LoadBalancer", ingress=["2001:db8::9"])
     open_to_all = replace(open_to_all, spec=replace(open_to_all.spec, load_balancer_source_ranges=ranges))
     ends = endpoint_slice(endpoint("fd00:10:244::7"), family="IPv6")
-    planner.apply([Replaced("services", [open_to_all]), Replaced("endpointslices", [ends])])
-    planner.take()
-    there = snapshot(planner)
+    there = snapshot(planner_of(world(), open_to_all, ends))
     why = explain(there, packet(there, "2001:db8::50", "[2001:db8::9]:80")).why
     assert why.outcome == "forwarded"
     assert any("no source range is IPv6: all IPv6 clients are let in" in one.text for one in why.steps) is noted

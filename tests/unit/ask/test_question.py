@@ -8,11 +8,9 @@ from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import unpack
-from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import ServicePort
-from kubeproxy.model.planner import Planner
 from support.cluster_objects import service, world
-from support.snapshots import snapshot
+from support.snapshots import planner_of, snapshot
 
 TCP, UDP = 6, 17
 
@@ -25,10 +23,7 @@ def subject() -> Snapshot:
         service("plain", "10.96.0.11", ports=[ServicePort(port=8080)]),
         service("names", "", type="ExternalName"),
     ]
-    planner = Planner(world())
-    planner.apply([Replaced("services", services), Replaced("endpointslices", [])])
-    planner.take()
-    return snapshot(planner)
+    return snapshot(planner_of(world(), *services))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from kubeproxy.backends import iptables
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.answer import Answer, AnswerStep, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
-from kubeproxy.model.events import Replaced
-from kubeproxy.model.objects import EndpointPort, Service, ServicePort
+from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector, Habits, Loopback
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, dest, draining, endpoint, endpoint_slice, service, world
+from support.snapshots import planner_of
 
 TCP, UDP = 6, 17
 NODE = pack(NODE_IPS[Family.IPV4])
@@ -21,15 +21,7 @@ POD, STRANGER = "10.244.7.7", "203.0.113.77"
 
 
 def planner(*objects, **globals_) -> Planner:
-    made = Planner(world(**globals_))
-    made.apply(
-        [
-            Replaced("services", [o for o in objects if isinstance(o, Service)]),
-            Replaced("endpointslices", [o for o in objects if not isinstance(o, Service)]),
-        ]
-    )
-    made.take()
-    return made
+    return planner_of(world(**globals_), *objects)
 
 
 def ask(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b32encode
 from hashlib import sha256
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
 from support.effort import examples
-from support.fake_tables import FakeCommands, backend, named, normalised
+from support.fake_tables import FakeCommands, backend, named, normalised, played
 from support.iptables_plans import SHARED_CHAINS, V4, WORLD, a, opened, plans
 from support.random_plans import histories
 
@@ -27,11 +26,7 @@ from support.random_plans import histories
 def test_changes_come_to_the_same_as_everything_at_once(history, uses_nft):
     globals_, states = history
     family = globals_.families[0]
-    made = backend(globals_, family, uses_nft=uses_nft)
-    list(made.resync(states[0]))
-    for before, after in pairwise(states):
-        gone = {name: () for name in before if name not in after}
-        list(made.sync(list((after | gone).items())))
+    made = played(globals_, states, uses_nft=uses_nft)
     fresh = backend(globals_, family)
     list(fresh.resync(states[-1]))
     assert normalised(made.tables.chains, family, SHARED_CHAINS) == normalised(

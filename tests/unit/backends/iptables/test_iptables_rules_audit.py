@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Incompatible, RestoreError
 from kubeproxy.model.addresses import Family
 from support.effort import examples
-from support.fake_tables import FakeCommands, FakeTables, backend, normalised
+from support.fake_tables import FakeCommands, FakeTables, normalised, played
 from support.iptables_plans import SHARED_CHAINS, V4, a, opened, plans
 from support.random_plans import histories
 
@@ -47,11 +45,7 @@ HARM = {
 def test_nothing_is_found_but_harm_which_a_repair_undoes(history, uses_nft, data):
     globals_, states = history
     family = globals_.families[0]
-    made = backend(globals_, family, uses_nft=uses_nft)
-    list(made.resync(states[0]))
-    for before, after in pairwise(states):
-        gone = {name: () for name in before if name not in after}
-        list(made.sync(list((after | gone).items())))
+    made = played(globals_, states, uses_nft=uses_nft)
     whole = normalised(made.tables.chains, family, SHARED_CHAINS)
     assert audited(made) == ""
     assert not made.touched()

@@ -108,8 +108,8 @@ def test_affinity_of_every_kind_of_frontend_loads(ground):
 # -- the numbers that stand for service ports ----------------------------------------------------------------------
 
 
-def numbers(ground, name="session-pools"):
-    return dict(element.split(" : ") for element in ground.elements(name))
+def numbers(ground):
+    return mapped(ground, "session-pools")
 
 
 def test_a_restart_keeps_the_numbers_and_reuses_none(ground):
@@ -168,7 +168,7 @@ def test_ports_that_split_between_inspections_have_separate_numbers(ground):
     plans = {name: sticky("a", 1, 2, ports=two)}
     again = ground.start()
     resync(again, plans)
-    nodeports = numbers(ground, "nodeport-session-pools")
+    nodeports = mapped(ground, "nodeport-session-pools")
     assert numbers(ground) == {
         "10.96.0.1 . tcp . 80": nodeports["tcp . 30081"],
         "10.96.0.1 . tcp . 81": nodeports["tcp . 30080"],
