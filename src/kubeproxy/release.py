@@ -68,5 +68,11 @@ def of_checkout(root: Path) -> Build:
     return Build(f"{NUMBER}.dev0+g{commit[:12]}" + (".dirty" if tree == "dirty" else ""), commit, tree)
 
 
+def architecture() -> str:
+    """Return the architecture of this machine, by Go's name."""
+    machine = os.uname().machine
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+
+
 if __name__ == "__main__":
     print(*build())

@@ -153,7 +153,7 @@ class ApiConnection(asyncio.Protocol):
         return open_ and self._exchange is None and self._keep_alive
 
     def abort(self) -> None:
-        """Close at once. Close the connection; a running exchange ends with ConnectionFailed."""
+        """Close the connection at once; a running exchange ends with ConnectionFailed."""
         self._end(ConnectionFailed(f"{self._peer}: the connection was given up"))
         if self._transport is not None:
             self._transport.abort()

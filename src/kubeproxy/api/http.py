@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 import time
@@ -21,7 +20,7 @@ from kubeproxy.api.credentials import Headers
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.source import Trouble
 from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
-from kubeproxy.release import NUMBER
+from kubeproxy.release import NUMBER, architecture
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -57,9 +56,7 @@ OnRequest = Callable[[Finished], None]
 
 def user_agent() -> str:
     """Return the User-Agent of this program, in the form of the Go components."""
-    machine = os.uname().machine
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
-    return f"kube-proxy/v{NUMBER} (linux/{arch}) kubernetes/python"
+    return f"kube-proxy/v{NUMBER} (linux/{architecture()}) kubernetes/python"
 
 
 class Route:

@@ -25,7 +25,17 @@ from kubeproxy.kernel.proc import inotify
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.objects import NAMESPACED, TYPES, EndpointSlice, Node, Object, PlacedSlice, Resource, Service
+from kubeproxy.model.objects import (
+    LABEL,
+    NAMESPACED,
+    TYPES,
+    EndpointSlice,
+    Node,
+    Object,
+    PlacedSlice,
+    Resource,
+    Service,
+)
 from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
@@ -330,7 +340,6 @@ _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
     "ServiceCIDR": ("servicecidrs", ("networking.k8s.io/v1", "networking.k8s.io/v1beta1")),
 }
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 Key = tuple[Resource, str, str]
 """Resource, namespace ('' for none) and name."""
@@ -472,7 +481,7 @@ def _odd_name(service: Service) -> tuple[str, str] | None:
     """
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}
-    return next(((field, name) for field, name in names.items() if name and not _LABEL.fullmatch(name)), None)
+    return next(((field, name) for field, name in names.items() if name and not LABEL.fullmatch(name)), None)
 
 
 def _with_namespace(entry: dict[Any, Any], resource: Resource) -> dict[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
@@ -10,14 +9,13 @@ from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
+from kubeproxy.model.objects import LABEL
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
 NODE = "node"
 """The source that means this node itself, with the address that the kernel picks."""
 _SHOWN = 3
 """Maximum number of Services in other namespaces that an error message proposes."""
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""The name of a namespace or of a Service (RFC 1123)."""
 
 
 def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") -> Packet:
@@ -99,7 +97,7 @@ def _service_name(text: str) -> ServiceName:
 def _names_service(text: str) -> bool:
     """Return whether a text is a valid name. A mistyped address has dots or colons, which names cannot contain."""
     parts = text.split("/")
-    return len(parts) <= 2 and all(_LABEL.fullmatch(part) for part in parts)
+    return len(parts) <= 2 and all(LABEL.fullmatch(part) for part in parts)
 
 
 def _service_address(

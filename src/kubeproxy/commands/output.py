@@ -1,4 +1,4 @@
-"""Prints answers: Output of commands: JSON, or text with tables and marks; without colours and control characters."""
+"""Prints the answers of commands: JSON, or text with tables and marks; without colours and control characters."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 log = logging.getLogger("kubeproxy.engine")
 
 INTERVAL = 1.0
-"""Seconds between inspections. Seconds between inspections. Each runs in a thread (some 70 microseconds), because it
+"""Seconds between inspections. Each runs in a thread (some 70 microseconds), because it
 may read all rules.
 """
 

@@ -51,7 +51,7 @@ program that is being repaired."""
 
 
 class Observer(Protocol):
-    """Gets the reports. Receives the reports on the loop's thread; its methods must return at once and not raise."""
+    """Receives the reports on the loop's thread; its methods must return at once and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
         """Events arrived that the next commits of these families will include."""

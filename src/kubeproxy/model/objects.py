@@ -7,11 +7,15 @@ Source: core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
 Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
+
+LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A label of RFC 1123: the name of a namespace, a Service or a port."""
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """The API's int32."""

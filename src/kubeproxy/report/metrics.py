@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from kubeproxy.registry import CONTENT_TYPE, CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
-from kubeproxy.release import build
+from kubeproxy.release import architecture, build
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, read_only
 from kubeproxy.server.text import clean, printable
 
@@ -297,7 +297,6 @@ def build_info() -> Mapping[str, str]:
     """Return kubernetes_build_info's labels: the Kubernetes version that this proxy implements, and its platform."""
     built = build()
     major, minor = KUBERNETES
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     return {
         "major": major,
         "minor": minor,
@@ -307,7 +306,7 @@ def build_info() -> Mapping[str, str]:
         "build_date": "",
         "go_version": "",
         "compiler": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",
-        "platform": f"linux/{machine}",
+        "platform": f"linux/{architecture()}",
     }
 
 

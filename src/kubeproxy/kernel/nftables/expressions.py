@@ -292,7 +292,7 @@ class Reject(Expression, frozen=True):
 
 
 class PacketCount(Expression, frozen=True):
-    """Counts packets and bytes. Counts packets and bytes; the counts are not part of the value."""
+    """Counts packets and bytes; the counts are not part of the value."""
 
     KIND = "counter"
 
