@@ -59,7 +59,7 @@ class RuleChain(NamedTuple):
     name: str
 
 
-def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/net")) -> list[RuleChain]:
+def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
     """Return the chains of iptables; those of variant nft are taken from `known`. Raises ApplyError."""
     found = [
         RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
@@ -69,7 +69,7 @@ def iptables_chains(known: Iterable[Chain], net: Path = Path("/proc/thread-self/
     for family, number in IP_FAMILIES.items():
         if LEGACY[family] not in xtables.installed():
             continue
-        for table in legacy_tables(family, net):
+        for table in legacy_tables(family):
             for line in xtables.commands(LEGACY[family]).saved(table):
                 if line.startswith("-A "):  # rules follow the chains, and there may be many rules
                     break

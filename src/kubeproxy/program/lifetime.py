@@ -47,10 +47,10 @@ def postpone_garbage_collection() -> None:
     gc.disable()
 
 
-async def resume_garbage_collection(ready: asyncio.Event, timeout: float = FIRST_SYNC_SECONDS) -> None:
+async def resume_garbage_collection(ready: asyncio.Event) -> None:
     """Wait for the first sync; exempt its objects from collection and enable the collector."""
     try:
-        await asyncio.wait_for(ready.wait(), timeout)
+        await asyncio.wait_for(ready.wait(), FIRST_SYNC_SECONDS)
     except TimeoutError:
         gc.enable()
         await ready.wait()

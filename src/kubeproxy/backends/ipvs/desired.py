@@ -357,9 +357,8 @@ class Draining:
     answer.
     """
 
-    def __init__(self, scheduler: Scheduler, deadline: float = DEADLINE) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._deadline = deadline
         self._deadlines: dict[bytes, dict[bytes, float]] = {}
         self._next_check = 0.0
 
@@ -434,7 +433,7 @@ class Draining:
         if not self._deadlines:
             self._next_check = now + 1.0  # most real servers have no connections
         deadlines = self._deadlines.setdefault(key, {})
-        deadlines.setdefault(destination, now + self._deadline)
+        deadlines.setdefault(destination, now + DEADLINE)
         return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 
     def _forget(self, key: bytes, destination: bytes) -> None:
