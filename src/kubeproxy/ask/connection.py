@@ -191,7 +191,7 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     """Check the bridge of a client that may reach itself."""
     ends = (one for one in why.endpoints if one.masqueraded)
-    share = sum(one.share for one in ends if present.place(one.address)[0] == why.source)
+    share = sum(one.share for one in ends if one.host == why.source)
     if share:
         yield from unreflecting_bridges(node, pack(why.source), share)
 

@@ -49,9 +49,14 @@ class Target(Struct, frozen=True, rename="camel"):
     zone: str = ""
     returns: bool = True
 
+    @property
+    def host(self) -> str:
+        """The address without the port."""
+        return self.address.rpartition(":")[0].strip("[]")
+
     def is_unnamed(self, client: str) -> bool:
         """Return whether the endpoint is the client itself, and its Node is unknown."""
-        return not self.node and self.address.rpartition(":")[0].strip("[]") == client
+        return not self.node and self.host == client
 
 
 class Missing(Struct, frozen=True, rename="camel"):

@@ -122,5 +122,5 @@ async def with_zones(why: Why, places: Places) -> Why:
 
 
 def _zone(one: Target, zones: Zones) -> str:
-    address = pack(one.address.rpartition(":")[0].strip("[]"))
+    address = pack(one.host)
     return zones.get(address, "") if address is not None else ""

@@ -208,7 +208,7 @@ class Bridge(NamedTuple):
 
 
 def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
-    """Return all bridges. Return the bridges; without the module br_netfilter, no family's packets pass the rules."""
+    """Return all bridges. Without the module br_netfilter, no family's packets pass the rules."""
     found = [entry.name for entry in sorted(sys.iterdir()) if (entry / "bridge").is_dir()] if sys.is_dir() else []
     if not sysctls.is_dir():
         return [Bridge(name, ()) for name in found]
