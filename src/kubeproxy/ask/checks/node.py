@@ -276,12 +276,7 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check for bridges of pods whose packets do not pass the rules."""
-    of_pods = [
-        (address.interface, family)
-        for family, part in node.parts
-        for address in local_addresses(family)
-        if _is_pods(part, address) and (node.packet is None or address.interface == node.meeting)
-    ]
+    of_pods = [one for one in _pod_interfaces(node) if node.packet is None or one[0] == node.meeting]
     return settings.bridged(bridges(), of_pods, node.mode.flows_end)
 
 
@@ -292,18 +287,17 @@ def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: 
     """
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return
-    if client is not None:
-        used = {(way_out(bytes(len(client)), client), family_of(client))}
-    else:
-        used = {
-            (one.interface, family)
-            for family, part in node.parts
-            for one in local_addresses(family)
-            if _is_pods(part, one)
-        }
+    used = [(way_out(bytes(len(client)), client), family_of(client))] if client is not None else _pod_interfaces(node)
     for bridge in bridges():
         if any((bridge.name, family) in used for family in bridge.filtered):
             yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share)
+
+
+def _pod_interfaces(node: CheckedNode) -> list[tuple[str, Family]]:
+    """Return the interface and the family of each address of a pod network."""
+    return [
+        (one.interface, family) for family, part in node.parts for one in local_addresses(family) if _is_pods(part, one)
+    ]
 
 
 def _is_pods(part: FamilyGlobals, address: Address) -> bool:
