@@ -259,9 +259,9 @@ def verdict(
     if others is None:
         return Verdict(made.text + _strayed(served, serving), made.passed)
     table, chosen = others
-    stray = serving is not None and chosen not in serving.endpoints
     what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
-    what += f", and it is no endpoint of {serving.service}" if serving is not None and stray else ""
+    if serving is not None and chosen not in serving.endpoints:
+        what += f", and it is no endpoint of {serving.service}"
     text = f"{made.text}; {what}" if made.passed else f"{what}; {made.text}"
     fix = "see that no other kube-proxy runs, then restart this one, which removes them"
     return Verdict(f"{text}: {fix}", made.passed)
