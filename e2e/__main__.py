@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from e2e import dns, loadbalancer, page, run, scale
-from e2e.binaries import OURS, programs_to_run
+from e2e.binaries import programs_to_run
 from e2e.choice import choose
 from e2e.cluster import cluster, remove, say
 from e2e.disruption import results as disruptions
@@ -19,6 +19,7 @@ from e2e.errors import E2EError
 from e2e.layout import FOLDER
 from e2e.results import RESULTS, SOME, file_of, read, read_file, write
 from lab.iproute import LinkError
+from lab.proxyprocess import proxy_command
 
 MODES = ("nftables", "iptables", "userspace")
 
@@ -60,7 +61,7 @@ def main() -> int:
             return (_run if arguments.command == "run" else disrupt)(arguments)
         if arguments.command == "scale":
             folder = programs_to_run(arguments.kubernetes.resolve())
-            scale.run(folder, str(OURS), arguments.services or (5000, 10000), arguments.mode or scale.MODES)
+            scale.run(folder, proxy_command(), arguments.services or (5000, 10000), arguments.mode or scale.MODES)
         elif arguments.command == "stand-in":
             {"dns": dns.serve, "loadbalancer": loadbalancer.serve}[arguments.name](FOLDER)
         elif arguments.command == "down":
@@ -78,7 +79,7 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     folder = programs_to_run(arguments.kubernetes.resolve())
-    proxy = [str(OURS if arguments.proxy == "ours" else folder / "kube-proxy")]
+    proxy = [proxy_command() if arguments.proxy == "ours" else str(folder / "kube-proxy")]
     results = SOME if arguments.focus else RESULTS
     with cluster(folder, proxy, arguments.mode) as processes:
         chosen, left_out = choose(run.list_tests(folder), arguments.focus)

@@ -6,16 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from e2e.errors import E2EError
-
-OURS: Final = Path(sys.executable).with_name("kube-proxy")
-"""Our kube-proxy of this checkout."""
 
 PACKAGES: Final = {
     "kube-proxy": "./cmd/kube-proxy",

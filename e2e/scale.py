@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import ssl
 import subprocess
@@ -31,6 +30,7 @@ from e2e.network import inside
 from e2e.nodes import proxy_configuration
 from e2e.processes import Processes
 from lab.netns import threads_in
+from lab.proxyprocess import last_syncs
 
 RESULTS: Final = Path(__file__).parent / "scale.json"
 PAGE: Final = Path(__file__).parent.parent / "docs/capacity.md"
@@ -40,9 +40,6 @@ MODES: Final = ("nftables", "iptables")
 _NODE: Final = NODES[0]
 _WRITERS: Final = 8
 TIMEOUT: Final = 300.0
-_SYNCED: Final = re.compile(
-    r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE
-)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -200,9 +197,8 @@ def _empty() -> None:
 
 def _synced(since: float) -> bool:
     command = [*inside(_NODE.namespace), "curl", "-sf", "-m5", "http://127.0.0.1:10249/metrics"]
-    page = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = _SYNCED.findall(page)
-    return bool(found) and all(float(each) >= since for each in found)
+    synced = last_syncs(subprocess.run(command, capture_output=True, check=False).stdout)
+    return bool(synced) and all(each >= since for each in synced)
 
 
 def _received() -> int:

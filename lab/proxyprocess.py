@@ -34,6 +34,11 @@ def proxy_command() -> str:
     return str(Path(sys.executable).with_name("kube-proxy"))
 
 
+def last_syncs(metrics: bytes) -> list[float]:
+    """Return the time of the last sync of each family since the epoch, 0 for none yet, in a page of /metrics."""
+    return [float(value) for value in _LAST_SYNC.findall(metrics)]
+
+
 def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
     """A KubeProxyConfiguration for node-a; `overrides` replace its fields, those of clientConnection one by one."""
     config: dict[str, Any] = {
@@ -128,7 +133,7 @@ class Proxy:
                 status, body = http_get("127.0.0.1", METRICS_PORT, "/metrics", 5.0)
             except OSError:
                 return False
-            synced = [float(v) for v in _LAST_SYNC.findall(body)]
+            synced = last_syncs(body)
             return status == 200 and bool(synced) and all(v > 0 for v in synced)
 
         def ask_often() -> bool:

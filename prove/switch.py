@@ -20,7 +20,7 @@ from typing import Any, Final
 import yaml
 
 from lab.cluster import LabCluster
-from lab.proxyprocess import ProxyError, configuration
+from lab.proxyprocess import ProxyError, configuration, proxy_command
 from lab.topology import NODE_A, NODE_B
 from prove.wayback import GO_CONFIG
 from support.live import Live, slice_of
@@ -127,8 +127,7 @@ def _configured(cluster: LabCluster, name: str, fields: Json) -> Path:
 
 
 async def _proxy_command(cluster: LabCluster, *words: object) -> tuple[int, str]:
-    program = Path(sys.executable).with_name("kube-proxy")
-    code, out, error = await cluster.exec("node", [str(word) for word in (program, *words)], 600.0)
+    code, out, error = await cluster.exec("node", [proxy_command(), *map(str, words)], 600.0)
     return code, out or error
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from e2e.binaries import OURS, first_line
+from e2e.binaries import first_line
 from e2e.errors import E2EError
 from e2e.layout import NODES
+from lab.proxyprocess import proxy_command
 
 FLAGS: Final[Mapping[str, Sequence[str]]] = {
     NODES[0].name: ("--connection-counters", "--reset-gone-endpoints"),
@@ -41,7 +42,7 @@ class Program(NamedTuple):
 
 def ours(mode: str) -> Program:
     """Return our kube-proxy of this checkout."""
-    return Program("ours", mode, [str(OURS)], FLAGS)
+    return Program("ours", mode, [proxy_command()], FLAGS)
 
 
 def go(folder: Path, mode: str) -> Program:
