@@ -14,13 +14,14 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from bench import objects, proxy
-from bench.charts import Chart, Panel, Series
+from bench.charts import Chart, Panel
 from bench.companion import Companion
-from bench.figures import Spread, percentile, spreads
-from bench.report import Column, Report, Row
+from bench.figures import percentile, spreads
+from bench.report import Column, Report, Row, series
 from bench.runs import Run
 from kubeproxy.api.decode import WatchDecoder
 from kubeproxy.engine.engine import Engine
@@ -184,11 +185,8 @@ def run(with_: Run) -> Report:
 
 def _chart(rows: Sequence[Row]) -> Chart:
     cases = [row.case for row in rows]
-
-    def series(label: str, figure: str) -> Series:
-        return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
-
-    lags = (series("p50", "p50"), series("p99", "p99"))
+    colour = partial(series, rows)
+    lags = (colour("p50", "p50"), colour("p99", "p99"))
     along = "endpoint changes"
     return Chart(
         f"Endpoints that change at a steady rate, {SIZE}",
@@ -208,9 +206,9 @@ def _chart(rows: Sequence[Row]) -> Chart:
                 "% of a core",
                 along,
                 cases,
-                (series("all", "cpu"), series("in commits", "kernel")),
+                (colour("all", "cpu"), colour("in commits", "kernel")),
                 goal=GOAL_CPU,
             ),
-            Panel("Resident memory", "MB", along, cases, (series("at the end", "rss"), series("drift", "drift"))),
+            Panel("Resident memory", "MB", along, cases, (colour("at the end", "rss"), colour("drift", "drift"))),
         ),
     )

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from bench import objects
 from bench.apiserver import ApiProcess
-from bench.charts import Chart, Panel, Series
+from bench.charts import Chart, Panel
 from bench.contestant import OURS, Contestant
-from bench.figures import Spread, percentile, spreads
+from bench.figures import percentile, spreads
 from bench.network import Network
-from bench.report import Column, Report, Row
+from bench.report import Column, Report, Row, series
 from bench.runs import Run
 
 SIZES = ("1kx10", "10kx10")
@@ -139,11 +140,8 @@ def run(with_: Run) -> Report:
 
 def _chart(rows: Sequence[Row]) -> Chart:
     cases = [row.case for row in rows]
-
-    def series(label: str, figure: str) -> Series:
-        return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
-
-    latencies = [series(f"{p.upper()} {q}", f"{p}_{q}") for p in ("udp", "tcp") for q in ("p50", "p99")]
+    colour = partial(series, rows)
+    latencies = [colour(f"{p.upper()} {q}", f"{p}_{q}") for p in ("udp", "tcp") for q in ("p50", "p99")]
     along = "Services x endpoints"
     return Chart(
         "API write to the first packet on the new endpoint",
@@ -154,7 +152,7 @@ def _chart(rows: Sequence[Row]) -> Chart:
                 "ms a change",
                 along,
                 cases,
-                (series("UDP", "udp_cpu"), series("TCP", "tcp_cpu")),
+                (colour("UDP", "udp_cpu"), colour("TCP", "tcp_cpu")),
                 goal=GOAL_CPU,
             ),
         ),

@@ -56,13 +56,15 @@ class Report(Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
+def series(rows: Sequence[Row], label: str, figure: str) -> Series:
+    """Return a figure of the rows in one colour; a row without it has no bar."""
+    return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
+
+
 def panel_by_kind(heading: str, unit: str, axis: str, rows: Sequence[Row], labels: Mapping[str, str]) -> Panel:
     """Return a panel with a colour for each figure of the rows, given with its label; `axis` says what cases are."""
-    series = [
-        Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
-        for figure, label in labels.items()
-    ]
-    return Panel(heading, unit, axis, [row.case for row in rows], series)
+    each = [series(rows, label, figure) for figure, label in labels.items()]
+    return Panel(heading, unit, axis, [row.case for row in rows], each)
 
 
 class Circumstances(Struct, frozen=True):

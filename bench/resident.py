@@ -12,14 +12,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench import lasting, objects
 from bench.apiserver import ApiProcess
-from bench.charts import Chart, Panel, Series
+from bench.charts import Chart, Panel
 from bench.contestant import OURS, Contestant
-from bench.figures import Spread, spreads
-from bench.report import Column, Report, Row
+from bench.figures import spreads
+from bench.report import Column, Report, Row, series
 from bench.runs import Run
 
 SIZES = ("1kx10", "10kx10", "44kx10")
@@ -157,8 +158,6 @@ def run(with_: Run) -> Report:
 
 
 def _chart(rows: list[Row]) -> Chart:
-    def series(label: str, figure: str) -> Series:
-        return Series(label, [f if isinstance(f := row.figures.get(figure), Spread) else None for row in rows])
-
-    both = (series("process", "peak"), series("container", "group_peak"))
+    colour = partial(series, rows)
+    both = (colour("process", "peak"), colour("container", "group_peak"))
     return Chart("Memory at most", (Panel("At most", "MB", "mode and size", [row.case for row in rows], both),))

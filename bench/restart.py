@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from bench import objects, proxy
 from bench.apiserver import ApiProcess
-from bench.charts import Chart, Panel, Series
+from bench.charts import Chart, Panel
 from bench.contestant import HEALTH_PORT, OURS, Contestant
-from bench.figures import Spread, median, ratio, spreads
-from bench.report import Column, Report, Row
+from bench.figures import median, ratio, spreads
+from bench.report import Column, Report, Row, series
 from bench.runs import Run
 from bench.start import last_transaction
 from kubeproxy.backends.nftables.backend import NftablesBackend
@@ -221,14 +222,11 @@ NOTES = (
 
 def chart(rows: Sequence[Row]) -> Chart:
     """Return the chart of starts and restarts."""
-
-    def series(label: str, figure: str) -> Series:
-        return Series(label, [f if isinstance(f := one.figures.get(figure), Spread) else None for one in rows])
-
+    colour = partial(series, rows)
     sizes = [one.case for one in rows]
-    times = (series("last Service", "programmed"), series("restart: ready", "ready"))
+    times = (colour("last Service", "programmed"), colour("restart: ready", "ready"))
     along = "Services x endpoints of each"
     return Chart(
         "Start and restart of the nftables mode",
-        (Panel("From exec", "s", along, sizes, times), Panel("Memory", "MB", along, sizes, (series("RSS", "rss"),))),
+        (Panel("From exec", "s", along, sizes, times), Panel("Memory", "MB", along, sizes, (colour("RSS", "rss"),))),
     )

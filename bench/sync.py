@@ -9,12 +9,13 @@ import asyncio
 import gc
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bench import kernel, objects, proxy
 from bench.charts import Chart, Panel, Series
 from bench.figures import Spread, median, ratio, spreads
-from bench.report import Column, Report, Row
+from bench.report import Column, Report, Row, series
 from bench.runs import Run
 from bench.worker import enter_new_namespace
 from bench.yardstick import Yardstick
@@ -170,12 +171,9 @@ def summarised(size: str, runs: list[dict[str, float]]) -> Row:
 
 def _chart(rows: list[Row]) -> Chart:
     sizes = [row.case for row in rows]
-
-    def series(label: str, figure: str) -> Series:
-        return Series(label, [f if isinstance(f := row.figures.get(figure), Spread) else None for row in rows])
-
+    colour = partial(series, rows)
     along = "Services x endpoints of each"
-    times = (series("from JSON", "from_json"), series("from objects", "ours"), series("limit", "limit"))
+    times = (colour("from JSON", "from_json"), colour("from objects", "ours"), colour("limit", "limit"))
     shares = [Series(step, [_share(row, step) for row in rows]) for step in STEPS]
     return Chart(
         "Full sync of the nftables mode",
