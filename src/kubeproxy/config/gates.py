@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from kubeproxy.config.messages import did_you_mean
+from kubeproxy.config.messages import bool_text, did_you_mean
 
 
 class Stage(StrEnum):
@@ -188,7 +188,7 @@ def gate_problem(name: str, value: bool) -> str | None:
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
     if gate.locked and value is not gate.default:
-        return f"cannot set feature gate {name} to {_word(value)}, feature is locked to {_word(gate.default)}"
+        return f"cannot set feature gate {name} to {bool_text(value)}, feature is locked to {bool_text(gate.default)}"
     return None
 
 
@@ -198,11 +198,11 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):
             kind = stage.lower() or "GA"
-            yield f"Setting {kind} feature gate {name}={_word(value)}. It will be removed in a future release."
+            yield f"Setting {kind} feature gate {name}={bool_text(value)}. It will be removed in a future release."
     for name, (ours, why) in NOT_SWITCHED.items():
         asked = gates.keys() & {name, _ALL_OF.get(GATES[name].stage)}
         if asked and gate_enabled(gates, name) is not ours:
-            yield f"Feature gate {name}={_word(not ours)} has no effect here: {why}."
+            yield f"Feature gate {name}={bool_text(not ours)} has no effect here: {why}."
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
@@ -224,8 +224,5 @@ def proxy_gates() -> Iterator[tuple[str, str]]:
     """Yield the gates that a proxy reads, with stage and default as --help shows them."""
     for name in _READ_HERE.split():
         gate = GATES[name]
-        yield name, f"{gate.stage} - default={_word(gate.default)}" if gate.stage else f"default={_word(gate.default)}"
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
+        stage = f"{gate.stage} - " if gate.stage else ""
+        yield name, f"{stage}default={bool_text(gate.default)}"

@@ -27,6 +27,11 @@ def not_positive(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
     return (Mistake(path, f"must be greater than 0, got {value}") for path, value in fields if value <= 0)
 
 
+def bool_text(value: bool) -> str:
+    """Return a bool as Go prints it."""
+    return "true" if value else "false"
+
+
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
     """Return the end of a message, with the known names that are similar to a name; "" when there are none."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kubeproxy.config.durations import Duration, quote
 from kubeproxy.config.flags import BY_NAME, FLAGS, Flag
-from kubeproxy.config.messages import did_you_mean
+from kubeproxy.config.messages import bool_text, did_you_mean
 from kubeproxy.errors import ConfigError
 
 SHORTHANDS = {"v": "v", "h": "help"}
@@ -118,7 +118,7 @@ def parse_bool_map(text: str) -> dict[str, bool]:
 
 def show_bool_map(pairs: Mapping[str, bool]) -> str:
     """Return pairs as on a command line, sorted by name."""
-    return ",".join(f"{name}={'true' if value else 'false'}" for name, value in sorted(pairs.items()))
+    return ",".join(f"{name}={bool_text(value)}" for name, value in sorted(pairs.items()))
 
 
 def parse_patterns(text: str) -> tuple[tuple[str, int], ...]:
@@ -186,18 +186,14 @@ def _ip_port(text: str) -> str:
 
 
 def _version(text: str) -> str:
-    return text if text == "raw" else _show_bool(parse_bool(text))
-
-
-def _show_bool(value: bool) -> str:
-    return "true" if value else "false"
+    return text if text == "raw" else bool_text(parse_bool(text))
 
 
 KINDS: Mapping[str, ValueKind] = {
     "string": ValueKind(str),
     "ProxyMode": ValueKind(str),
     "LocalMode": ValueKind(str),
-    "bool": ValueKind(parse_bool, _show_bool),
+    "bool": ValueKind(parse_bool, bool_text),
     "version": ValueKind(_version),
     "int32": ValueKind(parse_int32),
     "float32": ValueKind(parse_float, lambda value: f"{value:g}"),

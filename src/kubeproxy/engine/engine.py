@@ -34,7 +34,6 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 log = logging.getLogger("kubeproxy.engine")
 
 NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two warnings
-NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls the Node before it falls back to loopback
 
 CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel. During an upgrade another kube-proxy on
@@ -91,7 +90,7 @@ class Engine:
         observer: Observer,
         pace: Pace,
         local_addresses: Callable[[], Mapping[Family, Sequence[bytes]]],
-        node_timeout: float = NODE_TIMEOUT,
+        node_timeout: float,
         servers: Callable[[], Iterable[tuple[str, int]]] = tuple,
     ) -> None:
         self.settings = settings

@@ -157,7 +157,7 @@ class Feed:
 
     def look_again(self) -> float | None:
         """Request a check for problems; return the seconds until it starts, None while no page is open."""
-        return self._looks.look_again() if self._tasks else None
+        return self._looks.look_again() if self.is_open else None
 
     async def close(self) -> None:
         """End the tasks for pages, and wait for their end. The pages' streams end with their connections."""
@@ -174,7 +174,7 @@ class Feed:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        if self._tasks:
+        if self.is_open:
             return
         self.news.begin()
         self._listen(self)
@@ -193,7 +193,7 @@ class Feed:
         return task
 
     def _close_later(self) -> None:
-        if not self._pages and self._tasks and self._linger is None:
+        if not self._pages and self.is_open and self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(LINGER, self._end)
 
     def _end(self) -> None:
