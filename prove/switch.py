@@ -22,7 +22,7 @@ import yaml
 from lab.cluster import LabCluster
 from lab.proxyprocess import ProxyError, configuration, proxy_command
 from lab.topology import NODE_A, NODE_B
-from prove.wayback import GO_CONFIG
+from prove.wayback import GO_CONFIG, LOCAL, STICKY
 from support.live import Live, slice_of
 from support.traffic import DUAL
 
@@ -30,28 +30,26 @@ Json = dict[str, Any]
 
 MODES: Final = ("nftables", "iptables")
 _LB: Final = {"type": "LoadBalancer"}
-_LOCAL: Final = _LB | {"externalTrafficPolicy": "Local"}
 _NODEPORT: Final = {"type": "NodePort"}
-_STICKY: Final = {"sessionAffinity": "ClientIP"}
 _NEAR: Final = {"internalTrafficPolicy": "Local"}
 OFFERS: Final[dict[str, tuple[str, Json]]] = {
     "plain": ("a1 a2 b1", {}),
     "nodeport": ("a1 b1", _NODEPORT),
     "nodeport-local": ("a1 b1", _NODEPORT | {"externalTrafficPolicy": "Local"}),
     "balanced": ("a1 b1 b2", _LB),
-    "local": ("a1 b2", _LOCAL),
-    "local-elsewhere": ("b2", _LOCAL),
+    "local": ("a1 b2", LOCAL),
+    "local-elsewhere": ("b2", LOCAL),
     "near": ("a1 a2 b1", _NEAR),
     "near-elsewhere": ("b1", _NEAR),
     "near-nodeport": ("a1 b1", _NODEPORT | _NEAR),
-    "sticky": ("a2 a3 b2", _STICKY | _NODEPORT),
-    "sticky-local": ("a1 b1", _STICKY | _LOCAL),
+    "sticky": ("a2 a3 b2", STICKY | _NODEPORT),
+    "sticky-local": ("a1 b1", STICKY | LOCAL),
     "ranged": ("a4 b2", _LB | {"loadBalancerSourceRanges": ["192.168.100.1/32", "fd00:100::1/128"]}),
     "ranged-node": ("a4 b2", _LB | {"loadBalancerSourceRanges": ["192.168.100.0/24", "10.0.0.0/8"]}),
     "external": ("a1 b1", {"externalIPs": ["203.0.113.9"]}),
     "none": ("", _NODEPORT),
     "none-balanced": ("", _LB),
-    "none-local": ("", _LOCAL),
+    "none-local": ("", LOCAL),
     "none-external": ("", {"externalIPs": ["203.0.113.10"]}),
     "draining": ("a1/draining b1/draining", {}),
     "unready": ("a1/unready b1", _NODEPORT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
-from kubeproxy.backends.iptables.skeleton import SHARED, StartOptions
+from kubeproxy.backends.iptables.skeleton import StartOptions
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
@@ -14,12 +14,12 @@ from support.compiled import compile_service
 from support.fake_tables import BUILT_IN, Told, normalised
 from support.fake_tables import backend as fake_backend
 from support.fake_tables import parsed as saved
+from support.iptables_plans import SHARED_CHAINS
 from support.namespaces import run
 
 OPTIONS = StartOptions(localhost_nodeports=True, liberal=False, counters=False)
 _BARE = world()
 WORLD = structs.replace(_BARE, ipv4=structs.replace(_BARE.ipv4, nodeport_ips=None))
-SHARED_CHAINS = frozenset(chain for _, chain in SHARED)
 
 
 def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None) -> IptablesBackend:

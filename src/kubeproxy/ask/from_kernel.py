@@ -6,7 +6,6 @@ write for a configuration. They are written into an empty network namespace and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
 from msgspec import Struct
@@ -15,6 +14,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.outlook import planned, settings_for, world_for
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.mode import Mode
+from kubeproxy.backends.state import Plans
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
@@ -22,11 +22,9 @@ from kubeproxy.meaning.compare import Shares, compare
 from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import host, modes
-
-Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
