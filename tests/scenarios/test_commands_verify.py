@@ -259,7 +259,7 @@ async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
         while not ended.is_set():
             live.endpoints(names[changes % len(names)], ("a1 b1", "a1 b1 a2", "b1")[changes % 3])
             changes += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(TIMEOUT / 3000)  # an emulated kernel needs longer for each change
 
     changing = asyncio.create_task(change())
     try:

@@ -153,7 +153,7 @@ class Live:
     async def ask(self, *words: str) -> tuple[int, str]:
         """Run a subcommand of kube-proxy on the node, of the proxy that was started last: its exit code and text."""
         where = ["--control-socket", str(self.proxy.control)]
-        status, out, err = await self.cluster.exec("node", [proxy_command(), *words, *where])
+        status, out, err = await self.cluster.exec("node", [proxy_command(), *words, *where], 2 * TIMEOUT)
         return status, out + err
 
     async def nft(self, *arguments: str) -> str:
