@@ -30,6 +30,7 @@ CONNECT_TIMEOUT = 10.0
 REQUEST_TIMEOUT = 30.0
 """Seconds without a byte after which a request fails; a long list may take longer while bytes arrive."""
 
+_ACCEPT = "application/json;drop=metadata.managedFields"  # KEP-5958; an older API server ignores the parameter
 _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
 _HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
@@ -285,7 +286,7 @@ class HttpClient:
             f"{method} {server.url if forwarded else server.prefix}{path} HTTP/1.1",
             f"Host: {server.authority}",
             f"User-Agent: {self._user_agent}",
-            "Accept: application/json",
+            f"Accept: {_ACCEPT}",
             *(f"{name}: {value}" for name, value in headers),
             *(proxy.headers() if proxy is not None and forwarded else ()),
         ]

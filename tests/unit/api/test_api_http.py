@@ -31,7 +31,7 @@ def test_requests_share_a_connection():
     connections, headers = run(script, use)
     assert connections == 1
     assert headers["user-agent"].startswith("kube-proxy/v")
-    assert headers["accept"] == "application/json"
+    assert headers["accept"] == "application/json;drop=metadata.managedFields"
 
 
 ERRORS = [
