@@ -41,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--parallel", type=int, default=4, metavar="N", help="tests side by side (%(default)s)")
     runs.add_argument("--minutes", type=int, default=15, metavar="N", help="end of a test that hangs (%(default)s)")
     disrupts.add_argument("--previous", metavar="REVISION", default="", help="ours of git that takes ours' place")
-    scaled = commands.add_parser("scale", help="thousands of Services on a real API server: e2e/scale.json")
+    scaled = commands.add_parser("scale", help="thousands of Services on a real API server")
     scaled.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="as for run")
     scaled.add_argument("--services", type=int, action="append", metavar="N", help="may be repeated (5000, 10000)")
     scaled.add_argument("--mode", choices=scale.MODES, action="append", help="may be repeated (all)")
-    commands.add_parser("page", help="write docs/conformance.md and docs/disruption.md from e2e/results")
+    commands.add_parser("page", help="write conformance.md, disruption.md and a part of capacity.md in docs")
     commands.add_parser("down", help="remove what a killed run left")
     stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
     stand_in.add_argument("name", choices=("dns", "loadbalancer"))
@@ -69,6 +69,7 @@ def main() -> int:
         else:
             page.PAGE.write_text(page.render(read()))
             disruptions.PAGE.write_text(disruptions.render(disruptions.read()))
+            scale.PAGE.write_text(scale.into(scale.PAGE.read_text(), scale.read()))
     except (E2EError, LinkError, OSError) as e:
         print(f"e2e: {e}", file=sys.stderr)
         return 2

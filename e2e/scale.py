@@ -29,10 +29,13 @@ from e2e.layout import FOLDER, HUB, HUB_IPV4, NODES
 from e2e.network import inside
 from e2e.nodes import proxy_configuration
 from e2e.processes import Processes
+from e2e.results import RESULTS, save
+from e2e.run import commit, today
+from e2e.run import versions as known_versions
 from lab.netns import threads_in
 from lab.proxyprocess import last_syncs
 
-RESULTS: Final = Path(__file__).parent / "scale.json"
+FOLDER_OF_RUNS: Final = RESULTS / "scale"
 PAGE: Final = Path(__file__).parent.parent / "docs/capacity.md"
 BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 ENDPOINTS: Final = 10
@@ -48,13 +51,28 @@ class Measured(msgspec.Struct, frozen=True):
     """
 
     case: str
-    services: int
     seconds: float
     cpu: float
     resident: float
     peak: float
     received: float
     server: float
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A run: mode, number of Services, day, commit, versions, the machine's load, megabytes of all lists as JSON and of
+    the managedFields in them, and a row for each start.
+    """
+
+    mode: str
+    services: int
+    date: str
+    commit: str
+    versions: dict[str, str]
+    load: str
+    lists: float
+    managed: float
+    rows: list[Measured]
 
 
 def objects(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -86,20 +104,51 @@ def objects(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
         )
 
 
+def _connection() -> http.client.HTTPSConnection:
+    context = ssl.create_default_context(cafile=str(FOLDER / "ca.crt"))
+    return http.client.HTTPSConnection(HUB_IPV4, 6443, context=context, timeout=60)
+
+
+def _ask(connection: http.client.HTTPSConnection, method: str, path: str, body: str = "") -> bytes:
+    """Return the answer of the API server to the administrator. Raises E2EError."""
+    headers = {"Authorization": "Bearer admin", "Content-Type": "application/json"}
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    answer = response.read()
+    if response.status not in (200, 201):
+        raise E2EError(f"{method} {path}: {response.status} {answer[:300]!r}")
+    return answer
+
+
 def create(made: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """Create objects over one connection. Raises E2EError."""
-    context = ssl.create_default_context(cafile=str(FOLDER / "ca.crt"))
-    connection = http.client.HTTPSConnection(HUB_IPV4, 6443, context=context, timeout=60)
-    headers = {"Authorization": "Bearer admin", "Content-Type": "application/json"}
+    connection = _connection()
     for path, body in made:
-        connection.request("POST", path, json.dumps(body), headers)
-        response = connection.getresponse()
-        answer = response.read()
-        if response.status != 201:
-            raise E2EError(f"POST {path}: {response.status} {answer[:300]!r}")
+        _ask(connection, "POST", path, json.dumps(body))
 
 
-def measure(case: str, services: int, command: Sequence[str], mode: str, server: int, processes: Processes) -> Measured:
+def size_of_lists() -> tuple[float, float]:
+    """Return the megabytes of all Services and EndpointSlices as JSON, and of the managedFields in them."""
+    connection = _connection()
+    size, managed = 0, 0
+    for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):
+        answer = _ask(connection, "GET", path)
+        size += len(answer)
+        managed += managed_fields(answer)
+    return size / 1e6, managed / 1e6
+
+
+def managed_fields(answer: bytes) -> int:
+    """Return how many bytes of a list in JSON are managedFields, with their names."""
+    listed = json.loads(answer)
+    return sum(
+        len(',"managedFields":') + len(msgspec.json.encode(each["metadata"]["managedFields"]))
+        for each in listed["items"]
+        if "managedFields" in each["metadata"]
+    )
+
+
+def measure(case: str, command: Sequence[str], mode: str, server: int, processes: Processes) -> Measured:
     """Start a kube-proxy, wait for its first sync, measure, and end it. Raises E2EError."""
     file = FOLDER / "proxy.yaml"
     file.write_text(yaml.safe_dump(proxy_configuration(_NODE, FOLDER, mode)))
@@ -116,7 +165,6 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
     resident, peak = memory.resident(pid)
     found = Measured(
         case,
-        services,
         round(seconds, 2),
         round(memory.cpu_seconds(pid), 2),
         round(resident),
@@ -132,50 +180,79 @@ def measure(case: str, services: int, command: Sequence[str], mode: str, server:
 
 def run(programs: Path, ours: str, counts: Sequence[int], modes: Sequence[str] = MODES) -> None:
     """Measure with each number of Services in each mode and record. Raises E2EError."""
-    go = str(programs / "kube-proxy")
-    found: list[Measured] = []
     for count in counts:
         with alone(programs) as processes:
-            server = processes.pid("apiserver")
             say(f"creating {count} Services of {ENDPOINTS} endpoints")
             controlplane.add_node(programs, FOLDER, _NODE)
             made = list(objects(count))
             with threads_in(HUB, _WRITERS) as pool:
                 list(pool.map(create, [made[n::_WRITERS] for n in range(_WRITERS)]))
+                lists, managed = pool.submit(size_of_lists).result()
+            versions = known_versions(programs, [ours])
             for mode in modes:
-                for case, command in (
-                    (f"Go {mode}: start", [go]),
-                    (f"ours {mode}: after Go", [ours]),
-                    (f"ours {mode}: restart", [ours]),
-                    (f"Go {mode}: after ours", [go]),
-                    (f"ours {mode}: after Go after ours", [ours]),
-                ):
-                    found.append(measure(case, count, command, mode, server, processes))
-                _empty()
-                found.append(measure(f"ours {mode}: start", count, [ours], mode, server, processes))
-                _empty()
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    PAGE.write_text(into(PAGE.read_text(), found))
+                loads = [os.getloadavg()[0]]
+                rows = []
+                for each in _starts(str(programs / "kube-proxy"), ours, mode, processes):
+                    rows.append(each)
+                    loads.append(os.getloadavg()[0])
+                load = f"{min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} processors"
+                write(Record(mode, count, today(), commit(), versions, load, lists, managed, rows))
+    PAGE.write_text(into(PAGE.read_text(), read()))
 
 
-def render(found: Sequence[Measured]) -> str:
-    """Return the table, a row for each start."""
-    titles = ("case", "Services", "seconds", "CPU s", "resident MB", "peak MB", "received MB", "API server CPU s")
-    lines = [f"| {' | '.join(titles)} |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+def _starts(go: str, ours: str, mode: str, processes: Processes) -> Iterator[Measured]:
+    """Start both kube-proxies in turn: on an empty node, and over the rules of the one before."""
+    server = processes.pid("apiserver")
+    for case, command in (
+        ("Go: start", go),
+        ("ours: after Go", ours),
+        ("ours: restart", ours),
+        ("Go: after ours", go),
+        ("ours: after Go after ours", ours),
+    ):
+        yield measure(case, [command], mode, server, processes)
+    _empty()
+    yield measure("ours: start", [ours], mode, server, processes)
+    _empty()
+
+
+def write(record: Record) -> None:
+    """Write a run's file, in place of the last one of this mode and number of Services."""
+    save(record, FOLDER_OF_RUNS / f"{record.mode}-{record.services}.json")
+
+
+def read() -> list[Record]:
+    """Read all runs: nftables mode first, in each mode the smallest number of Services first."""
+    found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in FOLDER_OF_RUNS.glob("*.json")]
+    return sorted(found, key=lambda each: (MODES.index(each.mode), each.services))
+
+
+def render(found: Sequence[Record]) -> str:
+    """Return a table for each run, with a row for each start."""
+    lines = []
     for each in found:
+        known = ", ".join(f"{name} {version}" for name, version in each.versions.items() if version)
+        run = f"{each.date}, commit {each.commit}, {known}, load {each.load}"
+        lists = f"All objects are {each.lists:.1f} MB of JSON, {each.managed:.1f} MB of it managedFields"
+        lines += [f"{each.mode} mode, {each.services:,} Services ({run}). {lists}.", "", *_table(each.rows), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _table(rows: Sequence[Measured]) -> Iterator[str]:
+    titles = ("case", "seconds", "CPU s", "resident MB", "peak MB", "received MB", "API server CPU s")
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" + "|---:" * (len(titles) - 1) + "|"
+    for each in rows:
         sizes = f"{each.resident:g} | {each.peak:g} | {each.received:g}"
-        lines.append(
-            f"| {each.case} | {each.services:,} | {_limited(each.seconds)} | {each.cpu:g} | {sizes} | {each.server:g} |"
-        )
-    return "\n".join(lines)
+        yield f"| {each.case} | {_limited(each.seconds)} | {each.cpu:g} | {sizes} | {each.server:g} |"
 
 
 def _limited(seconds: float) -> str:
     return f"{seconds:g}" if seconds < TIMEOUT else f"not in {TIMEOUT:g}"
 
 
-def into(page: str, found: Sequence[Measured]) -> str:
-    """Return docs/capacity.md with the table between its marks."""
+def into(page: str, found: Sequence[Record]) -> str:
+    """Return docs/capacity.md with the tables between its marks."""
     before, mark, rest = page.partition(BEGIN)
     if not mark:
         raise E2EError(f"{PAGE} has no mark {BEGIN}")

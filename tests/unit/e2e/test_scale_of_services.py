@@ -9,7 +9,11 @@ from e2e import scale
 from e2e.errors import E2EError
 from kubeproxy.api.decode import decode_page
 
-FOUND = [scale.Measured("ours nftables: start", 10_000, 3.25, 2.5, 76, 80, 31.5, 1.25)]
+ROWS = [scale.Measured("ours: start", 3.25, 2.5, 76, 80, 31.5, 1.25), scale.Measured("Go: start", 300, 9, 80, 90, 5, 1)]
+FOUND = [
+    scale.Record(mode, count, "2026-11-26", "abc", {"kubernetes": "1.36"}, "2 to 5 on 2 processors", 60.04, 15.96, ROWS)
+    for mode, count in (("nftables", 5_000), ("nftables", 10_000), ("iptables", 1_000))
+]
 
 
 def test_each_service_has_a_slice_of_ten_endpoints_that_the_proxy_decodes():
@@ -26,13 +30,34 @@ def test_each_service_has_a_slice_of_ten_endpoints_that_the_proxy_decodes():
     assert len({name["metadata"]["name"] for _, name in made}) == 6
 
 
-def test_the_table_replaces_what_stood_between_the_marks():
+def test_the_tables_of_all_runs_replace_the_text_between_the_marks():
     page = f"# Capacity\n\n{scale.BEGIN}\nold\n{scale.END}\nrest\n"
     written = scale.into(page, FOUND)
-    assert "| ours nftables: start | 10,000 | 3.25 | 2.5 | 76 | 80 | 31.5 | 1.25 |" in written
+    assert "| ours: start | 3.25 | 2.5 | 76 | 80 | 31.5 | 1.25 |" in written
+    assert "| Go: start | not in 300 | 9 | 80 | 90 | 5 | 1 |" in written
+    assert written.index("nftables mode, 10,000") > written.index(
+        "nftables mode, 5,000 Services (2026-11-26, commit abc"
+    )
+    assert "load 2 to 5 on 2 processors" in written
+    assert "60.0 MB of JSON, 16.0 MB of it managedFields" in written
     assert "old" not in written
     assert written.endswith(f"{scale.END}\nrest\n")
     assert scale.into(written, FOUND) == written
+
+
+def test_runs_are_kept_side_by_side_and_read_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(scale, "FOLDER_OF_RUNS", tmp_path)
+    for each in reversed(FOUND):
+        scale.write(each)
+    assert scale.read() == FOUND
+
+
+def test_the_bytes_of_managed_fields_are_the_bytes_that_a_list_without_them_lacks():
+    entry = {"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {}}}
+    items = [{"metadata": {"name": "a", "managedFields": [entry, entry]}}, {"metadata": {"name": "b"}}]
+    listed = msgspec.json.encode({"items": items})
+    del items[0]["metadata"]["managedFields"]
+    assert scale.managed_fields(listed) == len(listed) - len(msgspec.json.encode({"items": items}))
 
 
 def test_a_page_without_marks_is_named():
