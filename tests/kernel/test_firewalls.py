@@ -6,6 +6,7 @@ import math
 import subprocess
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.ask.checks.checkup import NodeRules, _rules
 from kubeproxy.ask.checks.node import CheckedNode
@@ -361,7 +362,8 @@ def test_what_rules_of_iptables_surely_drop_of_answers(variant, dropped, rule):
 def test_kube_proxy_accepts_what_it_masquerades_although_the_policy_drops(masqueraded):
     rules = ("-P FORWARD DROP", "-N KUBE-FORWARD", "-A FORWARD -j KUBE-FORWARD")
     accepted = ("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",)
-    node = CheckedNode(None, 0, modes.named("iptables"), KubeProxyConfiguration(), masqueraded=masqueraded)
+    node = CheckedNode(None, 0, modes.named("iptables"), KubeProxyConfiguration())
+    node = replace(node, masqueraded=frozenset({(b"\n\xf4\1\7", 3000)} if masqueraded else ()))
     with own_network():
         for rule in rules + accepted:
             subprocess.run(["iptables-nft", *rule.split()], check=True)

@@ -126,7 +126,9 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         KubeProxyConfiguration(),
         hooks=hooks,
         passing=passing,
-        masqueraded=client is None,
+        packet=asked.packet,
+        targets=frozenset({end}),
+        masqueraded=frozenset({end} if client is None else ()),
         covered=connection.covered(asked, [(*end, client is None)]),
     )
     found = [one for one in _rules(node, NodeRules()) if one.about in {"firewall", "notrack"}]

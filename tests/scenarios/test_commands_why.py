@@ -240,7 +240,11 @@ async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses
             assert not await answers()
             drops = f"x  table inet g, chain i: drops what goes to {node}:{{}} at the hook input"
             status, text = await why(health)
-            assert (status, drops.format(health) in text, "but not all is well (x)" in text) == (1, True, True), text
+            assert (status, drops.format(health) in text, "it does not get through: table inet g" in text) == (
+                1,
+                True,
+                True,
+            ), text
             first = priority < 0
             await live.expect(live.front("refusing", "nodeport"), {"outside": "timeout" if first else "refused"})
             status, text = await why(port)

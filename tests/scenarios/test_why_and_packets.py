@@ -40,6 +40,10 @@ def rule(family: str, text: str) -> tuple[str, str]:
     return f"ip {family} rule add pref 77 {text}", f"ip {family} rule del pref 77"
 
 
+def forwarding(name: str) -> tuple[str, str]:
+    return f"sysctl -qw net.ipv4.conf.{name}.forwarding=0", f"sysctl -qw net.ipv4.conf.{name}.forwarding=1"
+
+
 async def fails(live: Live, client: str, front: Front, wrong: bool) -> None:
     async def check() -> str:
         answers = await live.cluster.probes(client, "tcp", *front, 1, 0.4)
@@ -167,7 +171,7 @@ async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Liv
         said = f"x  the kernel drops packets of {client} that arrive on eth0"
         await answer(live, "outside", front, 1, said, "rp_filter=2")
         code, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe", "--interface", "eth0")
-        assert (code, said in text) == (1, True), text
+        assert (code, said in text, f"it does not get through: {said[3:]}" in text) == (1, True, True), text
         code, text = await live.ask("doctor")
         said = f"answers to {client}/32, which is on the network of eth0, leave by up2"
         assert (code, said in text) == (1, True), text
@@ -199,8 +203,83 @@ async def test_a_policy_of_forward_stops_only_what_is_not_masqueraded(live: Live
     async with changed(live, (f"{command} -P FORWARD DROP", f"{command} -P FORWARD ACCEPT")):
         await fails(live, "pod", live.front("open"), True)
         await fails(live, "outside", nodeport, False)
-        await answer(live, "pod", live.front("open"), 1, "x  ", "chain FORWARD: drops")
+        await answer(live, "pod", live.front("open"), 1, "it does not get through: ", "x  ", "chain FORWARD: drops")
         await answer(live, "outside", nodeport, 0)
         code, text = await live.ask("doctor")
         said = "chain FORWARD: drops all new connections that are not masqueraded at the hook forward"
         assert (code, said in text) == (1, True), text
+
+
+async def begins(live: Live, client: str, front: Front, wanted: str, *more: str) -> None:
+    """Wait until the first line of the answer has this decision at its beginning."""
+    family = "IPv6" if ":" in front.address else "IPv4"
+    source = client if client == "node" else live.ips[client][family]
+    place = f"[{front.address}]" if ":" in front.address else front.address
+
+    async def check() -> str:
+        _, text = await live.ask("why", source, f"{place}:{front.port}", "--no-probe", *more)
+        return "" if text.splitlines()[0].partition("/tcp: ")[2].startswith(wanted) else f"{wanted}, but {text}"
+
+    await live.eventually(check)
+
+
+@pytest.mark.slow("packets that each kind of cause stops")
+async def test_a_cause_that_stops_the_whole_connection_is_in_the_first_line(live: Live) -> None:
+    live.service("whole", "a1 b1", type="NodePort")
+    live.service("far", "b1")
+    front, nodeport, far, ends = (
+        live.front("whole"),
+        live.front("whole", "nodeport"),
+        live.front("far"),
+        "10.244.0.0/16",
+    )
+    await live.expect(front, {"pod": "a1 b1"})
+    await live.expect(far, {"pod": "b1"})
+    await live.expect(nodeport, {"outside": "a1 b1"})
+    stopped = "it does not get through: "
+    legacy = live.mode.name == "iptables-legacy"
+    raw = f"iptables-{'legacy' if legacy else 'nft'} -t raw"
+    for client, place, commands, said in (
+        ("pod", front, [table("ip", "prerouting -300", f"ip daddr {front.address} drop")], "table ip other, chain c"),
+        ("pod", front, [(f"{raw} -A PREROUTING -d {front.address} -j DROP",
+                         f"{raw} -D PREROUTING -d {front.address} -j DROP")], ""),
+        ("pod", front, [table("ip", "forward 0", f"ip daddr {ends} tcp dport 3000 drop")], "table ip other, chain c"),
+        ("pod", front, [table("ip", "forward 0", f"ip saddr {ends} tcp sport 3000 drop")], "table ip other, chain c"),
+        ("outside", nodeport, [forwarding("eth0")], "net.ipv4.conf.eth0.forwarding is 0"),
+        ("pod", far, [forwarding("cbr0")], "net.ipv4.conf.cbr0.forwarding is 0"),
+    ):  # fmt: skip
+        async with changed(live, *commands):
+            await fails(live, client, place, True)
+            await begins(live, client, place, stopped + said)
+        await begins(live, client, place, "kube-proxy forwards it")
+        await fails(live, client, place, False)
+
+
+@pytest.mark.slow("connections that time out")
+async def test_a_cause_that_stops_some_endpoints_has_its_share_in_the_first_line(live: Live) -> None:
+    live.service("partly", "a1 b1")
+    live.service("partly6", "a1 b1", ipFamilies=["IPv6"])
+    front, front6 = live.front("partly"), live.front("partly6", family="IPv6")
+    await live.expect(front, {"pod": "a1 b1"})
+    await live.expect(front6, {"pod": "a1 b1"})
+
+    async def meets(place: Front, count: int, seconds: float, *wanted: str) -> None:
+        answers = await live.cluster.probes("pod", "tcp", *place, count, seconds)
+        assert {str(getattr(each, "pod", each)) for each in answers} == set(wanted), answers
+
+    share = "kube-proxy forwards it, but 50.0% of the connections do not get through (x)"
+    async with changed(live, forwarding("eth0")):  # the node of the other endpoint answers, and no answer is forwarded
+        await begins(live, "pod", front, share)
+        await meets(front, 8, 1.5, "a1", "timeout")
+    key = "net.ipv6.conf.{}"
+    off = f"sysctl -qw {key}={{}}".format("all.forwarding", 0), f"sysctl -qw {key}={{}}".format("all.forwarding", 1)
+    async with changed(live, off):  # what stays on a bridge needs no forwarding; a retransmission picks again
+        await begins(live, "pod", front6, "kube-proxy forwards it, but not all is well (x)")
+        await meets(front6, 4, 16.0, "a1")
+        force = tuple(f"sysctl -qw {key.format('cbr0.force_forwarding')}={n}" for n in (1, 0))
+        async with changed(live, force):
+            await begins(live, "pod", front6, share)
+            await meets(front6, 8, 1.5, "a1", "timeout")
+        force = tuple(f"sysctl -qw {key.format('eth0.force_forwarding')}={n}" for n in (1, 0))
+        async with changed(live, force):
+            await begins(live, "pod", front6, "kube-proxy forwards it, but not all is well (x)")

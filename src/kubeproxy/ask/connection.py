@@ -21,7 +21,7 @@ from kubeproxy.ask.checks import strangers
 from kubeproxy.ask.checks.checkup import Checkup, NodeRules, checked, look_at_answer, look_at_way, surely_dropped
 from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Why
@@ -67,6 +67,15 @@ class Explanation(Struct, frozen=True):
             return "no"
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
+    @property
+    def _ends(self) -> frozenset[End]:
+        """All endpoints of the connection."""
+        return frozenset(present.end_of(one.address) for one in self.why.endpoints)
+
+    def _lost(self, *effects: Effect) -> frozenset[End]:
+        """Return the endpoints to which findings with these effects stop packets."""
+        return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
+
     def _leaves_open(self, about: str) -> bool:
         """Return whether a finding makes the answer unknown: a failed probe that may not concern the client, or a
         missing proxy.
@@ -80,11 +89,16 @@ class Explanation(Struct, frozen=True):
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
             return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
-        stop = next((one for one in self.findings if one.stops_all and one.is_wrong), None)
-        if stop is not None and self.why.forwarded:
-            return self.why.heading_with(f"it does not get through: {stop.what} (x)")
+        stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
+        failing = self._lost(Effect.LOSES)
+        if self.why.passes and (stop is not None or self._lost(Effect.DELAYS) | failing >= self._ends > frozenset()):
+            cause = stop.what if stop is not None else "no endpoint is reached"
+            return self.why.heading_with(f"it does not get through: {cause} (x)")
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
+        if failing and self.why.passes:
+            lost = sum(one.share for one in self.why.endpoints if present.end_of(one.address) in failing)
+            more = f", but {lost:.1%} of the connections do not get through (x)"
         if self.why.elsewhere is None and self.answer == "unknown":
             failed = all(one.failed for one in self.probes)
             one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
@@ -93,7 +107,7 @@ class Explanation(Struct, frozen=True):
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
-        is_planned = self._leaves_open("proxy")
+        is_planned = self.why.forwarded and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
@@ -133,7 +147,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         way = _way(node, why, explained)
         around = look_at_way(way, rules) if why.forwarded else look_at_answer(way, rules)
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
-        findings += [*kernel, *_hairpin(way, why), *_around(around, way.passing)]
+        findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
         findings += _unasked()
     findings += present.findings(probes, _probed_for(node, rules, packet, why, probes))
@@ -144,8 +158,7 @@ def _probed_for(
     node: CheckedNode, rules: NodeRules, packet: Packet, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
-    places = ((present.place(one.address), one.address) for one in probes if one.failed)
-    failed = {(pack(where) or b"", port): address for (where, port), address in places}
+    failed = {present.end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.ProbedFor()
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -174,10 +187,11 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
     """Report endpoints whose answers do not return through this node. Only this node could reverse the translation."""
     reason, fix = "the endpoint is the client itself and is not masqueraded, because it has no nodeName", ""
     for is_client in (True, False):
-        lost = [one.share for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
+        lost = [one for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
         if lost:
-            what = f"{sum(lost):.1%} of the connections time out"
-            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix, len(lost) == len(why.endpoints))
+            what = f"{sum(one.share for one in lost):.1%} of the connections time out"
+            harm = Harm(Effect.LOSES, frozenset(present.end_of(one.address) for one in lost))
+            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix, harm)
         reason = (
             "client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint answers "
             "the client directly, with an address that the client did not ask"
@@ -196,15 +210,11 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
         yield from unreflecting_bridges(node, pack(why.source), share)
 
 
-def _around(report: Checkup, passing: Collection[PassingPacket] = ()) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity for this connection: a certain or a possible cause. `passing` are
-    the packets of the connection; a packet to an endpoint of this node itself is not forwarded.
-    """
-    at_node = any(one.hook == "input" and one.translated for one in passing)
+def _around(report: Checkup) -> Iterator[Diagnosis]:
+    """Yield the node's findings, with the severity for this connection: a certain or a possible cause."""
     for each in report.findings:
-        finding = replace(each, stops_all=each.stops_all and (each.about == "conntrack" or not at_node))
-        stops = Severity.BROKEN if finding.stops_connections else Severity.NOTE
-        yield finding if finding.severity is Severity.UNKNOWN else replace(finding, severity=stops)
+        severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
+        yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
     for text in report.unknown:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
@@ -219,8 +229,8 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = CheckedConnection(packet, local, bool(node.mode.interface), arrival(node, packet))
-    ends = ((*present.place(one.address), one.masqueraded) for one in why.endpoints[: present.MOST])
-    known = [(address, port, is_hidden) for text, port, is_hidden in ends if (address := pack(text)) is not None]
+    ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
+    known = ends[: present.MOST]
     at_proxy = node.mode.flows_end is FlowsEnd.PROXY
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
     balance = explained.plan.balance if explained.plan is not None else None
@@ -237,12 +247,12 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         family=family,
         hooks=frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"},
         packet=packet,
+        targets=frozenset(end[:2] for end in ends),
         passing=passing,
-        masqueraded=any(masqueraded for _, _, masqueraded in known),
+        masqueraded=frozenset((address, port) for address, port, masqueraded in known if masqueraded),
         ends=[
             address for address in (source, *(address for address, _, _ in known)) if address and address not in local
         ],
-        meeting=_meeting(whole, [address for address, _, masqueraded in known if not masqueraded]),
         served=bool(why.service),
         covered=_TO_NODE
         if why.outcome in _ANSWERED
@@ -251,7 +261,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         else (),
         refused=why.outcome == Outcome.REFUSED.value,
         answers=why.outcome in _ANSWERED and packet.destination in local,
-        picked_again=[] if is_kept else [one[:2] for one in known],
+        picked_again=frozenset(one[:2] for one in known if not is_kept),
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
 
@@ -260,16 +270,6 @@ _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
 """Outcomes of connections that the node itself answers: the proxy, or another program."""
 _TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
 """The hooks at which `to_node` yields every packet of a connection that this node answers."""
-
-
-def _meeting(whole: CheckedConnection, ends: Collection[bytes]) -> str:
-    """Return the interface that leads to the client and also to one of these endpoints, '' for none. Over a bridge the
-    endpoint answers the client directly. Endpoints that see this node as the client answer this node. Raises
-    NetlinkError.
-    """
-    entrance = whole.interface
-    others = (end for end in ends if end not in whole.local)
-    return entrance if entrance and any(interface_to(end) == entrance for end in others) else ""
 
 
 def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:

@@ -4,7 +4,8 @@ findings."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -31,10 +32,34 @@ class Severity(IntEnum):
         return ("x", "x", "?", "-", "ok")[self]
 
 
+End = tuple[bytes, int]
+"""An endpoint: packed address and port."""
+
+
+class Effect(Enum):
+    """The effect of a finding on the checked connection."""
+
+    NOTHING = "nothing for certain"
+    MISLEADS = "it may stop, or go to a wrong endpoint"
+    DELAYS = "first packets to some endpoints are lost; a retransmission picks an endpoint again"
+    LOSES = "connections to some endpoints fail"
+    STOPS = "it fails, whatever endpoint is picked"
+
+
+class Harm(NamedTuple):
+    """The harm of a finding to the checked connection; `ends` are the endpoints of the effects DELAYS and LOSES."""
+
+    effect: Effect = Effect.NOTHING
+    ends: frozenset[End] = frozenset()
+
+
+NOTHING, MISLEADS, STOPS = Harm(), Harm(Effect.MISLEADS), Harm(Effect.STOPS)
+
+
 class Diagnosis(Struct, frozen=True):
     """A finding: the fact, its consequence, and the fix.
 
-    `about` is the name of the check, a single word. `stops_all`: it stops every connection through this node.
+    `about` is the name of the check, a single word. The check that makes the finding sets its `harm`.
     """
 
     severity: Severity
@@ -42,12 +67,7 @@ class Diagnosis(Struct, frozen=True):
     what: str
     why: str = ""
     fix: str = ""
-    stops_all: bool = False
-
-    @property
-    def stops_connections(self) -> bool:
-        """Return whether this finding alone may stop a connection now, or send it to a deleted endpoint."""
-        return self.severity is Severity.BROKEN or self.about == "leftovers"
+    harm: Harm = NOTHING
 
     @property
     def is_wrong(self) -> bool:

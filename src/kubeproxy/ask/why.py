@@ -109,16 +109,16 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def heading(self) -> str:
         """Return the answer in one line."""
-        return self.heading_with("kube-proxy forwards it")
+        return self.heading_with("kube-proxy forwards it" if self.forwarded else "")
 
-    def heading_with(self, forwards: str) -> str:
-        """Return the answer in one line, with this text for a forwarded connection."""
+    def heading_with(self, decision: str) -> str:
+        """Return the answer in one line, with this text for the decision of this node if it is not empty."""
         asked = f"{self.source} -> {self.destination}"
         seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
         if self.elsewhere is not None:
             node = self.elsewhere.node or "another node"
             return f"{asked}: decided on {node}, where the client is; here it would be: {seen}"
-        return f"{asked}: {forwards if self.forwarded else seen}"
+        return f"{asked}: {decision or seen}"
 
     @property
     def next(self) -> str:

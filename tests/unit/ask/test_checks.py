@@ -195,21 +195,19 @@ CASES: dict = {
         programming.able("nft is missing: install nftables", BROKEN, "the proxy does not start"),
         [(BROKEN, "nft is missing")],
     ),
-    "forwards": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 1)], ENDPOINTS), []),
     "does not forward": (
-        settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], ENDPOINTS),
+        [settings.forwarding(V4)],
         [(BROKEN, "net.ipv4.ip_forward is 0")],
     ),
-    "every interface forwards": (settings.entrances([], BROKEN), []),
+    "every interface forwards": (settings.entrances(V4, [], BROKEN), []),
     "interfaces do not forward": (
-        settings.entrances(["eth0", "eth1.7", "a", "b"], BROKEN),
+        settings.entrances(V4, ["eth0", "eth1.7", "a", "b"], BROKEN),
         [(BROKEN, "net.ipv4.conf.eth0.forwarding, net.ipv4.conf.eth1/7.forwarding and 2 more are 0")],
     ),
     "an interface does not forward": (
-        settings.entrances(["eth0"], NOTE),
+        settings.entrances(V4, ["eth0"], NOTE),
         [(NOTE, "net.ipv4.conf.eth0.forwarding is 0")],
     ),
-    "need not forward": (settings.forwarding([Setting("net/ipv4/ip_forward", 1, 0)], PROXY), []),
     "unreadable": (settings.changed_back([Setting("net/ipv4/vs/conntrack", 1, None)]), []),
     "changed back": (
         settings.changed_back([Setting("net/ipv4/vs/conntrack", 1, 0)]),

@@ -17,7 +17,7 @@ from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor
 from kubeproxy.ask.why import Elsewhere, Explained, Target, Why
@@ -63,7 +63,7 @@ OUTPUT = Drop("table inet fw", "out", PACKETS[0]._replace(hook="output"))
 ANSWERED = [
     one._replace(packet=one.packet._replace(source=one.packet.destination, purpose=CompiledFor.ANSWER)) for one in DROPS
 ]
-FORWARDING = settings.forwarding([settings.Setting("net/ipv4/ip_forward", 1, 0)], FlowsEnd.ENDPOINTS)
+FORWARDING = [settings.forwarding(Family.IPV4)]
 STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables"))
 
 
@@ -110,8 +110,9 @@ def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings
         ", unless another kube-proxy's rules take it first (x)" if findings is STALE else ", but not all is well (x)"
     )
     whole = "kube-proxy forwards it" + wrong * bool(status)
-    stop = next((one.what for one in told.findings if one.stops_all), "")
-    assert bool(stop) is any(one in str(line) for one in ("ip_forward is 0", "drops all new", "100% full"))
+    stop = next((one.what for one in told.findings if one.harm == STOPS), "")
+    stops = "ip_forward is 0", "drops all new", "drops what goes", "drops the answers", "100% full"
+    assert bool(stop) is any(one in str(line) for one in stops)
     assert told.heading.endswith(f": it does not get through: {stop} (x)" if stop else whole)
     assert told.fields()["answer"] == told.answer
 
@@ -121,7 +122,7 @@ def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings
     [
         (Explanation(why("dropped")), 1),
         (Explanation(why("answered by the proxy")), 0),
-        (Explanation(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing"),)), 1),
+        (Explanation(why(), findings=(Diagnosis(Severity.BROKEN, "kernel", "missing", harm=MISLEADS),)), 1),
         (Explanation(why(), tuple(present.findings(PROBED, ProbedFor())), PROBED), 1),
         (Explanation(why(), tuple(present.findings(PROBED, KEEPS_ADDRESS)), PROBED), 2),
         (Explanation(why("dropped"), tuple(present.findings(PROBED, KEEPS_ADDRESS)), PROBED), 1),
@@ -194,7 +195,7 @@ def test_a_firewall_may_drop_what_is_refused_or_answered_here(outcome):
     told = Explanation(why(outcome), tuple(around(Checkup(list(strangers.dropping(DROPS)), []))))
     assert told.answer == "no"
     assert told.heading.endswith(", unless a firewall of this node drops it first (x)") is (outcome == "refused")
-    assert told.heading.endswith(", but not all is well (x)") is (outcome == "answered by the proxy")
+    assert ("it does not get through: table inet fw" in told.heading) is (outcome == "answered by the proxy")
 
 
 FRONT, CLIENT, END = b"\n\x60\0\1", b"\n\xf4\0\7", b"\n\xf4\1\7"
@@ -263,35 +264,29 @@ POD, NEAR, FAR, HOST = (bytes((10, 244, third, 7)) for third in range(4))
 
 
 @pytest.mark.parametrize(
-    ("client", "ends", "meeting"),
+    ("packet", "ways", "masqueraded", "count"),
     [
-        (POD, [FAR, NEAR], "cni0"),
-        (POD, [FAR], ""),
-        (POD, [], ""),  # all are masqueraded
-        (FAR, [NEAR], ""),
-        (FAR, [FAR], "eth0"),
-        (POD, [HOST], ""),
-        (None, [NEAR], ""),
+        (None, (), False, 1),
+        (Packet(POD, FRONT, 6, 80), ("cni0", "cni0"), False, 1),
+        (Packet(POD, FRONT, 6, 80), ("cni0", "cni0"), True, 0),
+        (Packet(POD, FRONT, 6, 80), ("cni0", "eth0"), False, 0),
+        (Packet(FAR, FRONT, 6, 80), ("eth0", "cni0"), False, 0),
+        (Packet(FAR, FRONT, 6, 80), ("eth0", "eth0"), False, 0),
+        (Packet(None, FRONT, 6, 80), (), False, 0),
     ],
 )
-def test_where_client_and_endpoint_meet(client, ends, meeting, monkeypatch):
-    ways = {POD: "cni0", NEAR: "cni0", HOST: "cni0", FAR: "eth0"}
-    monkeypatch.setattr(connection, "interface_to", lambda address: ways[address])
-    whole = connection.CheckedConnection(Packet(client, b"\n\x60\0\1", 6, 80), {HOST})
-    assert connection._meeting(whole, ends) == meeting
-
-
-@pytest.mark.parametrize(
-    ("packet", "meeting", "count"),
-    [(None, "", 1), (Packet(POD, NEAR, 6, 80), "cni0", 1), (Packet(POD, NEAR, 6, 80), "", 0)],
-)
-def test_only_connections_within_a_bridge_need_its_rules(packet, meeting, count, monkeypatch):
+def test_only_connections_within_a_bridge_need_its_rules(packet, ways, masqueraded, count, monkeypatch):
     monkeypatch.setattr(node_checks, "bridges", lambda: [Bridge("cni0", ())])
     monkeypatch.setattr(node_checks, "local_addresses", lambda _: [Address(HOST, 24, "cni0", 0)])
-    part = FamilyGlobals(detector=Detector("network", "10.244.0.0/16"))
+    part, end = FamilyGlobals(detector=Detector("network", "10.244.0.0/16")), (NEAR, 3000)
     facts = SimpleNamespace(world=Globals("node-a", ipv4=part))
-    node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4, packet=packet, meeting=meeting)
-    assert len(list(node_checks.unfiltered_bridges(node))) == count
+    node = CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), family=Family.IPV4, packet=packet)
+    passing = [PassingPacket("forward", -1, 1, POD, *end[:1], 6, 3000, (FRONT, 80), ways, True)] if ways else []
+    hidden = frozenset({end} if masqueraded else ())
+    node = replace(node, passing=passing, targets=frozenset({end}), masqueraded=hidden)
+    found = list(node_checks.unfiltered_bridges(node))
+    assert len(found) == count
+    assert packet is None or all(one.harm == STOPS for one in found)
 
 
 @pytest.mark.parametrize(
@@ -374,8 +369,13 @@ def test_packets_of_a_neighbour_arrive_on_its_network(out, scope, uevent, stacke
     ],
 )
 def test_the_effect_of_a_chain_is_named(dropped, ends, verdict, effect):
-    all_ends = [(packet.destination, packet.port) for packet in PACKETS[:ends]]
-    (found,) = strangers.dropping([one._replace(verdict=verdict) for one in dropped], all_ends)
+    all_ends = frozenset((packet.destination, packet.port) for packet in PACKETS)
+    asked = Packet(POD, FRONT, 6, 80)
+    again = all_ends if ends else frozenset()
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=asked, targets=all_ends, picked_again=again)
+    (found,) = strangers.dropping([one._replace(verdict=verdict) for one in dropped], node.harm_of)
+    lost = frozenset((one.packet.source, 3000) if one in ANSWERED else all_ends for one in dropped)
+    assert found.harm == STOPS if len(dropped) == 2 else found.harm.ends < all_ends, lost
     assert (f"chain guard: {verdict} " in found.what, found.why.endswith(effect)) == (True, True), found.text
 
 
@@ -394,15 +394,53 @@ def test_the_fix_of_a_full_table_is_that_of_its_entries(protocol, used, said, mo
     ] * bool(said)
 
 
-@pytest.mark.parametrize(
-    ("forced", "everywhere", "marks"), [({"eth0", "cni0"}, 0, ""), ({"eth0"}, 0, "x"), ((), 0, "x"), ((), 1, "")]
-)
-def test_ipv6_forwards_what_arrives_by_interfaces_that_are_forced_to(forced, everywhere, marks, monkeypatch):
-    def number(key: str) -> int:
-        return int(key.split("/")[3] in forced) if key.endswith("force_forwarding") else everywhere
+E1, E2 = ((packet.destination, packet.port) for packet in PACKETS)
+SWITCH = "net/ipv6/conf/all/forwarding"
 
-    monkeypatch.setattr(node_checks, "number", number)
-    passing = [PACKETS[0]._replace(interfaces=(name, "")) for name in ("eth0", "cni0")]
-    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), family=Family.IPV6, passing=passing)
-    found = settings.forwarding(node_checks.forwarding_settings(node), FlowsEnd.ENDPOINTS)
-    assert "".join(one.severity.mark for one in found) == marks
+
+@pytest.mark.parametrize(
+    ("forwards", "family", "what", "harm"),
+    [
+        ({SWITCH}, Family.IPV6, "", None),
+        ((), Family.IPV6, "net.ipv6.conf.all.forwarding is 0", STOPS),
+        ({"net/ipv6/conf/cni0/force_forwarding"}, Family.IPV6, "net.ipv6.conf.eth0.force_forwarding is 0", [E1]),
+        ({"net/ipv6/conf/eth0/force_forwarding"}, Family.IPV6, "net.ipv6.conf.cni0.force_forwarding is 0", STOPS),
+        ({f"net/ipv6/conf/{n}/force_forwarding" for n in ("eth0", "cni0")}, Family.IPV6, "", None),
+        ({"net/ipv4/conf/cni0/forwarding"}, Family.IPV4, "net.ipv4.conf.eth0.forwarding is 0", [E1]),
+        ({f"net/ipv4/conf/{n}/forwarding" for n in ("eth0", "cni0")}, Family.IPV4, "", None),
+        ((), Family.IPV4, "net.ipv4.ip_forward is 0", STOPS),
+        ({"net/ipv4/ip_forward", "net/ipv4/conf/cni0/forwarding"}, Family.IPV4, "net.ipv4.conf.eth0.forwarding", [E1]),
+    ],
+)
+def test_the_interfaces_of_a_connection_forward_its_packets(forwards, family, what, harm, monkeypatch):
+    monkeypatch.setattr(node_checks, "number", lambda key: int(key in forwards or ("/cni1/" in key and forwards != ())))
+    monkeypatch.setattr(node_checks, "_entrances", lambda: {"cni0", "cni1", "eth0", "up2"})
+    monkeypatch.setattr(node_checks, "bridges", list)
+    there = [one._replace(interfaces=("cni0", name)) for one, name in zip(PACKETS, ("eth0", "cni1"), strict=True)]
+    back = [
+        each.packet._replace(interfaces=(name, "cni0")) for each, name in zip(ANSWERED, ("eth0", "cni1"), strict=True)
+    ]
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), family=family, passing=[*there, *back])
+    node = replace(node, packet=Packet(POD, FRONT, 6, 80), targets=frozenset({E1, E2}))
+    found = list(node_checks.unforwarded(node))
+    assert [one.what.startswith(what) for one in found] == [True] * bool(what), found
+    wanted = Harm(Effect.LOSES, frozenset(harm)) if isinstance(harm, list) else harm
+    assert [one.harm for one in found] == [wanted] * bool(what)
+
+
+@pytest.mark.parametrize(
+    ("on", "marks"),
+    [
+        ({SWITCH}, ""),
+        ((), "x net.ipv6.conf.all.forwarding"),
+        ({"net/ipv6/conf/cni0/force_forwarding"}, "x net.ipv6.conf.eth0.force_forwarding"),
+        ({"net/ipv6/conf/eth0/force_forwarding"}, "- net.ipv6.conf.cni0.force_forwarding"),
+    ],
+)
+def test_doctor_looks_at_the_interfaces_that_ipv6_forwards_by(on, marks, monkeypatch):
+    monkeypatch.setattr(node_checks, "number", lambda key: int(key in on))
+    monkeypatch.setattr(node_checks, "_entrances", lambda: {"cni0", "eth0"})
+    monkeypatch.setattr(node_checks, "_served", lambda *_: {"eth0"})
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), family=Family.IPV6)
+    found = list(node_checks.unforwarded(node))
+    assert "".join(f"{one.severity.mark} {one.what.removesuffix(' is 0')}" for one in found) == marks

@@ -21,17 +21,16 @@ from kubeproxy.ask.checks import contact, identity, programming, routes, setting
 from kubeproxy.ask.checks.node import (
     CheckedNode,
     changed_sysctls,
-    closed_interfaces,
     filtered_paths,
-    forwarding_settings,
     full_conntrack,
     full_rooms,
     interfaces_down,
     unfiltered_bridges,
+    unforwarded,
     unreflecting_bridges,
 )
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import Diagnosis, Severity, worst_first
+from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.mode import Sight
 from kubeproxy.config.addresses import split_host_port
@@ -43,6 +42,7 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
+from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -166,8 +166,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
         report.look("rules", lambda: _rules(node, rules))
     report.look("other proxies", lambda: _other_proxies(node))
     if "forward" in node.hooks:
-        report.look("forwarding", lambda: settings.forwarding(forwarding_settings(node), node.mode.flows_end))
-        report.look("forwarding of interfaces", lambda: closed_interfaces(node))
+        report.look("forwarding", lambda: unforwarded(node))
         report.look("bridges", lambda: unfiltered_bridges(node))
     report.look("conntrack", full_conntrack)
     report.look("interfaces", lambda: interfaces_down(node))
@@ -306,17 +305,30 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
                 if one.hook in node.hooks and not (one.hook in node.covered and one.chain in harmless)
             ]
             drops += firewall.drops(node.passing)
-    if node.masqueraded or node.answers:  # what the node answers is not translated: only `drops` is certain
-        filters = [one._replace(accepts=one.accepts or one.marked or node.answers) for one in filters]
+    # What the node answers is not translated: only `drops` is certain.
+    filters = [one._replace(accepts=one.accepts or node.answers or _lets_pass(node, one)) for one in filters]
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    yield from strangers.dropping(drops, node.picked_again)
+    yield from strangers.dropping(drops, node.harm_of)
     if any(one.untracks for one in drops):
-        yield from strangers.untracking(drops, is_answered=_is_answered(node))
+        yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
-    yield from strangers.firewalls(filters, node.mode.flows_end, ends_here)
+    yield from strangers.firewalls(
+        filters, node.mode.flows_end, ends_here, lambda one: node.harm(_closed_to(node, one), again=True)
+    )
+
+
+def _closed_to(node: CheckedNode, closed: Filter) -> set[End | None]:
+    """Return the endpoints to which a chain that accepts no new connection lets none pass."""
+    requests = [each for each in node.passing if each.hook == closed.hook and each.purpose is CompiledFor.REQUEST]
+    return set(map(node.end_of, requests)) - (node.masqueraded if closed.marked else frozenset())
+
+
+def _lets_pass(node: CheckedNode, closed: Filter) -> bool:
+    """Return whether chains of kube-proxy accept the whole connection, because it is masqueraded."""
+    return closed.marked and bool(node.masqueraded) and not _closed_to(node, closed)
 
 
 def _is_answered(node: CheckedNode) -> bool:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
-from kubeproxy.ask.finding import Diagnosis, Severity, duration
+from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
 QUIET: Final = 60.0
 """Seconds without a watch that are still normal: a new list after an error takes less."""
@@ -53,6 +53,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
             fix=_fix(reach.trouble)
             or f"see that {reach.server} is reachable from this node: check its address, "
             "its state, and firewalls in between",
+            harm=MISLEADS,
         )
         return
     troubled: dict[str, list[WatchStanding]] = {}
@@ -66,12 +67,14 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
+        is_old = not one.synced or one.stale > STALE
         yield Diagnosis(
-            severity=Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED,
+            severity=Severity.BROKEN if is_old else Severity.DEGRADED,
             about="api",
             what=what + (f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""),
             why=effect,
             fix=_fix(one.trouble) or "look at the API server's health and log",
+            harm=MISLEADS if is_old else NOTHING,
         )
 
 

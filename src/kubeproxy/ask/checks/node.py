@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kubeproxy.ask.checks import settings
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.flows import fullness
 from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.backends.mode import FlowsEnd, Mode
@@ -26,13 +26,13 @@ from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, hairpin_ports, local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
+from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, Range, family_of, unpack, within
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.setup import host, modes
 
 _ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
-_IP_FORWARD, _IPV6_FORWARD = settings.FORWARDING[Family.IPV4], settings.FORWARDING[Family.IPV6]
 _ROUTES = Path("/proc/thread-self/net/route")
 _ETHERNET = "1"  # ARPHRD_ETHER
 _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
@@ -43,13 +43,12 @@ class CheckedNode(Struct, frozen=True):
 
     `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
-    restrict the checks to one connection: its `family` (None for both), its first `packet`, the netfilter `hooks` that
-    it passes, with its packets there (`passing`), the addresses of its client and endpoints except this node's
-    (`ends`), whether an endpoint sees this node as the client (`masqueraded`), the interface on which the client and an
-    endpoint meet that answers it without this node ('' for none: `meeting`), whether a Service of this proxy has the
-    destination (`served`), whether the proxy's rules reject it (`refused`), whether the proxy itself answers
-    (`answers`), the endpoints of which each first packet picks one (`picked_again`), the hooks at which `passing` has
-    all its packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
+    restrict the checks to one connection: its `family` (None for both), its first `packet`, its endpoints (`targets`),
+    the netfilter `hooks` that it passes, with its packets there (`passing`), the addresses of its client and endpoints
+    except this node's (`ends`), the endpoints that see this node as the client (`masqueraded`), whether a Service of
+    this proxy has the destination (`served`), whether the proxy's rules reject it (`refused`), whether the proxy itself
+    answers (`answers`), the endpoints of which each first packet picks one (`picked_again`), the hooks at which
+    `passing` has all its packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
     """
 
     facts: Facts | None
@@ -61,14 +60,14 @@ class CheckedNode(Struct, frozen=True):
     family: Family | None = None
     hooks: Collection[str] = (*HOOKS, INGRESS)
     packet: Packet | None = None
+    targets: frozenset[End] = frozenset()
     passing: Sequence[PassingPacket] = ()
-    masqueraded: bool = False
+    masqueraded: frozenset[End] = frozenset()
     ends: Collection[bytes] = ()
-    meeting: str = ""
     served: bool = True
     refused: bool = False
     answers: bool = False
-    picked_again: Collection[tuple[bytes, int]] = ()
+    picked_again: frozenset[End] = frozenset()
     covered: Collection[str] = ()
     routed: Collection[RoutedPacket] = ()
 
@@ -91,6 +90,33 @@ class CheckedNode(Struct, frozen=True):
         """The mark of packets to be masqueraded."""
         return 1 << self.config.masquerade_bit
 
+    def harm(self, lost: Iterable[End | None], *, again: bool = False) -> Harm:
+        """Return the harm to the checked connection if packets of these endpoints are lost. None stands for packets
+        before an endpoint is picked. `again`: only requests are lost, and no client is refused, so clients send again.
+        """
+        ends = frozenset(lost)
+        if self.packet is None or None in ends or ends >= self.targets > frozenset():
+            return STOPS
+        known = frozenset(end for end in ends if end is not None)
+        effect = Effect.DELAYS if again and known <= self.picked_again else Effect.LOSES
+        return Harm(effect, known) if known else MISLEADS
+
+    def harm_of(self, lost: Collection[PassingPacket], *, again: bool = False) -> Harm:
+        """Return the harm if these packets are lost; `again`: their senders get no refusal."""
+        requested = {self.end_of(each) for each in lost if each.purpose is CompiledFor.REQUEST}
+        ends = set(map(self.end_of, lost))
+        return self.harm(ends, again=again and ends == requested)
+
+    def end_of(self, packet: PassingPacket) -> End | None:
+        """Return the endpoint to or from which a packet goes, None before an endpoint is picked."""
+        is_answer = packet.purpose is CompiledFor.ANSWER and packet.source is not None
+        end = (packet.source if is_answer else packet.destination) or b"", packet.port
+        return end if end in self.targets else None
+
+    def ends_at(self, address: bytes | None) -> set[End]:
+        """Return the endpoints with an address."""
+        return {end for end in self.targets if end[0] == address}
+
     def concerns(self, family: Family | None) -> bool:
         """Return whether a family is to be checked; None stands for both."""
         return self.family is None or family is None or family is self.family
@@ -101,57 +127,67 @@ class CheckedNode(Struct, frozen=True):
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
-def forwarding_settings(node: CheckedNode) -> list[settings.Setting]:
-    """Return the sysctls of forwarding of each family, with their present values.
-
-    IPv6 forwards what arrives by an interface with force_forwarding, whatever that of all interfaces is (ip6_forward in
-    net/ipv6/ip6_output.c of Linux 6.17).
-    """
-    found = {settings.FORWARDING[family]: number(settings.FORWARDING[family]) for family in node.families}
-    if found.get(_IPV6_FORWARD) == 0:
-        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"} or _entrances()
-        if all(number(f"net/ipv6/conf/{name}/force_forwarding") for name in ways):
-            found[_IPV6_FORWARD] = 1
-    return [settings.Setting(key, 1, value) for key, value in found.items()]
-
-
 def _entrances() -> set[str]:
     """Return the interfaces by which packets arrive: packets from a port of a bridge come in by the bridge."""
     names = {name for _, name in socket.if_nameindex()} - modes.interfaces() - {"lo"}
     return {name for name in names if not (SYS / name / "master").exists()}
 
 
-def closed_interfaces(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces that do not forward: those of one connection, or all.
+def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check for interfaces whose packets are not forwarded: packets of one connection, or all packets.
 
-    IPv4 depends on the sysctl of the incoming interface, IPv6 only on the sysctl for all interfaces
-    (ip_route_input_slow in net/ipv4/route.c, ip6_forward in net/ipv6/ip6_output.c).
+    IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl
+    of all interfaces or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
     """
-    if node.mode.flows_end is FlowsEnd.PROXY or Family.IPV4 not in node.families or not number(_IP_FORWARD):
-        return
-    closed = [name for name in sorted(_entrances()) if number(f"net/ipv4/conf/{name}/forwarding") == 0]
-    if closed and node.passing:
-        # A mode with an interface for Services receives requests as local packets: only answers are forwarded.
-        ways = {one.interfaces[0] for one in node.passing if one.hook == "forward"}
-        yield from settings.entrances([name for name in closed if name in ways], Severity.BROKEN)
-        return
-    served = _served(node) if closed else frozenset()
-    yield from settings.entrances([name for name in closed if name in served], Severity.BROKEN)
-    yield from settings.entrances([name for name in closed if name not in served], Severity.NOTE)
+    for family in node.families if node.mode.flows_end is FlowsEnd.ENDPOINTS else ():
+        everywhere, names = number(settings.FORWARDING[family]) == 0, _entrances()
+        closed = sorted(name for name in names if _is_closed(family, name, everywhere=everywhere))
+        if node.packet is not None:
+            filtered = {bridge.name for bridge in bridges() if family is Family.IPV6 and family in bridge.filtered}
+            passing = [each for each in node.passing if each.hook == "forward" and not _stays(each, filtered)]
+            lost = [each for each in passing if each.interfaces[0] in closed]
+            harm = node.harm_of(lost, again=True)
+            if lost and everywhere and len(lost) == len(passing):
+                yield settings.forwarding(family, harm)
+            elif lost:
+                ways = {each.interfaces[0] for each in lost}
+                yield from settings.entrances(family, [name for name in closed if name in ways], Severity.BROKEN, harm)
+        elif everywhere and len(closed) == len(names):
+            yield settings.forwarding(family)
+        else:
+            served = _served(node, family) if closed else frozenset()
+            yield from settings.entrances(family, [name for name in closed if name in served], Severity.BROKEN)
+            yield from settings.entrances(family, [name for name in closed if name not in served], Severity.NOTE)
 
 
-def _served(node: CheckedNode) -> frozenset[str]:
-    """Return interfaces with an address of the Node or of pods, or with a route (to a pod) but no address."""
-    addresses = local_addresses(Family.IPV4)
-    parts = [part for family, part in node.parts if family is Family.IPV4]
+def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
+    """Return whether packets that arrive on an interface are not forwarded; `everywhere`: the sysctl of all is 0."""
+    if family is Family.IPV6 and not everywhere:
+        return False
+    value = number(settings.FORWARDING_OF[family].format(name))
+    return value == 0 or (value is None and everywhere)
+
+
+def _stays(packet: PassingPacket, filtered: Collection[str]) -> bool:
+    """Return whether a translated packet stays on a bridge. It needs no forwarding in IPv6
+    (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c). `filtered` bridges pass packets to the rules.
+    """
+    return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in filtered
+
+
+def _served(node: CheckedNode, family: Family) -> frozenset[str]:
+    """Return interfaces with an address of the Node or of pods, or with an IPv4 route (to a pod) but no address."""
+    addresses = local_addresses(family)
+    parts = [part for each, part in node.parts if each is family]
     known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
-    routed = {name for _, _, name in _ipv4_routes()}
+    routed = {name for _, _, name in _ipv4_routes()} if family is Family.IPV4 else set()
     return frozenset(known | routed - {one.interface for one in addresses})
 
 
 def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check for interfaces that are down although the Node, pods or the connection need them."""
     roles: dict[str, str] = {}
+    harms: dict[str, Harm] = {}
     networks: dict[str, list[Range]] = {}
     uplinks = set()
     for family, part in node.parts:
@@ -163,10 +199,15 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
     if node.packet is not None:  # the interfaces of the connection's client and endpoints, else the uplinks
-        near = ({name for name, held in networks.items() if within(end, held)} for end in node.ends)
-        used = {name for each in near for name in each or uplinks}
-        roles = {name: role for name, role in roles.items() if name in used}
-    yield from settings.down(route.interfaces(), roles, {bridge.name for bridge in bridges()})
+        lost: dict[str, set[End | None]] = {}
+        for end in node.ends:
+            near = {name for name, held in networks.items() if within(end, held)}
+            for name in near or uplinks:  # the interface is known, unless there are several uplinks
+                ends: set[End | None] = {None} if end == node.packet.source else {*node.ends_at(end)}
+                lost.setdefault(name, set()).update(ends if len(near or uplinks) == 1 else ())
+        roles = {name: role for name, role in roles.items() if name in lost}
+        harms = {name: node.harm(ends) for name, ends in lost.items()}
+    yield from settings.down(route.interfaces(), roles, {bridge.name for bridge in bridges()}, harms)
 
 
 def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
@@ -174,11 +215,10 @@ def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
     if not node.running:
         return  # without a proxy, no sysctl was set
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
-    known = {setting.key for setting in forwarding_settings(node)}
     made = [
         settings.Setting(key, value, number(key))
         for key, value in wanted
-        if key not in known and (node.node_ports or not key.endswith("route_localnet"))
+        if key not in settings.FORWARDING.values() and (node.node_ports or not key.endswith("route_localnet"))
     ]
     yield from settings.changed_back(made)
 
@@ -275,9 +315,14 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for bridges of pods whose packets do not pass the rules."""
-    of_pods = [one for one in _pod_interfaces(node) if node.packet is None or one[0] == node.meeting]
-    return settings.bridged(bridges(), of_pods, node.mode.flows_end)
+    """Check for bridges of pods whose packets do not pass the rules. An endpoint on the bridge of its client answers
+    the client directly, unless it sees this node as the client.
+    """
+    met = [each for each in node.passing if each.hook == "forward" and each.interfaces[0] == each.interfaces[1]]
+    lost = [each for each in met if node.end_of(each) not in node.masqueraded]
+    names = {each.interfaces[0] for each in lost}
+    of_pods = [one for one in _pod_interfaces(node) if node.packet is None or one[0] in names]
+    return settings.bridged(bridges(), of_pods, node.mode.flows_end, node.harm_of(lost))
 
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
@@ -287,10 +332,11 @@ def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: 
     """
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return
+    harm = node.harm(node.ends_at(client) & node.masqueraded)
     used = [(way_out(bytes(len(client)), client), family_of(client))] if client is not None else _pod_interfaces(node)
     for bridge in bridges():
         if any((bridge.name, family) in used for family in bridge.filtered):
-            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share)
+            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share, harm)
 
 
 def _pod_interfaces(node: CheckedNode) -> list[tuple[str, Family]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kubeproxy.ask.finding import Diagnosis, Severity, duration
+from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Severity, duration
 from kubeproxy.backends.mode import Trace
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
@@ -22,6 +22,7 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
                 what=f"the kernel refuses changes of {label}: {one.refusal}",
                 why=f"{one.queued} Services wait; their old rules go on",
                 fix="follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s",
+                harm=MISLEADS,
             )
         elif one.difference is not None:
             yield Diagnosis(
@@ -65,6 +66,7 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
                 why="no Service answers on this node",
                 fix="the proxy restores it within seconds; if it does not, see its log. Find the cause: "
                 "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables",
+                harm=STOPS,
             )
 
 

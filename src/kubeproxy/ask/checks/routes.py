@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from kubeproxy.ask.checks.node import CheckedNode, number
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import STOPS, Diagnosis, Harm, Severity
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, unpack
 
@@ -27,15 +27,20 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
         code = refusal(packet)
         if not code or (code == errno.EHOSTUNREACH and _is_closed(packet.arrival)):
             continue
-        by = refused_by(packet)
-        if node.packet is not None and packet.destination == node.packet.destination and not packet.arrival:
+        by, is_silent = refused_by(packet), code in _SILENT
+        asked = node.packet
+        if asked is not None and packet.destination == asked.destination and not packet.arrival:
             yield _untranslated(packet, by)
-        elif code in _SILENT and not by and packet.source is not None:
+        elif is_silent and not by and packet.source is not None:
             if (packet.source, packet.arrival) not in astray:
-                yield _astray(packet, unpack(packet.source))
+                of_client = asked is not None and packet.source == asked.source
+                ends = [] if of_client else node.ends_at(packet.source)
+                yield _astray(packet, unpack(packet.source), node.harm(ends or [None]))
             astray.add((packet.source, packet.arrival))
         else:
-            yield _stopped(packet, by, is_silent=code in _SILENT)
+            requested = node.ends_at(packet.destination)
+            harm = node.harm(requested or node.ends_at(packet.source) or [None], again=bool(requested) and is_silent)
+            yield _stopped(packet, by, harm, is_silent=is_silent)
 
 
 def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
@@ -73,10 +78,11 @@ def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
         why="the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH",
         fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
         "addresses of Services; any will do, as the rules replace the address",
+        harm=STOPS,
     )
 
 
-def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
+def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:
     """Return the finding for a packet that the reverse path filter drops."""
     loose = f", or sysctl -w net.ipv4.conf.{packet.arrival}.rp_filter=2 (loose)"
     return Diagnosis(
@@ -86,10 +92,11 @@ def _astray(packet: RoutedPacket, source: str) -> Diagnosis:
         why=f"its own route to {source} leaves by another interface (reverse path filter)",
         fix=f"see `ip route get {source}`: add the route that is missing"
         + loose * (family_of(packet.destination) is Family.IPV4),
+        harm=harm,
     )
 
 
-def _stopped(packet: RoutedPacket, by: str, *, is_silent: bool) -> Diagnosis:
+def _stopped(packet: RoutedPacket, by: str, harm: Harm, *, is_silent: bool) -> Diagnosis:
     """Return the finding for a packet that is stopped by a policy-routing rule or a route, or that has no route."""
     source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
     asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
@@ -102,4 +109,5 @@ def _stopped(packet: RoutedPacket, by: str, *, is_silent: bool) -> Diagnosis:
         fix=f"see `{asked}`: leave these packets out of that rule or route, or add a route"
         if by
         else f"see `{asked}`: add a route",
+        harm=harm,
     )

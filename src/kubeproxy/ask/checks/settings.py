@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Harm, Severity
 from kubeproxy.backends.mode import FlowsEnd, Room
 from kubeproxy.kernel.proc.processes import Descriptors
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
@@ -14,6 +15,11 @@ from kubeproxy.model.addresses import Family
 
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
+FORWARDING_OF: Final = {
+    Family.IPV4: "net/ipv4/conf/{}/forwarding",
+    Family.IPV6: "net/ipv6/conf/{}/force_forwarding",
+}
+"""The sysctl of one interface."""
 STRICT: Final = 1
 _SHOWN: Final = 2
 
@@ -42,19 +48,18 @@ class InterfacePath(NamedTuple):
     clients: str = ""
 
 
-def forwarding(settings: Iterable[Setting], flows_end: FlowsEnd) -> Iterator[Diagnosis]:
-    """Check whether this node forwards packets; a mode that ends connections at the proxy does not need forwarding."""
-    for one in settings:
-        if one.actual == 0 and flows_end is FlowsEnd.ENDPOINTS:
-            yield Diagnosis(
-                severity=Severity.BROKEN,
-                about="sysctl",
-                what=f"{_name(one.key)} is 0",
-                why="connections of pods and from outside to Services are translated, and then not forwarded to "
-                "endpoints: they time out",
-                fix=f"sysctl -w {_name(one.key)}=1, {_PERSIST}",
-                stops_all=True,
-            )
+def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
+    """Return the finding for a node that forwards no packets of a family."""
+    name = _name(FORWARDING[family])
+    return Diagnosis(
+        severity=Severity.BROKEN,
+        about="sysctl",
+        what=f"{name} is 0",
+        why="connections of pods and from outside to Services are translated, and then not forwarded to "
+        "endpoints: they time out",
+        fix=f"sysctl -w {name}=1, {_PERSIST}",
+        harm=harm,
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -62,10 +67,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnosis]:
-    """Report interfaces with IPv4 forwarding disabled, if other interfaces of this node have it enabled."""
+def entrances(
+    family: Family, interfaces: Sequence[str], severity: Severity, harm: Harm = NOTHING
+) -> Iterator[Diagnosis]:
+    """Report interfaces whose packets are not forwarded, if this node forwards the packets of other interfaces."""
     if interfaces:
-        names = [_name(f"net/ipv4/conf/{interface}/forwarding") for interface in interfaces]
+        names = [_name(FORWARDING_OF[family].format(interface)) for interface in interfaces]
         yield Diagnosis(
             severity=severity,
             about="sysctl",
@@ -73,6 +80,7 @@ def entrances(interfaces: Sequence[str], severity: Severity) -> Iterator[Diagnos
             why="packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
             "connections time out",
             fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
+            harm=harm,
         )
 
 
@@ -119,7 +127,7 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
 
 
 def bridged(
-    bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd
+    bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd, harm: Harm = NOTHING
 ) -> Iterator[Diagnosis]:
     """Check whether packets between pods of the same bridge pass the rules.
 
@@ -137,10 +145,11 @@ def bridged(
                 why="answers of a pod to another one on this bridge are not translated back: Services time out where "
                 "client and endpoint are on this node",
                 fix=f"modprobe br_netfilter; sysctl -w {SYSCTL[family]}=1, {_PERSIST}",
+                harm=harm,
             )
 
 
-def hairpin(bridge: str, ports: Mapping[str, bool], share: float) -> Iterator[Diagnosis]:
+def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
     """Check hairpin mode, given for each of `ports`: whether a bridge sends a packet back through the port from which
     it was received, because a pod may connect to itself through a Service. `share`: the part of one pod's connections
     that leads to the pod itself, 0 if all pods are checked. Translated packets stay on a bridge whose packets pass the
@@ -159,13 +168,18 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float) -> Iterator[Di
         + ("" if sure else " if that is the port of the pod"),
         fix=f"for the pod's port: ip link set {off[0] if len(off) == 1 else 'PORT'} type bridge_slave hairpin on; for "
         "later pods, hairpinMode: true in the configuration of the CNI plugin",
+        harm=harm if sure else NOTHING,
     )
 
 
 def down(
-    interfaces: Iterable[NetworkInterface], roles: Mapping[str, str], bridges: Collection[str]
+    interfaces: Iterable[NetworkInterface],
+    roles: Mapping[str, str],
+    bridges: Collection[str],
+    harms: Mapping[str, Harm] = MappingProxyType({}),
 ) -> Iterator[Diagnosis]:
-    """Check for interfaces that are down; `roles` maps the name of an interface to the role of its address.
+    """Check for interfaces that are down; by name, `roles` has the role of an interface's address, and `harms` the harm
+    if it is down.
 
     A bridge without carrier is ignored: it has no ports before the first pod.
     """
@@ -180,6 +194,7 @@ def down(
                 if one.up
                 else f"ip link set {one.name} up, and see which program took it down; then its routes must be back "
                 "(ip route)",
+                harm=harms.get(one.name, NOTHING),
             )
 
 
@@ -197,13 +212,14 @@ def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
 def filled(room: Room, about: str) -> Iterator[Diagnosis]:
     """Check whether a table is nearly full."""
     if room.limit > 0 and room.used >= FILLING * room.limit:
+        is_full = room.used >= FULL * room.limit
         yield Diagnosis(
-            severity=Severity.BROKEN if room.used >= FULL * room.limit else Severity.DEGRADED,
+            severity=Severity.BROKEN if is_full else Severity.DEGRADED,
             about=about,
             what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
             why=room.why,
             fix=room.fix,
-            stops_all=about == "conntrack" and room.used >= room.limit,
+            harm=STOPS if room.used >= room.limit else MISLEADS if is_full else NOTHING,
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import RuleChain
@@ -41,6 +41,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
             why=f"two of them write rules for the same Services: {same}, and deleted endpoints stay",
             fix="stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
             "docs/migrate.md says how to go from one to the other",
+            harm=MISLEADS,
         )
 
 
@@ -58,6 +59,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
             what=f"left by another kube-proxy: {what}{caught}",
             why="connections may still be sent to deleted endpoints",
             fix="make sure that no other kube-proxy runs, then restart this one: it removes the other's rules",
+            harm=MISLEADS,
         )
     if places and not mode:
         yield Diagnosis(
@@ -67,6 +69,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
             why="they serve Services with the endpoints that the proxy knew last",
             fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
             "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
+            harm=MISLEADS,
         )
 
 
@@ -85,37 +88,40 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
                 what=f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}",
                 why="packets pass the chains of both; outdated chains send connections to deleted endpoints",
                 fix="restart the proxy: it removes those of the variant that it does not use",
+                harm=MISLEADS,
             )
 
 
-def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[Drop, str]]:
-    """Yield one drop for each chain, hook and direction, certain ones first, with a text on all its packets."""
-    places: dict[tuple[str, str, str, bool, str], tuple[Drop, dict[str, None]]] = {}
+def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
+    """Yield the drops of each chain, hook and direction, certain ones first, with a text on all their packets."""
+    places: dict[tuple[str, str, str, bool, str], list[Drop]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):
         is_answer = one.packet.purpose is CompiledFor.ANSWER
-        end = one.packet.source if is_answer else one.packet.destination
-        first, ends = places.setdefault((one.where, one.chain, one.packet.hook, is_answer, one.verdict), (one, {}))
-        if end is not None and first.unordered is one.unordered:
-            ends[place_text(end, one.packet.port)] = None
-    for (*_, is_answer, _), (one, ends) in places.items():
-        if ends:
-            yield one, f"{'the answers of' if is_answer else 'what goes to'} {', '.join(ends)}"
+        several = places.setdefault((one.where, one.chain, one.packet.hook, is_answer, one.verdict), [])
+        if not several or several[0].unordered is one.unordered:
+            several.append(one)
+    for (*_, is_answer, _), several in places.items():
+        packets = [one.packet for one in several]
+        known = [(end, one.port) for one in packets if (end := one.source if is_answer else one.destination)]
+        if ends := dict.fromkeys(place_text(*end) for end in known):
+            yield several, f"{'the answers of' if is_answer else 'what goes to'} {', '.join(ends)}"
 
 
-def dropping(drops: Iterable[Drop], ends: Collection[tuple[bytes, int]] = ()) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection, or that may come before or after ours.
-
-    `ends` are the endpoints, as packed address and port, of which each first packet picks one anew: connection tracking
-    stores a connection only after its first packet has passed all hooks.
+def dropping(drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS) -> Iterator[Diagnosis]:
+    """Report chains of other programs that surely drop a connection, or that may come before or after ours. A request
+    that is dropped in silence is sent again, and picks an endpoint again: connection tracking stores a connection only
+    after its first packet has passed all hooks.
     """
     drops = [one for one in drops if not one.untracks]
-    stopped = {(one.packet.destination, one.packet.port) for one in drops if one.packet.translated}
-    for one, packets in _by_chain(drops):
-        is_request = one.packet.purpose is CompiledFor.REQUEST
+    stops = harm([one.packet for one in drops if not one.unordered]) == STOPS
+    for several, packets in _by_chain(drops):
+        one = several[0]
+        is_request, refuses = one.packet.purpose is CompiledFor.REQUEST, "rejects" in one.verdict
+        found = harm([each.packet for each in several], again=not (refuses or stops))
         why = "the client sees a timeout"
-        if is_request and "rejects" in one.verdict:
+        if is_request and refuses:
             why = "the client is refused" if one.verdict == "rejects" else why + ", or is refused"
-        elif is_request and one.packet.translated and not stopped.issuperset(ends):
+        elif found.effect is Effect.DELAYS:
             why = _PICKED_AGAIN
         yield Diagnosis(
             severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
@@ -124,9 +130,12 @@ def dropping(drops: Iterable[Drop], ends: Collection[tuple[bytes, int]] = ()) ->
             f"hook {one.packet.hook}",
             why=_UNORDERED if one.unordered else why,
             fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+            harm=NOTHING if one.unordered else found,
         )
 
 
+HarmOfPackets = Callable[..., Harm]
+"""Returns the harm if packets are lost (see CheckedNode.harm_of)."""
 _UNMARKED: Final = " that are not masqueraded"
 _PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
@@ -137,27 +146,34 @@ _UNORDERED: Final = (
 )
 
 
-def untracking(drops: Iterable[Drop], *, is_answered: bool) -> Iterator[Diagnosis]:
+def untracking(
+    drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, *, is_answered: bool
+) -> Iterator[Diagnosis]:
     """Report chains of other programs that surely take a connection, or its answers, out of connection tracking.
 
     `is_answered`: a program of this node listens on the destination, and receives packets that no rule translates.
     """
-    for one, packets in _by_chain(one for one in drops if one.untracks):
+    for several, packets in _by_chain(one for one in drops if one.untracks):
+        one = several[0]
         of_answers = one.packet.purpose is CompiledFor.ANSWER
         end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
         why = "the client treats them as those of another connection" if of_answers else f"{end} them"
         severity = Severity.NOTE if is_answered and not of_answers else Severity.BROKEN
+        severity = Severity.UNKNOWN if one.unordered else severity
         yield Diagnosis(
-            severity=Severity.UNKNOWN if one.unordered else severity,
+            severity=severity,
             about="firewall" if of_answers else "notrack",
             what=f"{one.where}, chain {one.chain}: {'may take' if one.unordered else 'takes'} {packets} out of "
             f"connection tracking at the hook {one.packet.hook}",
             why=_UNORDERED if one.unordered else f"no rule translates such packets{' back' * of_answers}: {why}",
             fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
+            harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
         )
 
 
-def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -> Iterator[Diagnosis]:
+def firewalls(
+    filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool, harm: Callable[[Filter], Harm] = lambda _: STOPS
+) -> Iterator[Diagnosis]:
     """Report chains of other programs that drop packets to endpoints.
 
     `ends_here`: the mode receives connections as local packets, for example because it has an interface for Services.
@@ -177,7 +193,7 @@ def firewalls(filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool) -
                 else "none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
                 fix=f"let it accept translated packets: `ct status dnat accept` in {one.where} {one.chain}, or "
                 "for iptables `-m conntrack --ctstate DNAT -j ACCEPT`; `kube-proxy trace` shows a packet's way",
-                stops_all=not one.marked,
+                harm=harm(one),
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)

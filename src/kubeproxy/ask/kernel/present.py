@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.lines import REPAIR, difference
@@ -30,7 +30,7 @@ from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import Drop
-from kubeproxy.model.addresses import PROTOCOLS, destination_text
+from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build
 from kubeproxy.setup import modes
@@ -101,7 +101,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
 
 
 def _line(severity: Severity, what: str, fix: str = "") -> Diagnosis:
-    return Diagnosis(severity, "kernel", what, fix=fix)
+    return Diagnosis(severity, "kernel", what, fix=fix, harm=MISLEADS if severity is Severity.BROKEN else NOTHING)
 
 
 class Report(Struct, frozen=True):
@@ -239,7 +239,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             continue
         what = f"{one.protocol} from this node to {one.address}: {one.problem}"
         if drop := connection.blocked.get(one.address):
-            yield _blocked(what, drop, is_node=connection.is_node)
+            yield _blocked(what, drop, _lost(one) if connection.is_node else NOTHING)
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
             reason = f"{cause}, or {_THIS_NODE_ALONE}"
@@ -251,7 +251,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
                 if one.refused
                 else f"this node does not reach {silent}: look at the pod network, and at NetworkPolicies"
             )
-            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix)
+            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
 
 
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
@@ -262,11 +262,15 @@ _THIS_NODE_ALONE: Final = (
 _BLACKHOLE: Final = "its route is a blackhole"
 
 
-def _blocked(what: str, drop: Drop, *, is_node: bool) -> Diagnosis:
+def _lost(probe: Probe) -> Harm:
+    return Harm(Effect.LOSES, frozenset({end_of(probe.address)}))
+
+
+def _blocked(what: str, drop: Drop, harm: Harm) -> Diagnosis:
     """Return the finding for a probe that a chain of this node stops, so that the endpoint is not the cause."""
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
-    if is_node:
-        return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them")
+    if harm is not NOTHING:
+        return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them", harm)
     return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; a Service's connection has other packets")
 
 
@@ -305,6 +309,12 @@ def place(address: str) -> tuple[str, int]:
     """Return address and port from an endpoint's text."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def end_of(address: str) -> End:
+    """Return the packed address and the port from an endpoint's text."""
+    host, port = place(address)
+    return pack(host) or b"", port
 
 
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
