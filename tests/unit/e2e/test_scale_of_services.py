@@ -17,17 +17,20 @@ FOUND = [
 
 
 def test_each_service_has_a_slice_of_ten_endpoints_that_the_proxy_decodes():
-    made = list(scale.objects(3))
-    assert [path.rpartition("/")[2] for path, _ in made] == ["services", "endpointslices"] * 3
-    listed = {
-        "kind": "EndpointSliceList",
-        "metadata": {"resourceVersion": "1"},
-        "items": [body for _, body in made[1::2]],
-    }
-    page = decode_page("endpointslices", msgspec.json.encode(listed))
-    assert not page.rejected
-    assert len(page.objects) == 3
-    assert len({name["metadata"]["name"] for _, name in made}) == 6
+    bodies = [msgspec.json.encode(place.body) for place in scale.first()]
+    listed = [scale.copied(bodies[1], "uid-00000", n) for n in range(3)]
+    page = b'{"kind": "EndpointSliceList", "metadata": {"resourceVersion": "1"}, "items": [%s]}' % b",".join(listed)
+    decoded = decode_page("endpointslices", page)
+    assert not decoded.rejected
+    assert len(decoded.objects) == 3
+
+
+def test_copies_of_a_service_differ_in_name_address_and_uid_but_not_in_length():
+    service = b"\x0dservice-00000 app=service-00000 1234-abcde 10.96.100.100 10.244.100.100"
+    copies = {scale.copied(service, "1234-abcde", n) for n in range(10_000)}
+    assert len(copies) == 10_000
+    assert {len(each) for each in copies} == {len(service)}
+    assert b"\x0dservice-00151 app=service-00151 1234-00151 10.96.101.101 10.244.110.101" in copies
 
 
 def test_the_tables_of_all_runs_replace_the_text_between_the_marks():
