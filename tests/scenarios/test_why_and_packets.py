@@ -283,3 +283,34 @@ async def test_a_cause_that_stops_some_endpoints_has_its_share_in_the_first_line
         force = tuple(f"sysctl -qw {key.format('eth0.force_forwarding')}={n}" for n in (1, 0))
         async with changed(live, force):
             await begins(live, "pod", front6, "kube-proxy forwards it, but not all is well (x)")
+
+
+@pytest.mark.slow("packets that each kind of rule rejects")
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_a_reset_does_not_reach_a_client_on_a_bridge(family: str, live: Live) -> None:
+    name, ip = f"reset-{family.lower()}", "ip6" if family == "IPv6" else "ip"
+    live.service(name, "b1", ipFamilies=[family], type="NodePort")
+    front, nodeport = (live.front(name, kind, family=family) for kind in ("cluster", "nodeport"))
+    end = f"{ip} daddr {live.ips['b1'][family]} tcp dport 3000"
+    await live.expect(front, {"pod": "b1"}, "tcp")
+    refused, unseen = (
+        "the client is refused",
+        "a reset does not reach clients on the bridge cbr0: the client sees a timeout",
+    )
+    for client, place, chain, rejects, outcome, said in (
+        ("pod", front, "forward 0", f"{end} reject with tcp reset", "timeout", unseen),
+        ("pod", front, "forward 0", f"{end} reject", "refused", refused),
+        ("outside", nodeport, "forward 0", f"{end} reject with tcp reset", "refused", refused),
+        ("node", front, "output 0", f"{end} reject with tcp reset", "refused", refused),
+        ("pod", front, "prerouting -150", f"{ip} daddr {front.address} reject with tcp reset", "refused", refused),
+    ):  # fmt: skip
+        async with changed(live, table(ip, chain, rejects)):
+            found = await live.cluster.probes(client, "tcp", *place, 1, 2.5)
+            assert [str(one) for one in found] == [outcome], (client, chain, rejects)
+            await answer(live, client, place, 1, "it does not get through: table ", said)
+    if live.mode.variant:
+        command = f"{ip}tables-{live.mode.variant}"
+        rest = f"FORWARD -p tcp -d {live.ips['b1'][family]} --dport 3000 -j REJECT --reject-with tcp-reset"
+        async with changed(live, (f"{command} -I {rest}", f"{command} -D {rest}")):
+            assert [str(one) for one in await live.cluster.probes("pod", "tcp", *front, 1, 2.5)] == ["timeout"]
+            await answer(live, "pod", front, 1, "it does not get through: ", unseen)

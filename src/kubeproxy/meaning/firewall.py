@@ -108,8 +108,8 @@ class Drop(NamedTuple):
     """A chain that surely drops a packet, or takes it out of connection tracking (`untracks`).
 
     `unordered`: the proxy's chain has the same priority, and the chain stops the packet only if the kernel runs the two
-    chains in one of the two possible orders. `verdict`: "drops", "rejects", "drops or rejects" (by rules whose match is
-    unknown), or "drops by its policy".
+    chains in one of the two possible orders. `verdict`: "drops", "rejects", "resets" (rejects by a TCP reset), several
+    of these as "drops or rejects" (by rules whose match is unknown), or "drops by its policy".
     """
 
     where: str
@@ -246,9 +246,9 @@ class _ChainWalk(Walk):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             unordered = hook.priority in {packet.after, packet.before}
             sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
-            refusals = {each.refused for each, _ in ended} | ({False} if back else set())
-            if sure and not (silently and True in refusals):
-                verdict = "drops or rejects" if len(refusals) > 1 else "rejects" if True in refusals else "drops"
+            refusals = {each.refused or "drops" for each, _ in ended} | ({"drops"} if back else set())
+            if sure and not (silently and refusals != {"drops"}):
+                verdict = " or ".join(sorted(refusals))
                 yield chain, unordered, False, verdict if ended else "drops by its policy"
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"

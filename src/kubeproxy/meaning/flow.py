@@ -71,7 +71,7 @@ class PacketSet:
         self.mark = 0
         self.translated = False
         self.masquerade = False
-        self.refused = False
+        self.refused = ""
         self.remembered = False
         self.hidden = False
         self.found: Any = b""

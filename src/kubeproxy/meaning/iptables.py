@@ -178,7 +178,7 @@ class _Reader:
         elif name == "MASQUERADE":
             done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif name == "REJECT":
-            done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
+            done += [(Op.REFUSE, "tcp-reset" in options), (Op.VERDICT, DROP, "")]
         elif name == "NOTRACK" or (name == "CT" and "--notrack" in options):
             done.append((Op.UNTRACK, f"notrack {self._where}"))
         elif name in self._chains:

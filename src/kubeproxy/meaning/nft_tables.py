@@ -138,13 +138,18 @@ class UnknownRuleError(Exception):
     """An expression is not supported."""
 
 
-def extension(kind: str, raw: bytes, where: str) -> Sequence[Operation]:
+_RESETS: Final = {32: 7, 128: 6}
+"""The number of a TCP reset, by the bits of an address (enum ipt_reject_with, enum ip6t_reject_with)."""
+
+
+def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operation]:
     """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
     parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
     name = parts[nfta.MATCH_NAME].rstrip(b"\0").decode(errors="replace")
     if kind == "target":
         if name == "REJECT":
-            return (Op.REFUSE,), (Op.VERDICT, DROP, "")
+            by_reset = int.from_bytes(parts[nfta.MATCH_INFO][:4], sys.byteorder) == _RESETS[bits]
+            return (Op.REFUSE, by_reset), (Op.VERDICT, DROP, "")
         if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][:1] == b"\1"):
             return ((Op.UNTRACK, f"notrack in {where}"),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))

@@ -131,7 +131,7 @@ class _Rule:
             case x.Opaque("notrack"):
                 self._done.append((Op.UNTRACK, f"notrack in {self._where}"))
             case x.Opaque("match" | "target" as kind, raw):
-                self._done += extension(kind, raw, self._where)
+                self._done += extension(kind, raw, self._where, self._place.bits)
             case x.Compare():
                 self._compare(self._get(one.sreg), one.value, one.value, one.op)
             case x.Range():
@@ -488,7 +488,7 @@ class _Rule:
         if isinstance(one, x.Masquerade):
             self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif isinstance(one, x.Reject):
-            self._done += [(Op.REFUSE,), (Op.VERDICT, DROP, "")]
+            self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
         elif one.type == 1:
             width = self._place.bits // 8
             term = self._get(one.address) if one.address is not None else None

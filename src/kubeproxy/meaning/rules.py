@@ -38,7 +38,7 @@ class Op(IntEnum):
     WRITE = 10
     TRANSLATE = 11  # address, port: each bytes, (offset, length) of the found data, or None
     MASQUERADE = 12
-    REFUSE = 13
+    REFUSE = 13  # whether by a TCP reset
     VERDICT = 14  # code, chain
     UNKNOWN = 15  # text
     REMEMBER = 16  # the client, for session affinity

@@ -424,7 +424,7 @@ class Walk:
         elif kind is Op.MASQUERADE:
             flow.masquerade = True
         elif kind is Op.REFUSE:
-            flow.refused = True
+            flow.refused = "resets" if op[1] else "rejects"
         elif kind is Op.REMEMBER:
             flow.remembered = True
         elif kind in _UNKNOWN:

@@ -22,6 +22,7 @@ from kubeproxy.ask.checks.node import (
     CheckedNode,
     changed_sysctls,
     filtered_paths,
+    filtering_bridges,
     full_conntrack,
     full_rooms,
     interfaces_down,
@@ -310,7 +311,7 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    yield from strangers.dropping(drops, node.harm_of)
+    yield from strangers.dropping(drops, node.harm_of, filtering_bridges(node))
     if any(one.untracks for one in drops):
         yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}

@@ -143,7 +143,7 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
         everywhere, names = number(settings.FORWARDING[family]) == 0, _entrances()
         closed = sorted(name for name in names if _is_closed(family, name, everywhere=everywhere))
         if node.packet is not None:
-            filtered = {bridge.name for bridge in bridges() if family is Family.IPV6 and family in bridge.filtered}
+            filtered = filtering_bridges(node) if family is Family.IPV6 else ()
             passing = [each for each in node.passing if each.hook == "forward" and not _stays(each, filtered)]
             lost = [each for each in passing if each.interfaces[0] in closed]
             harm = node.harm_of(lost, again=True)
@@ -312,6 +312,11 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
     for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]:
         name, destination, *rest = line.split()
         yield int(destination, 16).to_bytes(4, sys.byteorder), int(rest[5], 16).bit_count(), name
+
+
+def filtering_bridges(node: CheckedNode) -> frozenset[str]:
+    """Return the bridges whose packets of the checked family pass the rules."""
+    return frozenset(bridge.name for bridge in bridges() if node.family in bridge.filtered)
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:

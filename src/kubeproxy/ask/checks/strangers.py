@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
@@ -107,26 +107,35 @@ def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
             yield several, f"{'the answers of' if is_answer else 'what goes to'} {', '.join(ends)}"
 
 
-def dropping(drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS) -> Iterator[Diagnosis]:
+def dropping(
+    drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, bridges: Collection[str] = ()
+) -> Iterator[Diagnosis]:
     """Report chains of other programs that surely drop a connection, or that may come before or after ours. A request
     that is dropped in silence is sent again, and picks an endpoint again: connection tracking stores a connection only
-    after its first packet has passed all hooks.
+    after its first packet has passed all hooks. A TCP reset to a client on one of these `bridges`, whose packets pass
+    the rules, is sent as an answer of the endpoint: no rule translates it back (nf_send_reset in
+    net/ipv4/netfilter/nf_reject_ipv4.c).
     """
     drops = [one for one in drops if not one.untracks]
     stops = harm([one.packet for one in drops if not one.unordered]) == STOPS
     for several, packets in _by_chain(drops):
         one = several[0]
-        is_request, refuses = one.packet.purpose is CompiledFor.REQUEST, "rejects" in one.verdict
+        is_request = one.packet.purpose is CompiledFor.REQUEST
+        verdict = " or ".join(dict.fromkeys(one.verdict.replace("resets", "rejects").split(" or ")))
+        unseen = one.verdict == "resets" and one.packet.translated and one.packet.interfaces[0] in bridges
+        refuses = "rejects" in verdict and not unseen
         found = harm([each.packet for each in several], again=not (refuses or stops))
         why = "the client sees a timeout"
         if is_request and refuses:
-            why = "the client is refused" if one.verdict == "rejects" else why + ", or is refused"
+            why = "the client is refused" if verdict == "rejects" else why + ", or is refused"
         elif found.effect is Effect.DELAYS:
             why = _PICKED_AGAIN
+        if unseen:
+            why = f"a reset does not reach clients on the bridge {one.packet.interfaces[0]}: {why}"
         yield Diagnosis(
             severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
             about="firewall",
-            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else one.verdict} {packets} at the "
+            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else verdict} {packets} at the "
             f"hook {one.packet.hook}",
             why=_UNORDERED if one.unordered else why,
             fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
