@@ -153,7 +153,7 @@ def prepare() -> None:
     for number in (0, 1):
         os.dup2(theirs.fileno(), number)
     theirs.close()
-    _end_with(lambda: main([]))
+    end_with(lambda: main([]))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -249,7 +249,7 @@ def _become(request: Mapping[str, Any], output: int, ours: Sequence[int]) -> Non
     random.seed()
 
 
-def _end_with(work: Callable[[], int]) -> NoReturn:
+def end_with(work: Callable[[], int]) -> NoReturn:
     """End with what work returns, as a process of its own would but for taking itself to pieces."""
     status = 1
     try:
@@ -266,4 +266,4 @@ def _end_with(work: Callable[[], int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _end_with(lambda: main(sys.argv[1:]))
+    end_with(lambda: main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import yaml
 
+from lab.proxyprocess import proxy_command
 from lab.topology import NODE_A
 from support.live import Live
 from support.modes import MODES, modes
@@ -250,7 +251,7 @@ async def test_a_configuration_file_that_became_invalid_is_named(live: Live) -> 
 async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
     first = live.proxy
     ports = {"healthzBindAddress": "0.0.0.0:20256", "metricsBindAddress": "127.0.0.1:20249"}
-    await live.start({**ports, "mode": "userspace"}, ready_within=None)
+    await live.start({**ports, "mode": "userspace"}, command=["env", proxy_command()], ready_within=None)
     second = live.proxies.pop()
     try:
         await named(live, "proxies", f"(pid {second.pid}) in userspace mode", "stop one of them")

@@ -126,7 +126,7 @@ async def test_a_plugin_with_rights_of_its_own_keeps_them(bare: Live, tmp_path: 
     connection = {"clientConnection": {"kubeconfig": str(kubeconfig)}}
     for mode, kept in ((0o755, False), (0o4755, True)):
         plugin.chmod(mode)
-        proxy = await bare.start(connection, command=[proxy_command()])
+        proxy = await bare.start(connection, command=["env", proxy_command()])
         found = dict(line.split() for line in (tmp_path / "rights").read_text(encoding="ascii").splitlines())
         assert found["NoNewPrivs:"] == ("0" if kept else "1")
         few = bits(*Capability) == found["CapEff:"] or int(found["CapEff:"], 16) < 1 << 14

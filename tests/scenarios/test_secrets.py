@@ -66,7 +66,9 @@ async def test_secrets_are_in_nothing_that_is_shown(bare: Live, tmp_path: Path) 
     path = kubeconfig(bare, tmp_path / "kubeconfig", {"token": token})
     secrets = [token, PASSWORD, base64.b64encode(KEY).decode()[:60], *KEY.decode().splitlines()[1:3]]
     bare.service("web", "a1")
-    await bare.start({"clientConnection": {"kubeconfig": str(path)}, "enableProfiling": True}, ["-v=10"])
+    await bare.start(
+        {"clientConnection": {"kubeconfig": str(path)}, "enableProfiling": True}, ["-v=10"], ["env", proxy_command()]
+    )
 
     async def hidden() -> dict[str, str]:
         found = await shown(bare)

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from lab.cluster import LabCluster, NotInTimeError
 from lab.netns import names, run_in_async
 from lab.probes import Answer, NoAnswer, http_get
-from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy, proxy_command
+from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, Proxy
 from lab.topology import NODE_A, NODE_B, OUTSIDE_IP, OUTSIDE_IP6, NodeNet
+from support import forking
 from support.modes import GUEST, NFTABLES, ScenarioMode
 
 Json = dict[str, Any]
@@ -78,6 +79,7 @@ class Live:
 
     def __init__(self, cluster: LabCluster, mode: ScenarioMode = NFTABLES) -> None:
         self.cluster = cluster
+        self.cluster.spawn = forking.spawn_or_fork
         self.mode = mode
         self.proxies: list[Proxy] = []
         self.ips: dict[str, dict[str, str]] = {
@@ -153,8 +155,7 @@ class Live:
     async def ask(self, *words: str) -> tuple[int, str]:
         """Run a subcommand of kube-proxy on the node, of the proxy that was started last: its exit code and text."""
         where = ["--control-socket", str(self.proxy.control)]
-        status, out, err = await self.cluster.exec("node", [proxy_command(), *words, *where], 2 * TIMEOUT)
-        return status, out + err
+        return await forking.ask(self.cluster.namespace_of("node"), [*words, *where], 2 * TIMEOUT)
 
     async def nft(self, *arguments: str) -> str:
         """Run nft on the node."""

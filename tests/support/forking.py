@@ -1,0 +1,187 @@
+"""kube-proxy and its commands as forks of a process that has imported all of them, which saves much of their CPU time.
+
+`python -m support.forking FD` reads requests from a socket: the words of a command line, with the descriptors of its
+standard output, its standard error, and a pipe for the pid and then the exit status. Tests of the start itself name
+the program in `command`, so that it is executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubeproxy
+from kubeproxy import cli
+from lab.netns import settle_in
+from lab.proxyprocess import Process, proxy_command, spawn
+from prove.forking import end_with
+
+_DEATH_OF_PARENT, _NAME = 1, 15  # PR_SET_PDEATHSIG and PR_SET_NAME, linux/prctl.h
+_LARGEST = 1 << 17
+"""Bytes of a request; the environment is the most of it."""
+
+
+class Forked:
+    """A process that was forked elsewhere, with the interface of lab.proxyprocess.Process."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self.pid = self._read()
+        self.returncode: int | None = None
+        self._over = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(status, self._end)
+
+    def _read(self) -> int:
+        data = os.read(self._status, 4)
+        return int.from_bytes(data, sys.byteorder, signed=True) if data else -signal.SIGKILL
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._status)
+        self.returncode = self._read()
+        os.close(self._status)
+        self._over.set_result(self.returncode)
+
+    async def wait(self) -> int:
+        """Wait until it ends; return its exit status, negative after a signal."""
+        return int(await asyncio.shield(self._over))
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal. Raises ProcessLookupError."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+
+@cache
+def _server() -> socket.socket:
+    """Start the process that forks, which ends with this one; return the socket for requests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+    process.returncode = 0  # nobody waits for it: no warning when this object is collected
+    return ours
+
+
+async def fork(namespace: str, words: Sequence[str], output: int, errors: int) -> Forked:
+    """Run a command line of kube-proxy in a network namespace, with these descriptors to write to."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    request = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd()), "environment": dict(os.environ)}
+    try:
+        socket.send_fds(_server(), [json.dumps(request).encode()], [output, errors, write])
+    finally:
+        os.close(write)
+    await asyncio.to_thread(select.select, [read], [], [])
+    return Forked(read)
+
+
+async def spawn_or_fork(namespace: str, argv: Sequence[str], log: Path) -> Process:
+    """Start a proxy: lab.proxyprocess.Spawn, by fork if the command line begins with this installation's."""
+    if argv[0] != proxy_command():
+        return await spawn(namespace, argv, log)
+    with log.open("wb") as output:
+        return await fork(namespace, argv[1:], output.fileno(), output.fileno())
+
+
+async def ask(namespace: str, words: Sequence[str], timeout: float) -> tuple[int, str]:
+    """Run a command of kube-proxy; return its exit status, and its output followed by its errors.
+
+    Raises TimeoutError after killing it.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        forked = await fork(namespace, words, output.fileno(), errors.fileno())
+        try:
+            status = await asyncio.wait_for(forked.wait(), timeout)
+        except BaseException:
+            forked.send_signal(signal.SIGKILL)
+            raise
+        return status, b"".join(os.pread(file.fileno(), 1 << 26, 0) for file in (output, errors)).decode(
+            errors="replace"
+        )
+
+
+def main() -> int:
+    """Serve requests until the socket ends; return in each child, with the exit status."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
+    running: dict[int, int] = {}
+    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([requests, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            _reap(running)
+        if requests not in ready:
+            continue
+        data, descriptors, *_ = socket.recv_fds(requests, _LARGEST, 3)
+        if not data:
+            return 0
+        if not (pid := os.fork()):
+            for number in (requests.detach(), wake, woken, *running.values()):
+                os.close(number)
+            return _child(json.loads(data), *descriptors)
+        *outputs, running[pid] = descriptors
+        for number in outputs:
+            os.close(number)
+        os.write(running[pid], pid.to_bytes(4, sys.byteorder))
+
+
+def _import_all() -> None:
+    for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
+        importlib.import_module(module.name)
+    gc.freeze()  # otherwise a collection in a child copies every page of what is imported
+
+
+def _reap(running: dict[int, int]) -> None:
+    """Write the exit statuses of the children that have ended."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with os.fdopen(running.pop(pid), "wb") as pipe, suppress(BrokenPipeError):
+                pipe.write(os.waitstatus_to_exitcode(status).to_bytes(4, sys.byteorder, signed=True))
+                pipe.flush()
+
+
+def _child(request: dict[str, Any], output: int, errors: int, status: int) -> int:
+    """Make this process as one that was just started, and run the command line."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for option, value in ((_NAME, b"kube-proxy"), (_DEATH_OF_PARENT, signal.SIGKILL)):
+        ctypes.CDLL(None).prctl(option, value)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, place in ((nothing, 0), (output, 1), (errors, 2)):
+        os.dup2(number, place)
+    for number in (nothing, output, errors, status):
+        os.close(number)
+    settle_in(request["namespace"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    random.seed()
+    sys.argv = [proxy_command(), *request["words"]]
+    return cli.main()
+
+
+if __name__ == "__main__":
+    end_with(main)
