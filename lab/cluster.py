@@ -313,7 +313,7 @@ class LabCluster:
         command: Sequence[str] = (),
         *,
         node: NodeNet = NODE_A,
-        ready_within: float | None = 10.0,
+        ready_within: float | None = 30.0,
     ) -> proxyprocess.Proxy:
         """Run kube-proxy on a node and wait until it is ready (None: do not wait). Raises ProxyError.
 

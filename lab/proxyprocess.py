@@ -113,7 +113,7 @@ class Proxy:
         """The exit status, None while it runs."""
         return self._process.returncode
 
-    async def wait_ready(self, timeout: float = 10.0) -> float:
+    async def wait_ready(self, timeout: float = 30.0) -> float:
         """Wait until it is healthy and has synced; returns how long that took, in seconds. Raises ProxyError."""
         start = time.monotonic()
         while time.monotonic() - start < timeout:
