@@ -20,13 +20,13 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from lab.netns import settle_in
+from lab.proxyprocess import end_with
 from prove import mutating
 
 _TOLD_OF_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
@@ -247,22 +247,6 @@ def _become(request: Mapping[str, Any], output: int, ours: Sequence[int]) -> Non
     os.close(output)
     os.close(nothing)
     random.seed()
-
-
-def end_with(work: Callable[[], int]) -> NoReturn:
-    """End with what work returns, as a process of its own would but for taking itself to pieces."""
-    status = 1
-    try:
-        status = work()
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # as the interpreter does at its end
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ from typing import Any
 import kubeproxy
 from kubeproxy import cli
 from lab.netns import settle_in
-from lab.proxyprocess import Process, proxy_command, spawn
-from prove.forking import end_with
+from lab.proxyprocess import Process, end_with, proxy_command, spawn
 
 _DEATH_OF_PARENT, _NAME = 1, 15  # PR_SET_PDEATHSIG and PR_SET_NAME, linux/prctl.h
 _LARGEST = 1 << 17
