@@ -204,7 +204,7 @@ async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file:
 
 
 def end_with(work: Callable[[], int]) -> NoReturn:
-    """End this process with the exit status that `work` returns, without the clean-up of an interpreter: it was forked."""
+    """End this process, a fork, with the exit status that `work` returns, without the clean-up of an interpreter."""
     status = 1
     try:
         status = work()
