@@ -225,6 +225,8 @@ def test_which_chains_surely_let_a_connection_pass(rules, harmless):
         ("tcp dport 3000 reject; drop", "accept", False, "rejects"),
         ("ip saddr 10.0.0.0/8 log drop; reject", "accept", True, "drops"),
         ("meta mark 7 reject; drop", "accept", False, "drops or rejects"),
+        ("tcp dport 3000 reject with tcp reset", "drop", False, "resets"),
+        ("meta mark 7 reject; tcp dport 3000 reject with tcp reset", "drop", False, "rejects or resets"),
         ("meta mark 7 reject", "drop", False, "drops or rejects"),
     ],
 )
