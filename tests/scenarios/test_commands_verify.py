@@ -207,7 +207,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     where = ("why", live.ips["outside"]["IPv4"], f"{front.address}:80", "--no-probe")
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), "(read now)", words=where)
     if live.mode.name != "userspace":
-        assert "x  1 of 2 ready endpoints are in the kernel (read now)" in text
+        assert "x  1 of 2 endpoints are in the kernel (read now)" in text
     assert "Fix: the proxy repairs them" in text
     live.delete("robbed")
     await equal(live)  # in iptables mode others lose that endpoint as well
@@ -221,7 +221,7 @@ async def test_why_looks_at_the_kernel(live: Live) -> None:
     await live.expect(live.front("asked"), {"pod": "a1 b1"})
     await live.expect(live.front("unserved"), {"pod": "refused"})
     status, text = await live.ask("why", "node", "default/asked:80")
-    there = "lead to the proxy's listener as planned" if live.mode.name == "userspace" else "2 of 2 ready endpoints"
+    there = "lead to the proxy's listener as planned" if live.mode.name == "userspace" else "2 of 2 endpoints"
     assert (status, there in text) == (0, True), text
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/unserved:80")
     assert (status, "ok refused is what the kernel has (read now)" in text) == (1, True), text

@@ -465,6 +465,11 @@ async def test_a_service_without_ready_endpoints_names_them(live: Live) -> None:
     assert f"not to {live.ips['a1']['IPv4']}:3000: it is not ready (conditions.ready in EndpointSlice" in text
     assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and no longer serves" in text
     assert "Fix: 1 endpoint is not ready" in text
+    live.endpoints("down", "a1/unready b1/draining")
+    await live.expect(live.front("down"), {"pod": "b1"})
+    status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/down:80")
+    assert (status, "ready endpoints" in text) == (0, False), text
+    assert f"100.0% to {live.ips['b1']['IPv4']}:3000 on node-b in zone zone-b, terminating and serving: used as" in text
 
 
 async def test_a_wrong_target_port_is_noticed(live: Live) -> None:

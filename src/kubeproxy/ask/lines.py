@@ -48,7 +48,8 @@ def _endpoints(why: Why) -> Iterator[Marked]:
     endpoints = why.endpoints
     for one in endpoints[:_SHOWN]:
         where = f" on {one.node}" * bool(one.node) + f" in zone {one.zone}" * bool(one.zone)
-        source = ", sees this node as the client" * one.masqueraded
+        source = ", terminating and serving: used as no endpoint is ready" * one.terminating
+        source += ", sees this node as the client" * one.masqueraded
         lost = (
             "it is the client itself" if one.is_unnamed(why.source) else "its answer does not return through this node"
         )

@@ -39,7 +39,7 @@ from kubeproxy.model.world import pod_cidrs
 class Target(Struct, frozen=True, rename="camel"):
     """An eligible endpoint: address and port, probability, the client address that the endpoint sees, its Node ('' if
     unknown), and whether its answers return through this node. Answers must return here, because this node reverses the
-    translation.
+    translation. `terminating`: it is terminating and serving, and used because no endpoint is ready.
     """
 
     address: str
@@ -48,6 +48,7 @@ class Target(Struct, frozen=True, rename="camel"):
     node: str = ""
     zone: str = ""
     returns: bool = True
+    terminating: bool = False
 
     @property
     def host(self) -> str:
@@ -229,11 +230,11 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     is_own = packet.source in snapshot.addresses
     for one in made.choices:
-        node, zone = places.get(one.destination, ("", ""))
+        node, zone, terminating = places.get(one.destination, ("", "", False))
         is_itself = one.destination[:-2] == packet.source
         returns = is_own or one.masqueraded or (not is_itself and node in {own, ""})
         returns = returns or not (is_away or (is_itself and not node))
-        yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns)
+        yield Target(destination_text(one.destination), one.share, one.masqueraded, node, zone, returns, terminating)
 
 
 def _name_fixes(snapshot: Snapshot, packet: Packet, plan: ServicePlan) -> Iterator[str]:
@@ -251,16 +252,18 @@ def _missing(one: Absent) -> Missing:
     return Missing(where, one.reason, one.field, one.slice_name)
 
 
-def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str]]:
-    """Return Node and zone of each destination of a plan, '' for an unknown one."""
-    key = plan.key
-    return {
-        endpoint.address + PORT_BYTES[port.port]: (endpoint.node, (piece.zones or {}).get(endpoint.address, ""))
-        for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values()
-        if piece.family is key.family
-        for port in piece.ports
-        for endpoint in piece.endpoints
-    }
+def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str, bool]]:
+    """Return Node and zone of each destination of a plan, '' for an unknown one, and whether it is terminating and not
+    ready in all slices.
+    """
+    key, found = plan.key, dict[bytes, tuple[str, str, bool]]()
+    for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values():
+        for port in piece.ports if piece.family is key.family else ():
+            for one in piece.endpoints:
+                destination, zone = one.address + PORT_BYTES[port.port], (piece.zones or {}).get(one.address, "")
+                terminating = one.terminating and not one.ready and found.get(destination, ("", "", True))[2]
+                found[destination] = one.node, zone, terminating
+    return found
 
 
 def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:

@@ -93,7 +93,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
         words = "do not lead" if findings else "lead"
         yield _line(severity, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
-        yield _line(severity, f"{there} of {count} ready endpoints are in the kernel (read now)")
+        yield _line(severity, f"{there} of {count} endpoints are in the kernel (read now)")
     for finding in findings[:_SHOWN]:
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
