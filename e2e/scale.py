@@ -274,7 +274,7 @@ def render(found: Sequence[Record]) -> str:
     """Return a table for each run, with a row for each start."""
     lines = []
     for each in found:
-        known = ", ".join(f"{name} {version}" for name, version in each.versions.items() if version)
+        known = ", ".join(f"{name} {version}" for name, version in each.versions.items() if name != "containerd")
         run = f"{each.date}, commit {each.commit}, {known}, load {each.load}"
         lists = f"All objects are {each.lists:.1f} MB of JSON, {each.managed:.1f} MB of it managedFields"
         lines += [f"{each.mode} mode, {each.services:,} Services ({run}). {lists}.", "", *_table(each.rows), ""]
