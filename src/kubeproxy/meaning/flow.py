@@ -14,7 +14,7 @@ class PacketOutcome(NamedTuple):
 
     A translated packet has its new destination; port -1: the port is unchanged. The `text` of an unknown outcome is the
     unsupported expression. `masquerade`: the packet gets a new source. `remembered`: session affinity binds its client
-    to the endpoint.
+    to the endpoint, so the client's next connection has the same outcome.
     """
 
     kind: str
@@ -25,8 +25,12 @@ class PacketOutcome(NamedTuple):
     text: str = ""
 
 
+Client = tuple[str, int | None, bytes]
+"""An element for the client of a packet: the name of the set, the packet's `hidden`, and the data of the element."""
+
+
 class Leaf(NamedTuple):
-    """An outcome of a set of packets, with its share of their connections."""
+    """An outcome of a set of packets, with its share of their connections; `stored` are the elements for the client."""
 
     services: int
     sources: Addresses
@@ -34,11 +38,13 @@ class Leaf(NamedTuple):
     outputs: int
     share: float
     outcome: PacketOutcome
+    stored: tuple[Client, ...] = ()
 
 
 class PacketSet:
     """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged.
-    `hidden`: a rule has written another source address into the packet, which no later rule should test.
+    `hidden`: the number that a rule has written into the packet as its source address, which no later rule should test.
+    `known` are the elements that an earlier connection has stored for the client, `stored` those of this connection.
     """
 
     __slots__ = (
@@ -47,14 +53,15 @@ class PacketSet:
         "found",
         "hidden",
         "inputs",
+        "known",
         "mark",
         "masquerade",
         "outputs",
         "refused",
-        "remembered",
         "services",
         "share",
         "sources",
+        "stored",
         "translated",
         "unknown",
         "untracked",
@@ -72,8 +79,9 @@ class PacketSet:
         self.translated = False
         self.masquerade = False
         self.refused = ""
-        self.remembered = False
-        self.hidden = False
+        self.known: tuple[Client, ...] = ()
+        self.stored: tuple[Client, ...] = ()
+        self.hidden: int | None = None
         self.found: Any = b""
         self.unknown = ""
         self.untracked = False
@@ -92,7 +100,8 @@ class PacketSet:
         new.translated = self.translated
         new.masquerade = self.masquerade
         new.refused = self.refused
-        new.remembered = self.remembered
+        new.known = self.known
+        new.stored = self.stored
         new.hidden = self.hidden
         new.found = self.found
         new.unknown = self.unknown
@@ -167,7 +176,7 @@ def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, origina
 
 def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
     """Split by the source address."""
-    if flow.hidden:
+    if flow.hidden is not None:
         flow.unknown = "a source address that a rule has written"
         return flow
     inside = rules.meet(flow.sources, wanted)

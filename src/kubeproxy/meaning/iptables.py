@@ -114,6 +114,7 @@ class _Reader:
         self._table = table
         self._prefix = f"iptables/{table}/"
         self._where = ""
+        self._recent = Op.KNOWN
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
         """Return the operations of a rule, from the words after its chain."""
@@ -156,6 +157,11 @@ class _Reader:
         if word == "--sport" and self._purpose is CompiledFor.ANSWER:
             first, _, last = next(words).partition(":")
             return Op.VALUE, Property.SOURCE_PORT, -1, 0, int(first), int(last or first), negated
+        if word in _RECENT:
+            self._recent = _RECENT[word]
+            return None
+        if word == "--name":
+            return self._recent, next(words)
         if word == "--tcp-flags":
             mask, wanted = (sum(_TCP_FLAGS[name] for name in next(words).split(",")) for _ in range(2))
             return _NEVER if (self._purpose.tcp_flags & mask == wanted) is negated else None
@@ -303,12 +309,11 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "--mark": _mark,
     "--ctstate": _state,
     "--state": _state,
-    **dict.fromkeys(("-m", "--nfacct-name", "--comment", "--seconds", "--name", "--mask"), _nothing),
+    **dict.fromkeys(("-m", "--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),
 }
 _FLAGS: Final[dict[str, Operation | None]] = {
-    "--rcheck": _NEVER,  # the list of clients is empty for a first packet
-    "--update": _NEVER,
-    "--set": (Op.REMEMBER,),
     "--reap": None,
     "--rsource": None,
 }
+_RECENT: Final = {"--rcheck": Op.KNOWN, "--update": Op.KNOWN, "--set": Op.REMEMBER}
+"""Options on a list of clients. The option `--name` follows them."""

@@ -32,7 +32,6 @@ from kubeproxy.meaning.rules import (
 )
 
 _NETWORK, _TRANSPORT = 1, 2
-_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _LOCAL: Final = 2  # RTN_LOCAL
 _SILENT: Final = frozenset({"log", "last"})
 _TAKING: Final = frozenset({"queue", "synproxy", "tproxy"})
@@ -48,6 +47,7 @@ _META: Final = {
     7: (Property.OUTPUT, 16),
     16: (Property.PROTOCOL, 1),
 }
+_ADDRESSES: Final = frozenset({Property.SOURCE, Property.DESTINATION})
 _VALUES: Final = _HOST_ORDER - {Property.RANDOM} | {Property.ORIGINAL_DESTINATION, Property.SOURCE_PORT}
 """Properties that are tested as numbers."""
 
@@ -123,7 +123,7 @@ class _Rule:
             case x.PacketCount() | x.Offload() | x.NamedObject(type=1) | x.Update(op=2):
                 pass
             case x.Update() if self._purpose is CompiledFor.EVERYTHING:
-                self._done.append((Op.REMEMBER,))
+                self._done.append((Op.REMEMBER, one.set))
             case x.Opaque(name) if name in _SILENT:
                 pass
             case x.Opaque(name) if name in _TAKING:
@@ -272,7 +272,7 @@ class _Rule:
                 raise UnknownRuleError("fib saddr type")
             local = self._place.local
             self._done.append((Op.SOURCE, rules.minus(self._place.everywhere, local) if negated else local))
-        elif field in {Property.SOURCE, Property.DESTINATION}:
+        elif field in _ADDRESSES:
             self._done.append((Op(int(field)), self._addresses(term, low, high, size, negated)))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
             of_protocol = field is Property.PROTOCOL
@@ -390,7 +390,7 @@ class _Rule:
             (int.from_bytes(first[: term.size], order), int.from_bytes(last[: term.size], order))
             for first, last, _ in elements
         ]
-        if field in {Property.SOURCE, Property.DESTINATION} and not term.modulus and term.size == term.width:
+        if field in _ADDRESSES and not term.modulus and term.size == term.width:
             found = rules.union(pairs)
             self._done.append((Op(int(field)), rules.minus(self._place.everywhere, found) if inverted else found))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT}:
@@ -463,8 +463,8 @@ class _Rule:
 
     def _write(self, one: x.Payload, term: Term) -> None:
         target = self._payload(one)
-        if target.field is Property.SOURCE and target.size == target.width:
-            # Its value is not followed; that of the connection restores it.
+        if target.field is Property.SOURCE and target.size == target.width and term.field in _ADDRESSES:
+            # A number is carried there; the source of the connection restores the address.
             self._done.append((Op.WRITE, Property.SOURCE, None if term.field is Property.SOURCE else b""))
             return
         if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:

@@ -31,18 +31,19 @@ class Op(IntEnum):
     INTERFACE = 4  # patterns, negated, outgoing
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
-    FIND = 7  # table, for a verdict
-    MISSES = 8  # table: true if the key is not in the table
-    MARK = 9  # mask, xor
+    KNOWN = 7  # name of a list of clients: true if the client is in it
+    FIND = 8  # table, for a verdict
+    MISSES = 9  # table: true if the key is not in the table
+    MARK = 10  # mask, xor
     # Field (SOURCE, DESTINATION or PORT), value: (offset, length) of the found data, bytes, None for the original.
-    WRITE = 10
-    TRANSLATE = 11  # address, port: each bytes, (offset, length) of the found data, or None
-    MASQUERADE = 12
-    REFUSE = 13  # whether by a TCP reset
-    VERDICT = 14  # code, chain
-    UNKNOWN = 15  # text
-    REMEMBER = 16  # the client, for session affinity
-    UNTRACK = 17  # text: the packet is not tracked, so no rule translates it
+    WRITE = 11
+    TRANSLATE = 12  # address, port: each bytes, (offset, length) of the found data, or None
+    MASQUERADE = 13
+    REFUSE = 14  # whether by a TCP reset
+    VERDICT = 15  # code, chain
+    UNKNOWN = 16  # text
+    REMEMBER = 17  # name of the set or list that the client is added to, for session affinity
+    UNTRACK = 18  # text: the packet is not tracked, so no rule translates it
 
 
 class Property(IntEnum):

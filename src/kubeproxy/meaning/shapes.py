@@ -95,6 +95,7 @@ class _Side:
         self.common: set[str] = set()
         self._plain: dict[str, bool] = {}
         self._todo: list[str] = []
+        self.clients: set[str] = set()
         for number, table in enumerate(rules.tables()):
             self.layouts[id(table.entries)] = self._layout(number, table)
             self._elements(table)
@@ -106,6 +107,7 @@ class _Side:
             if name not in self.common:
                 self.common.add(name)
                 self._chain(name)
+                self.clients.update(found for rule in self.chains[name].rules for op in rule if (found := _clients(op)))
 
     def _layout(self, number: int, table: Keyed) -> _Layout:
         fields = tuple(
@@ -210,6 +212,13 @@ def _data(pair: ServiceEntry) -> bytes:
 def _is_named(table: Keyed) -> bool:
     """Return whether elements of a table contain a destination, or a protocol and port."""
     return Property.DESTINATION in table.at or (Property.PROTOCOL in table.at and Property.PORT in table.at)
+
+
+def _clients(op: Operation) -> str:
+    """Return the name of the set of clients that an operation uses; '' for other operations."""
+    if op[0] in _LOOKUPS:
+        return "" if op[1].entries else op[1].name
+    return op[1] if op[0] is Op.REMEMBER or op[0] is Op.KNOWN else ""
 
 
 def _written(op: Operation) -> list[tuple[Property, Any]]:
@@ -321,6 +330,7 @@ class _Shaping:
         self._addresses: dict[int, int] = {}
         self._ports: dict[int, int] = {}
         self._chains: dict[tuple[int, str], int] = {}
+        self._names: dict[tuple[int, str], int] = {}
         self._reached: set[int] = set()
         self._todo: list[int | tuple[int, Any]] = []
 
@@ -373,6 +383,15 @@ class _Shaping:
             self._todo.append((side, name))
         return number
 
+    def _clients(self, side: int, op: Operation) -> object:
+        """Return a set of clients: its name if a common chain uses it, else a number."""
+        name = _clients(op)
+        return (
+            name
+            if name in self._shapes.sides[side].clients
+            else ("", self._names.setdefault((side, name), len(self._names)))
+        )
+
     def _operand(self, field: Property, value: bytes) -> object:
         number = int.from_bytes(value, "big")
         if field is Property.PORT:
@@ -410,12 +429,15 @@ class _Shaping:
         elif kind in _SERVICES:
             only = self._shapes.literal(op)
             found = None if isinstance(only, int) else (only[0], self._port(only[1]))
+        elif kind is Op.REMEMBER or kind is Op.KNOWN:
+            found = self._clients(side, op)
         elif kind in _LOOKUPS:
             table = op[1]
             if not _is_named(table):
                 self._entries(side, table, table.by_destination.get(-1, []), -1)
             number = self._shapes.sides[side].layouts[id(table.entries)].number
-            found = table.parts, number, len(table.entries) if number is None else 0, *op[2:]
+            named = self._clients(side, op) if number is None and not table.entries else len(table.entries)
+            found = table.parts, number, 0 if number is not None else named, *op[2:]
         elif kind is Op.WRITE or kind is Op.TRANSLATE:
             found = tuple([self._operand(*each) if isinstance(each[1], bytes) else each for each in _written(op)])
         return self._shapes.literal(op) if found is None else (kind, found)

@@ -8,7 +8,7 @@ connection.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kubeproxy.meaning import rules
@@ -65,13 +65,22 @@ class Walk:
         """Whether a map has an element whose key is above every random number, so that it is never picked."""
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
-        """Return the outcomes of incoming packets to a destination, or, with `here`, of packets that this node
-        sends."""
+        """Return the outcomes of packets to a destination that come in, or, with `here`, that this node sends."""
         self._destination = destination
-        return self._made_here(destination, services) if here else self._arriving(destination, services)
+        way, sources, inputs = self._arriving, self._remote, self._interfaces.every
+        if here:
+            way, sources, inputs = self._made_here, self._place.local, Interfaces.NONE
+        first = PacketSet(services, sources, inputs, self._interfaces.every, destination)
+        return [self._again(leaf, first.copy(), way) if leaf.stored else leaf for leaf in way(first.copy())]
 
-    def _arriving(self, destination: int, services: int) -> list[Leaf]:
-        flow = PacketSet(services, self._remote, self._interfaces.every, self._interfaces.every, destination)
+    def _again(self, leaf: Leaf, flow: PacketSet, way: Callable[[PacketSet], list[Leaf]]) -> Leaf:
+        """Follow the next connection of clients with stored elements: `remembered` if its outcome is the same."""
+        flow.services, flow.sources, flow.inputs, flow.known = *leaf[:3], leaf.stored
+        others = {each.outcome for each in way(flow)} - {leaf.outcome}
+        unknown = next((each for each in others if each.kind == "unknown"), None)
+        return leaf._replace(outcome=unknown or leaf.outcome._replace(remembered=not others))
+
+    def _arriving(self, flow: PacketSet) -> list[Leaf]:
         leaves: list[Leaf] = []
         for each in self._hook("prerouting", [flow], leaves):
             if self._local(each.destination):
@@ -80,10 +89,9 @@ class Walk:
                 self._leaving(("forward", "postrouting"), each, leaves)
         return leaves
 
-    def _made_here(self, destination: int, services: int) -> list[Leaf]:
-        every, here = self._interfaces.every, self._local(destination)
-        outputs = Interfaces.LOOPBACK if here else every
-        flow = PacketSet(services, self._place.local, Interfaces.NONE, outputs, destination)
+    def _made_here(self, flow: PacketSet) -> list[Leaf]:
+        every, here = self._interfaces.every, self._local(flow.destination)
+        flow.outputs = Interfaces.LOOPBACK if here else every
         leaves: list[Leaf] = []
         for each in self._hook("output", [flow], leaves):
             local = self._local(each.destination)
@@ -145,16 +153,17 @@ class Walk:
     def _finish(self, flows: list[PacketSet], leaves: list[Leaf]) -> None:
         destination = self._destination
         for flow in flows:
-            if flow.hidden:
+            if flow.hidden is not None:
                 flow.unknown = "a source address that a rule has written"
                 self._leave(flow, leaves)
                 continue
             if flow.translated or flow.destination != destination or flow.current is not None:
                 port = -1 if flow.current is None else rules.first_of(flow.current)[1]
-                outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade, flow.remembered)
+                outcome = PacketOutcome("translated", flow.destination, port, flow.masquerade)
             else:
                 outcome = PacketOutcome("passed", 0, -1, flow.masquerade)
-            leaves.append(Leaf(flow.services, flow.sources, flow.inputs, flow.outputs, flow.share, outcome))
+            stored = flow.stored if outcome.kind == "translated" else ()
+            leaves.append(Leaf(flow.services, flow.sources, flow.inputs, flow.outputs, flow.share, outcome, stored))
 
     @staticmethod
     def _leave(flow: PacketSet, leaves: list[Leaf]) -> None:
@@ -216,9 +225,9 @@ class Walk:
                     return True
             elif kind is Op.FIND:
                 services = flow.services if flow.current is None else flow.current
-                return not op[1].candidates(flow.destination, services)
+                return not (flow.known or op[1].candidates(flow.destination, services))
             else:
-                return False
+                return kind is Op.KNOWN and not self._known(op[1], flow)
         return False
 
     def _rule(
@@ -249,7 +258,7 @@ class Walk:
                 for each in rest:
                     self._rule(rule, number + 1, each, missed, matched)
                 return
-            if kind <= Op.CHANCE:
+            if kind <= Op.KNOWN:
                 kept = self._test(kind, op, flow, missed)
                 if kept is None:
                     return
@@ -288,6 +297,8 @@ class Walk:
             return by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
         if kind is Op.DESTINATION:
             holds = rules.holds(op[1], flow.destination)
+        elif kind is Op.KNOWN:
+            holds = bool(self._known(op[1], flow))
         else:
             _, field, mask, xor, low, high, negated = op
             holds = (low <= (self._value(field, flow) & mask) ^ xor <= high) is not negated
@@ -295,6 +306,11 @@ class Walk:
             return flow
         missed.append(flow)
         return None
+
+    @staticmethod
+    def _known(name: str, flow: PacketSet) -> list[MapEntry]:
+        """Return the elements of a set that an earlier connection has stored for the client of a flow."""
+        return [MapEntry((), data) for each, hidden, data in flow.known if (each, hidden) == (name, flow.hidden)]
 
     def _value(self, field: Property, flow: PacketSet) -> int:
         if field is Property.MARK:
@@ -338,7 +354,9 @@ class Walk:
         mine = flow.services if flow.current is None else flow.current
         candidates = table.candidates(flow.destination, mine)
         if not candidates:
-            return [flow]
+            known = self._known(table.name, flow)
+            found += [(flow.copy(), entry) for entry in known[:1]]
+            return [] if known else [flow]
         rest = [flow]
         for group in self._groups(table, candidates).values():
             left: list[PacketSet] = []
@@ -426,7 +444,8 @@ class Walk:
         elif kind is Op.REFUSE:
             flow.refused = "resets" if op[1] else "rejects"
         elif kind is Op.REMEMBER:
-            flow.remembered = True
+            data = flow.destination.to_bytes(self._place.bits // 8, "big")
+            flow.stored += ((op[1], flow.hidden, data),)
         elif kind in _UNKNOWN:
             flow.unknown = op[1]
         elif kind is Op.WRITE:
@@ -444,7 +463,7 @@ class Walk:
     def _write(self, field: Property, value: Any, flow: PacketSet) -> list[PacketSet]:
         """Write a field of the packet; return the parts that must be split off."""
         if field is Property.SOURCE:
-            flow.hidden = value is not None
+            flow.hidden = None if value is None else flow.destination
         elif field is Property.DESTINATION:
             flow.destination = self._destination if value is None else self._number(value, flow)
         elif value is None:

@@ -7,10 +7,15 @@ import re
 
 import pytest
 
+from kubeproxy.meaning import nftables
+from kubeproxy.meaning.rules import CompiledRules
 from kubeproxy.meaning.shapes import Shapes
+from support import recorded_rules
 from support.effort import stride
+from support.listed_rules import table
 from support.places import ROOT
-from support.rulesets import compared, iptables_rules
+from support.recorded_rules import HARMLESS, MUTATIONS, PROGRAMS, Line, written
+from support.rulesets import NODE, PLACE, compared, iptables_rules
 
 RECORDINGS = sorted((ROOT / "tests/recordings/iptables-save").glob("*.4"))
 TO_ENDPOINT = re.compile(r"-A KUBE-SEP-\S+ .*-j DNAT --to-destination")
@@ -68,3 +73,45 @@ def test_a_share_that_changes_is_found() -> None:
     text = (ROOT / "tests/recordings/iptables-save/0001-0.4").read_text()
     changed = text.replace("--probability 0.50000000000", "--probability 0.40000000000")
     assert compared(iptables_rules(text), iptables_rules(changed)).causes
+
+
+def recorded(program: str, lines: list[Line]) -> CompiledRules:
+    """Return recorded rules, of a node with the address in PLACE."""
+    text = written(lines).replace("192.168.100.2", NODE)
+    return CompiledRules(nftables.compiled(table(text), PLACE)) if program == "nftables" else iptables_rules(text)
+
+
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_random_mutation_is_found_unless_it_is_harmless(program: str, part: int) -> None:
+    before = recorded(program, recorded_rules.lines(program))
+    whole = list(recorded_rules.mutations(program))
+    for number in range(part * len(whole) // 5, (part + 1) * len(whole) // 5)[:: stride(1)]:
+        kind, at, lines = whole[number]
+        found = compared(before, recorded(program, lines))
+        assert not found.unknown
+        assert bool(found.causes) is (number not in HARMLESS[program]), (number, kind, at)
+
+
+def test_of_all_mutations_200_are_found() -> None:
+    assert sum(MUTATIONS - len(HARMLESS[program]) for program in PROGRAMS) >= 200
+
+
+STICKY = {
+    "nftables": r"\s*ip saddr @affinity-\S+ goto .*",
+    "iptables": r"-A .* -m recent --rcheck .*",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_lookup_of_a_client_that_goes_is_found(program: str) -> None:
+    lines = recorded_rules.lines(program)
+    before = recorded(program, lines)
+    lookups = [number for number, line in enumerate(lines) if re.fullmatch(STICKY[program], line.text)]
+    places = [lines[number].place for number in lookups]
+    lookups = [number for number in lookups if places.count(lines[number].place) > 1]  # where there is a choice
+    assert len(lookups) == 10
+    for number in lookups[:: stride(1)]:
+        causes = compared(before, recorded(program, [*lines[:number], *lines[number + 1 :]])).causes
+        assert causes
+        assert all("remembered" in cause.text for cause in causes)
