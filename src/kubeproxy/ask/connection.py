@@ -138,11 +138,13 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     if why.elsewhere is not None:
         return Explanation(why)
     node, rules = checked(asked, facts), NodeRules()
-    kept = present.remembered(facts, explained) if asked.running else None
-    if kept:
-        why = replace(why, endpoints=tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept))
+    translates = asked.running and node.mode.flows_end is FlowsEnd.ENDPOINTS
+    pin = present.pinned(explained) if translates else None
+    kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None
+    if held := tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept):
+        why = replace(why, endpoints=held)
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
-    findings = [*present.affinity(why, kept), *_unreturned(why)]
+    findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why)]
     if asked.running:
         way = _way(node, why, explained)
         around = look_at_way(way, rules) if why.forwarded else look_at_answer(way, rules)

@@ -28,9 +28,12 @@ from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
+from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import Drop
-from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, PROTOCOLS, destination_text, family_of, pack, unpack
+from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build
 from kubeproxy.setup import modes
@@ -69,6 +72,43 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
     except (ApplyError, Unsupported):
         return None
     return next((one.address for one in why.endpoints if one.address in found), "") if telling else None
+
+
+def flows_to(packet: Packet) -> list[Tracked]:
+    """Return the conntrack entries with a packet's destination. Raises ApplyError."""
+    target = target_of(packet.destination, packet.protocol, packet.port)
+    with Netlink.open() as link:
+        found = entries_to(link, family_of(packet.destination), packet.protocol, packet.port)
+        return [entry for entry in found if entry.target == target]
+
+
+def selection_of(packet: Packet, entry: Tracked) -> str:
+    """Return the arguments of conntrack(8) that select an entry of these."""
+    family = "" if len(packet.destination) == 4 else "-f ipv6 "
+    return (
+        f"{family}-p {PROTOCOL_NAMES[packet.protocol].lower()} -s {unpack(entry.client[:-2])} "
+        f"--sport {int.from_bytes(entry.client[-2:])} -d {unpack(packet.destination)} --dport {packet.port}"
+    )
+
+
+def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
+    """Return the endpoint of the flow that has the client's port, and the finding; None without such a flow. A closed
+    TCP connection does not count, because a new one replaces its entry. Raises ApplyError.
+    """
+    plan, packet = explained.plan, explained.packet
+    if plan is None or packet.source is None or not packet.source_port:
+        return None
+    client = packet.source + PORT_BYTES[packet.source_port]
+    for entry in flows_to(packet):
+        if entry.client == client and not entry.over:
+            endpoint = destination_text(entry.server)
+            what = f"connection tracking keeps the client's port {packet.source_port} at {endpoint} (read now)"
+            if entry.server in plan.serving:
+                return endpoint, _line(Severity.FINE, what)
+            fix = "this removes the entry, so that the next packet gets an endpoint: `conntrack -D "
+            what += f", which is no endpoint of {explained.why.service}"
+            return endpoint, _line(Severity.BROKEN, what, f"{fix}{selection_of(packet, entry)}`")
+    return None
 
 
 def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.kernel import journeys as paths
+from kubeproxy.ask.kernel.present import flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
-from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, destination_text, family_of, unpack
+from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
@@ -55,7 +55,7 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
-    before = frozenset(entry.entry_id for entry in _entries(packet) if entry.answered)
+    before = frozenset(entry.entry_id for entry in flows_to(packet) if entry.answered)
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
     ruleset = paths.KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
@@ -153,14 +153,6 @@ def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | Non
     return texts
 
 
-def _entries(packet: Packet) -> list[Tracked]:
-    """Return the conntrack entries with a packet's destination. Raises ApplyError."""
-    target = target_of(packet.destination, packet.protocol, packet.port)
-    with Netlink.open() as link:
-        found = entries_to(link, family_of(packet.destination), packet.protocol, packet.port)
-        return [entry for entry in found if entry.target == target]
-
-
 def _served(packet: Packet, found: Sequence[paths.Journey], before: Container[bytes]) -> Iterator[paths.TracedReply]:
     """Yield the conntrack entries of the traced connections; `before` are the marks of entries answered earlier. An
     entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to count as
@@ -168,15 +160,11 @@ def _served(packet: Packet, found: Sequence[paths.Journey], before: Container[by
     """
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
-    protocol, family = PROTOCOL_NAMES[packet.protocol].lower(), "" if len(packet.destination) == 4 else "-f ipv6 "
-    for entry in _entries(packet):
+    for entry in flows_to(packet):
         if destination_text(entry.client) in clients:
             endpoint, earlier = destination_text(entry.server), entry.entry_id in before
-            selection = (
-                f"{family}-p {protocol} -s {unpack(entry.client[:-2])} --sport {int.from_bytes(entry.client[-2:])} "
-                f"-d {unpack(packet.destination)} --dport {packet.port}"
-            )
-            yield paths.TracedReply(endpoint, endpoint in answers if earlier else entry.answered, earlier, selection)
+            answered = endpoint in answers if earlier else entry.answered
+            yield paths.TracedReply(endpoint, answered, earlier, selection_of(packet, entry))
 
 
 def _legacy_rules() -> int:
