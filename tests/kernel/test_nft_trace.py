@@ -15,6 +15,7 @@ from kubeproxy.kernel.nftables.listing import shortened, text
 from kubeproxy.kernel.nftables.tables import Hook, chain_rules
 from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Mark, Step, TracedFlow, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
+from support.own_network import own_network
 from support.places import ROOT
 
 RULES = """
@@ -85,6 +86,30 @@ def test_a_dropping_rule_and_a_policy_are_reported(rules):
     assert listed()[last.handle] == "tcp dport 81 drop"
     policies = [step.verdict for step in steps if step.kind == "policy"]
     assert set(policies) == {1}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "tcp flags syn / fin,syn,rst,ack limit rate 10/second drop",
+        "tcp dport 80 tcp flags syn,ack / syn,ack limit rate over 100/minute burst 20 packets accept",
+        "tcp flags != syn drop",
+        "tcp flags == syn drop",
+        "tcp flags syn,rst drop",
+        "tcp flags ! fin,rst drop",
+        "tcp flags != syn / fin,syn drop",
+        "tcp flags { syn, ack } drop",
+        "limit rate over 3 mbytes/second burst 5 kbytes drop",
+        "limit rate 1000 bytes/hour drop",
+    ],
+)
+def test_rules_of_other_programs_are_printed_as_nft_lists_them(rule):
+    with own_network():
+        text_ = f"table inet firewall {{\nchain input {{\ntype filter hook input priority 0;\n{rule}\n}}\n}}\n"
+        subprocess.run(["nft", "-f", "-"], input=text_, text=True, check=True)
+        printed = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+        assert f"\t{rule}\n" in printed
+        assert list(listed().values()) == [rule]
 
 
 def test_few_packets_a_second_are_traced(rules):

@@ -11,7 +11,7 @@ from kubeproxy.kernel.nftables.expressions import Ct, Expression, Fib, Meta, Num
 from kubeproxy.model.addresses import PROTOCOLS, pack, unpack
 
 NETWORK, TRANSPORT = 1, 2
-IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, MARK, INTERFACE = 7, 8, 4, 12, 13, 19, 41
+IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, TCP_FLAGS, MARK, INTERFACE = 7, 8, 4, 12, 13, 15, 19, 41
 VERDICTS: Final = 0xFFFFFF00
 """The data type of a map to verdicts."""
 _STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
@@ -25,6 +25,7 @@ _STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
 
 STATES: Final = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 STATUSES: Final = {"expected": 1, "seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32, "dying": 512}
+_FLAGS: Final = {name: 1 << bit for bit, name in enumerate(("fin", "syn", "rst", "psh", "ack", "urg", "ecn", "cwr"))}
 ADDRESS_TYPES: Final = {"unspec": 0, "unicast": 1, "local": 2, "broadcast": 3, "anycast": 4, "multicast": 5}
 _DIRECTIONS: Final = {"original": 0, "reply": 1}
 
@@ -56,6 +57,7 @@ FIELDS: Final[dict[str, Field]] = {
     "ip6 daddr": _payload(NETWORK, 24, 16, IPV6_ADDRESS, _IP6, 9),
     "th sport": _payload(TRANSPORT, 0, 2, PORT, _TH, 1),
     "th dport": _payload(TRANSPORT, 2, 2, PORT, _TH, 2),
+    "tcp flags": Field(Payload(TRANSPORT, 13, 1), 1, TCP_FLAGS),
     "meta l4proto": Field(Meta(16), 1, PROTOCOL, (_META_TYPEOF, (16,))),
     "meta nfproto": Field(Meta(15), 1, _FAMILY),
     "meta mark": Field(Meta(3), 4, MARK),
@@ -91,6 +93,7 @@ _SYMBOLS: Final[dict[int, dict[str, int]]] = {
     _FAMILY: {"ipv4": 2, "ipv6": 10},
     _STATE: STATES,
     _STATUS: STATUSES,
+    TCP_FLAGS: _FLAGS,
     _ADDRESS_TYPE: ADDRESS_TYPES,
     _DIRECTION: _DIRECTIONS,
 }
@@ -122,7 +125,7 @@ def shown(kind: int, value: bytes) -> str:
     if kind == MARK:
         return f"{number:#010x}"
     names = _SYMBOLS.get(kind, {}).items()
-    if kind in {_STATE, _STATUS} and number:
+    if kind in {_STATE, _STATUS, TCP_FLAGS} and number:
         return ",".join(name for name, bit in names if number & bit) or f"{number:#x}"
     return next((name for name, code in names if code == number), str(number))
 

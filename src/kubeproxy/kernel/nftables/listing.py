@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.netlink.protocol import parts
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, VERDICTS, padded, shown
+from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, TCP_FLAGS, VERDICTS, padded, shown
 from kubeproxy.model.addresses import destination_text, unpack
 
 _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", x.RETURN: "return"}
 _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
+_BURST: Final = 5
+"""The burst of packets that nft does not print."""
 _MASK: Final = b"\xff\xff\xff\xff"
 # struct nf_nat_range2: flags, first and last address (16 bytes each) and port.
 _ADDRESS_AND_PORT: Final = (3).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
@@ -45,6 +47,7 @@ def text(rule: x.Rule, ip: str) -> str:
 
 _IMPLIED: Final = (
     (re.compile(r"\bmeta l4proto (tcp|udp|sctp) th (?=[sd]port)"), r"\1 "),
+    (re.compile(r"\bmeta l4proto tcp (?=tcp flags)"), ""),
     (re.compile(r"\bmeta nfproto ipv4 (?=(?:ip|icmp) )"), ""),
     (re.compile(r"\bmeta nfproto ipv6 (?=ip6 )"), ""),
 )
@@ -199,7 +202,8 @@ class _Writer:
             right = f"{shown(term.type, value)}/{8 * term.size}"
         else:
             right = shown(term.type, value)
-        self.words.append(f"{term.text} {'' if sign == '==' else sign + ' '}{right}")
+        implied = sign == "==" and term.type != TCP_FLAGS
+        self.words.append(f"{term.text} {'' if implied else sign + ' '}{right}")
 
     def _immediate(self, expression: x.Immediate) -> None:
         if isinstance(expression.value, bytes):
@@ -251,9 +255,10 @@ class _Writer:
 
     def _limit(self, expression: x.Limit) -> None:
         over = "over " if expression.flags else ""
-        unit = f"{' bytes' if expression.type else ''}/{_UNITS[expression.unit]}"
-        burst = f"{expression.burst} {'bytes' if expression.type else 'packets'}"
-        self.words.append(f"limit rate {over}{expression.rate}{unit} burst {burst}")
+        rate, burst = (_amount(n) if expression.type else n for n in (expression.rate, expression.burst))
+        usual = expression.burst == (0 if expression.type else _BURST)
+        more = "" if usual else f" burst {burst}{'' if expression.type else ' packets'}"
+        self.words.append(f"limit rate {over}{rate}/{_UNITS[expression.unit]}{more}")
 
     def _dynset(self, expression: x.Update) -> None:
         key, _ = self._key(expression.key)
@@ -305,14 +310,22 @@ def _number(kind: int, key: bytes) -> int:
 
 def _masked(term: _Term, sign: str, value: bytes) -> str:
     bits = shown(term.type, term.mask)
-    if term.text in {"ct state", "ct status"}:
+    if term.text in {"ct state", "ct status", "tcp flags"}:
         if not any(value):
             return f"{term.text} {'! ' if sign == '==' else ''}{bits}"
+        if term.type == TCP_FLAGS:
+            return f"{term.text} {'' if sign == '==' else sign + ' '}{shown(term.type, value)} / {bits}"
         return f"{term.text} & {bits} {sign} {shown(term.type, value)}"
     if isinstance(term.load, x.Payload):
         length = bin(int.from_bytes(term.mask, "big")).count("1")
         return f"{term.text} {'' if sign == '==' else sign + ' '}{shown(term.type, value)}/{length}"
     return f"{term.text} & {bits} {sign} {shown(term.type, value)}"
+
+
+def _amount(count: int) -> str:
+    """Return a number of bytes in nft's notation, as '10 kbytes'."""
+    size, unit = next(((s, u) for s, u in ((1 << 20, "mbytes"), (1 << 10, "kbytes")) if count % s == 0), (1, "bytes"))
+    return f"{count // size} {unit}"
 
 
 def duration(milliseconds: int) -> str:
