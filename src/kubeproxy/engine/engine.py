@@ -211,8 +211,8 @@ class Engine:
                 if world_changed:
                     self._queue()
                 await self._sync(world_changed)
-                if any(backlog.changes and not backlog.resting for backlog in self._backlogs.values()):
-                    self._wake.set()  # large Services, one after the other
+                if self.planner.unfinished or any(b.changes and not b.resting for b in self._backlogs.values()):
+                    self._wake.set()  # large Services, part after part
                     continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
@@ -336,7 +336,8 @@ class Engine:
             elif queued:  # the queued events changed no plan: the kernel is up to date
                 self._observer.committed(Commit(backend.family))
             current.append(backend.family)
-        if not self.planner.deferred and not any(backlog.changes for backlog in self._backlogs.values()):
+        later = self.planner.deferred or self.planner.unfinished
+        if not later and not any(backlog.changes for backlog in self._backlogs.values()):
             self._uncommitted = Counts()
         self._count(counts)
         if current:

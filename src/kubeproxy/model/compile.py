@@ -54,7 +54,8 @@ _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
-STEP = 5000  # number of endpoints, times ports, per step of compiling: some milliseconds
+STEP = 1500  # number of endpoints, times ports, per step of compiling: some milliseconds
+PORT = 25  # the cost of a port without endpoints, as a number of endpoints
 
 
 def compiling(
@@ -74,25 +75,36 @@ def compiling(
     pieces = list(slices)
     asked = _asked(service, pieces, world, problems)
     plans: list[ServicePlan] = []
+    done = 0
     for family in world.families:
         cluster_ip = facts.cluster_ips.get(family)
         if cluster_ip is not None:
             ours = [piece for piece in pieces if piece.family is family]
-            first, done, offered = len(plans), 0, offers(ours)
+            first, offered = len(plans), offers(ours)
             for port in facts.ports:
                 plan = _plan(facts, port, family, cluster_ip, offered.get((port.name, port.protocol), ()), world)
                 plans.append(plan)
-                done += len(plan.serving)
-                if done >= STEP:
+                if (done := done + PORT + len(plan.serving)) >= STEP:
                     yield ()
                     done = 0
             if world.api_servers and (facts.external_ips or facts.balancer_ips):
                 plans[first:] = [_sparing(plan, world.api_servers, problems) for plan in plans[first:]]
             if asked is not None:
                 room = room_for(plans[first:], most)
-                plans[first:] = [balanced(plan, ours, asked, growth, room, problems) for plan in plans[first:]]
+                for at, plan in enumerate(plans[first:], first):
+                    plans[at] = balanced(plan, ours, asked, growth, room, problems)
+                    if (done := done + PORT + len(plan.serving)) >= STEP:
+                        yield ()
+                        done = 0
+    if is_slow(service, len(pieces)):
+        yield ()
     health = _health(facts.health_port, pieces, plans, world) if spec.health_check_node_port else None
     return Compiled(tuple(plans), health, tuple(problems))
+
+
+def is_slow(service: Service, slices: int) -> bool:
+    """Return whether compiling a Service with so many slices may take more than half a millisecond."""
+    return len(service.spec.ports or ()) * (PORT + 100 * slices) > STEP // 4
 
 
 def skipped(service: Service) -> str:

@@ -6,6 +6,7 @@ do not matter: plans depend only on the last state of each object.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Generator, Iterable, Iterator, KeysView, Mapping, Sequence
 from sys import intern
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
 from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, written_addresses
-from kubeproxy.model.compile import compiling
+from kubeproxy.model.compile import compiling, is_slow
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.gone import Departures
@@ -32,7 +33,7 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
 )
-from kubeproxy.model.world import remembering
+from kubeproxy.model.world import compiled_from, nodeport_addresses, remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """The resources that must have been listed once before anything is planned."""
@@ -42,6 +43,8 @@ IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube
 
 STEP = 50
 """Objects or Services per step of a long piece of work: under a millisecond, or a few if they are large."""
+
+SLOW_STEPS = 6  # steps of compiling slow Services in one call of `taking`: some 20 ms
 
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
@@ -88,6 +91,8 @@ class Planner:
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
         self.deferred: list[ServiceName] = []  # Services that the last `taking` deferred: they are still dirty
+        self.unfinished: dict[ServiceName, Iterator[tuple[()]]] = {}  # compilations that the next `taking` continues
+        self._moved: dict[Claims, set[bytes]] = {}  # keys with a new owner
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
@@ -113,11 +118,11 @@ class Planner:
     @property
     def dirty(self) -> int:
         """The number of dirty Services."""
-        return len(self._dirty)
+        return len(self._dirty.keys() | self.unfinished.keys())
 
     def is_dirty(self, name: ServiceName) -> bool:
         """Return whether a Service's plans may be outdated."""
-        return name in self._dirty or name in self._taken
+        return name in self._dirty or name in self._taken or name in self.unfinished
 
     def service_of(self, slice_name: ServiceName) -> ServiceName | None:
         """Return the Service to which the EndpointSlice with this namespace and name belongs."""
@@ -165,10 +170,12 @@ class Planner:
     def set_world(self, world: Globals) -> None:
         """Change the globals; Services become dirty if their plans depend on a changed part."""
         before, self.world = self.world, world
-        if _compiled_from(before) != _compiled_from(world):
+        self._dirty.update(dict.fromkeys(self.unfinished))
+        self.unfinished.clear()
+        if compiled_from(before) != compiled_from(world):
             self.mark_all()
         for family, claims in self._claims.items():
-            if _nodeport_addresses(before, family) != _nodeport_addresses(world, family):
+            if nodeport_addresses(before, family) != nodeport_addresses(world, family):
                 self._dirty.update(dict.fromkeys(claims.written))
 
     def tick(self, now: float) -> None:
@@ -188,33 +195,30 @@ class Planner:
 
     def take(self) -> list[Change]:
         """Compile dirty Services; return the changes. The changes of important Services are first."""
-        return [change for step in self.taking() for change in step]
+        changes = [change for step in self.taking() for change in step]
+        return changes + self.take() if self.unfinished else changes
 
     def taking(self) -> Iterator[Sequence[Change]]:
         """Do the work of `take` in steps; yield the changes after each step. A step compiles STEP Services, or a part
         of a large Service. Between steps events may be applied; their Services become dirty again. Only one iterator
-        may be active, and it must be exhausted. When weights and tables of many Services changed, some of these stay
-        dirty, so that other Services need not wait.
+        may be active, and it must be exhausted. When weights and tables of many Services changed, or Services with many
+        ports, some of these stay dirty, so that other Services need not wait.
         """
         dirty = self._taken = self._begun()
+        self._moved = {claims: set() for claims in self._claims.values()}
+        yield from self._started(dirty)
         triggers = {name: self._triggers.pop(name) for name in dirty.keys() & self._triggers.keys()}
-        moved: dict[Claims, set[bytes]] = {claims: set() for claims in self._claims.values()}
-        for done, name in enumerate(list(dirty), start=1):
-            yield from self._compile(name, moved)
-            if not done % STEP:
-                yield []
-        for done, name in enumerate(self._budget.settle(), start=1):
+        for name in self._budget.settle():
             dirty[name] = None
-            yield from self._compile(name, moved)
-            if not done % STEP:
-                yield []
+            yield from self._compile(name)
+            yield []
         if (releasing := self._releasing(dirty.keys())) is not None:
             self.deferred.remove(releasing)
             self._dirty.pop(releasing, None)
             dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
-            yield from self._compile(releasing, moved)
-        for claims, keys in moved.items():  # done at the end, because each key may have many claimants
+            yield from self._compile(releasing)
+        for claims, keys in self._moved.items():  # done at the end, because each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -254,9 +258,7 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a deferred Service that released an address to a `taken` Service. Only one is returned, because its
-        change is costly.
-        """
+        """Return a deferred Service that released an address to a `taken` one: only one, as its change is costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -267,8 +269,34 @@ class Planner:
                     return name
         return None
 
-    def _compile(self, name: ServiceName, moved: Mapping[Claims, set[bytes]]) -> Generator[tuple[()], None, None]:
-        """Compile one Service in steps and claim its frontends; add the keys with a new owner to `moved`."""
+    def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
+        """Compile dirty Services in steps. Slow ones get SLOW_STEPS together, except in the first compilation; the rest
+        goes from `dirty` to `unfinished`, where Services take turns.
+        """
+        left = SLOW_STEPS if self.compiled else sys.maxsize
+        # Those that changed in the meantime are compiled again afterwards.
+        self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))
+        for done, name in enumerate(list(self.unfinished | dirty), start=1):
+            service = self.services.get(name)
+            if service is None or not is_slow(service, len(self.slices.get(name, ()))):
+                yield from self._compile(name)
+            else:
+                work = (self.unfinished.pop if left > 0 else self.unfinished.get)(name, None) or self._compile(name)
+                step: tuple[()] | None = ()
+                while left > 0 and (step := next(work, None)) is not None:
+                    left -= 1
+                    yield step
+                if step is not None:
+                    self.unfinished[name] = work
+                    dirty.pop(name, None)
+                    continue
+            dirty[name] = None
+            if not done % STEP:
+                yield ()
+
+    def _compile(self, name: ServiceName) -> Generator[tuple[()], None, None]:
+        """Compile one Service in steps and claim its frontends; add the keys with a new owner to `_moved`."""
+        self.unfinished.pop(name, None)
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
         old, fresh = self._wanted.get(name, NOTHING), NOTHING
@@ -289,9 +317,9 @@ class Planner:
             held, _ = parted(old.plans, family)
             asked, written = parted(fresh.plans, family)
             if (held or asked) and (held != asked or before != after):
-                moved[claims] |= claims.replace(before, after, held, asked)
+                self._moved[claims] |= claims.replace(before, after, held, asked)
             if written or name in claims.written:
-                moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
+                self._moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
         """Compile a Service; update its slow start and its request of entries."""
@@ -315,7 +343,7 @@ class Planner:
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
         """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these would hide."""
-        addresses = _nodeport_addresses(self.world, family)
+        addresses = nodeport_addresses(self.world, family)
         taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
         return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
 
@@ -327,7 +355,7 @@ class Planner:
         if owner is not None and owner != (claimant.writing if written else claimant):
             beaten = written and owner.right is Right.ALLOCATED
             return f"is the cluster IP of Service {owner}" if beaten else f"belongs to the older Service {owner}"
-        if written and frontend.address in _nodeport_addresses(self.world, family):
+        if written and frontend.address in nodeport_addresses(self.world, family):
             owner = claims.owner(frontend.nodeport_key)
             if owner is not None and owner.right is Right.ALLOCATED and owner.service != claimant.service:
                 return f"is a NodePort of Service {owner}"
@@ -465,22 +493,6 @@ class Planner:
         if resource == "endpointslices":
             return self._service_of
         return (("", name) for name in (self.nodes if resource == "nodes" else self.service_cidrs))
-
-
-def _compiled_from(world: Globals) -> tuple[object, ...]:
-    """Return the part of the globals that plans depend on; only backends use the rest."""
-    parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
-    return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
-
-
-def _nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort takes precedence over an external address: those on which NodePorts
-    answer, or the Node's addresses if NodePorts answer on all addresses.
-    """
-    ours = world.of(family)
-    if ours is None:
-        return ()
-    return ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips
 
 
 def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:

@@ -5,7 +5,7 @@ Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from socket import IPPROTO_TCP
 from typing import Literal, NamedTuple
 
@@ -209,3 +209,19 @@ def _health_check_only(
     ranges = parse_networks(settings.nodeport_addresses, family)
     local = around.local_addresses.get(family, ())
     return tuple(sorted({a for a in local if is_loopback(a) and within(a, ranges)}.difference(answering)))
+
+
+def compiled_from(world: Globals) -> tuple[object, ...]:
+    """Return the part of the globals that plans depend on; only backends use the rest."""
+    parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
+    return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
+
+
+def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
+    """Return the addresses on which a NodePort takes precedence over an external address: those on which NodePorts
+    answer, or the Node's addresses if NodePorts answer on all addresses.
+    """
+    ours = world.of(family)
+    if ours is None:
+        return ()
+    return ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips

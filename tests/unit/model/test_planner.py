@@ -553,3 +553,53 @@ def test_a_large_service_is_compiled_in_steps():
     steps = list(found.taking())
     assert len(steps) >= many * len(pods) / 10_000
     assert [len(change.after.plans) for changes in steps for change in changes] == [many]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "changed", "deleted"])
+def test_a_slow_service_is_compiled_in_the_background(meanwhile):
+    """Changes of others are ready before it, also when it changes all the time. A deletion is a change at once."""
+    ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 301)]
+    offered = [EndpointPort(port=number, name=f"p{number}") for number in range(1, 301)]
+    subject = planner(service("web", ports=ports), service("other", "10.96.0.9"))
+
+    def slices(count):
+        return upserted(endpoint_slice(*(endpoint(f"10.244.0.{n}") for n in range(1, count + 1)), ports=offered))
+
+    subject.apply([slices(99), upserted(service("other", "10.96.0.9", ports=[ServicePort(port=1)]))])
+    takes = [[change.name[1] for step in subject.taking() for change in step]]
+    assert subject.is_dirty(WEB)
+    assert subject.dirty == 1
+    if meanwhile == "changed":
+        subject.apply([slices(100)])
+    elif meanwhile == "deleted":
+        subject.apply([Deleted("services", *WEB)])
+    while subject.dirty:
+        steps = list(subject.taking())
+        assert len(steps) < 15
+        takes.append([change.name[1] for step in steps for change in step])
+    first, *others = [names for names in takes if names]
+    assert first == ["other"]
+    assert others == [["web"]] * (2 if meanwhile == "changed" else 1)
+    found = subject.compiled.get(WEB, NOTHING)
+    assert {len(plan.cluster) for plan in found.plans} == {"nothing": {99}, "changed": {100}, "deleted": set()}[
+        meanwhile
+    ]
+
+
+def test_slow_services_take_turns():
+    """None waits until all others are compiled."""
+    offered = [EndpointPort(port=number, name=f"p{number}") for number in range(1, 301)]
+    ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 301)]
+    small, few = ports[:10], offered[:10]
+    names = {"large": (ports, offered), **{f"s{n}": (small, few) for n in range(8)}}
+    subject = planner(*(service(name, f"10.96.0.{n}", ports=its[0]) for n, (name, its) in enumerate(names.items(), 1)))
+    pods = [endpoint(f"10.244.0.{n}") for n in range(1, 101)]
+    subject.apply(
+        [upserted(endpoint_slice(*pods, ports=its[1], name=f"{name}-1", of=name)) for name, its in names.items()]
+    )
+    takes = []
+    while subject.dirty:
+        takes.append([change.name[1] for step in subject.taking() for change in step])
+    assert takes[0] == []
+    assert takes[-1] == ["large"]
+    assert sorted(name for names in takes[1:-1] for name in names) == [f"s{n}" for n in range(8)]
