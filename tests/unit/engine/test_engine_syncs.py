@@ -5,14 +5,15 @@ import threading
 from itertools import chain
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.engine import backlog as backlog_module
 from kubeproxy.engine import engine as engine_module
 from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import Unsupported
 from kubeproxy.model.addresses import pack
-from kubeproxy.model.events import Replaced
-from kubeproxy.model.objects import Annotations
+from kubeproxy.model.events import Replaced, Upserted
+from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from support.staged_engine import LISTS, READY, V4, V6, cidr, endpoints, gone, node, play, service, started
 
 _sleep = asyncio.sleep
@@ -298,9 +299,9 @@ def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
         stage.tell(*large, endpoints("d", 1))
         await stage.settled()
         commits = [["d"], ["a", "d"], ["b"], ["c"]]
-        assert [names for _, names in stage.backend.calls] == commits
+        assert [sorted(names) for _, names in stage.backend.calls] == commits
         assert [[c.name[1] for c in changes] for (changes,) in stage.notes.of("settled")] == commits
-        assert [[c.name[1] for c in commit.changes] for commit in stage.notes.commits] == commits
+        assert [sorted(c.name[1] for c in commit.changes) for commit in stage.notes.commits] == commits
         assert not stage.engine.queued
 
     play(scene)
@@ -318,6 +319,32 @@ def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit
             stage.tell(endpoints("large", 1, 2, 3, 9))
             await stage.settled()
             assert [names for _, names in stage.backend.calls] == [["large"], ["a"], ["large"]]
+
+    play(scene)
+
+
+def test_a_large_service_is_committed_port_by_port_and_others_between_its_ports(monkeypatch):
+    """It settles once, after its last port. When it is deleted, its ports go one by one as well."""
+    monkeypatch.setattr(backlog_module, "LARGE", 3)
+    monkeypatch.setattr(backlog_module, "PART_SIZE", 1)
+    wide, slices = service("wide", 2), endpoints("wide", 1, 2)
+    ports = [ServicePort(port=80 + n, name=f"p{n}") for n in range(3)]
+    wide = Upserted("services", replace(wide.object, spec=replace(wide.object.spec, ports=ports)))
+    offered = [EndpointPort(port=8080, name=f"p{n}") for n in range(3)]
+    slices = Upserted("endpointslices", replace(slices.object, ports=offered))
+
+    async def scene(stage):
+        await started(stage, service("a"))
+        for events, sizes in (((slices, wide), [1, 2, 3]), ((gone("wide"),), [2, 1, 0])):
+            stage.backend.calls.clear()
+            stage.notes.made.clear()
+            stage.tell_during_sync(endpoints("a", sizes[0]))
+            stage.tell(*events)
+            await stage.settled()
+            assert [names for _, names in stage.backend.calls] == [["wide"], ["a"], ["wide"], ["wide"]]
+            assert [[c.name[1] for c in changes] for (changes,) in stage.notes.of("settled")] == [["a"], ["wide"]]
+            changes = [change for commit in stage.notes.commits for change in commit.changes]
+            assert [len(change.after.plans) for change in changes if change.name[1] == "wide"] == sizes
 
     play(scene)
 

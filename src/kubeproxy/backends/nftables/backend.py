@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.layout import SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
-from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, groups
-from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, changed, place_all, render, translate
+from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, groups
+from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
@@ -126,11 +126,19 @@ class NftablesBackend:
             for group in groups(changes, self._placed):
                 for name, plans in group:
                     before = self._placed.get(name, ())
-                    after = place_all(plans, before, self._numbers)
-                    if len(after) > 1 and not before and len(group) == 1:
-                        batch = yield from self._by_ports(name, after, batch, ahead)
-                    else:
-                        self._change(batch, before, after)
+                    after = place_all(plans, before, self._numbers, committed=True)
+                    batch.transaction.next_service()
+                    if before:
+                        batch.transaction.change(changed(before, after))
+                    for count, item in enumerate(() if before else after, 1):
+                        translate(item, batch.transaction)
+                        # Ports are independent. The kernel's hash tables do not grow within a transaction, so a million
+                        # elements in a single transaction would take long.
+                        if len(group) == 1 and count < len(after) and self._is_full(batch.transaction):
+                            batch.services[name] = after[:count]
+                            asked = batch.transaction.asked
+                            yield from ahead.commit(batch)
+                            batch = _Batch(Transaction(self._packers, self._users, asked), {})
                     batch.services[name] = after
                 if self._is_full(batch.transaction):
                     yield from ahead.commit(batch)
@@ -143,23 +151,6 @@ class NftablesBackend:
         """Return whether a transaction must be committed: it has BATCH elements, or fills the send buffer."""
         return transaction.elements >= min(BATCH, self._most)
 
-    def _by_ports(
-        self, name: ServiceName, placed: tuple[Placed, ...], batch: _Batch, ahead: Ahead[_Batch]
-    ) -> Generator[int, None, _Batch]:
-        """Add a new Service port by port, because ports are independent; return the batch that is not committed yet.
-        The kernel's hash tables do not grow within a transaction, so a million elements in a single transaction would
-        take long.
-        """
-        batch.transaction.next_service()
-        for count, item in enumerate(placed, 1):
-            translate(item, batch.transaction)
-            if self._is_full(batch.transaction) and count < len(placed):
-                batch.services[name] = placed[:count]
-                asked = batch.transaction.asked
-                yield from ahead.commit(batch)
-                batch = _Batch(Transaction(self._packers, self._users, asked), {})
-        return batch
-
     def _spare_taken(self) -> None:
         """Stop resetting connections to addresses that endpoints use again."""
         if self._gone is not None and (messages := self._gone.removal()):
@@ -171,14 +162,6 @@ class NftablesBackend:
         if self._gone is not None and (messages := self._gone.additions(time.monotonic())):
             self._transact(messages)
             self._gone.added()
-
-    def _change(self, batch: _Batch, before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
-        batch.transaction.next_service()
-        if not before:
-            for item in after:
-                translate(item, batch.transaction)
-            return
-        batch.transaction.change(changed(before, after))
 
     def _batch(self) -> _Batch:
         return _Batch(Transaction(self._packers, self._users), {})

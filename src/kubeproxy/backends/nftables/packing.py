@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
+from typing import NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     PADDING,
     POOL_SETS,
+    SHARED,
     TABLE,
     ChainName,
     Layout,
@@ -20,8 +22,8 @@ from kubeproxy.backends.nftables.layout import (
     parse_chain_name,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.render import Placed
-from kubeproxy.backends.state import Difference
+from kubeproxy.backends.nftables.render import Parts, Placed, shared_elements
+from kubeproxy.backends.state import Difference, diff
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
@@ -35,6 +37,56 @@ over time.
 """
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
+
+
+def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
+    """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends, and
+    placements that are in both are not translated.
+    """
+    was, now = {id(item): item for item in before}, {id(item): item for item in after}
+    old = Parts(item for at, item in was.items() if at not in now)
+    new = Parts(item for at, item in now.items() if at not in was)
+    owned, wanted = (
+        {(str(name), key) for name in SHARED for key in parts.elements.get(name, ())} for parts in (old, new)
+    )
+    moving = owned ^ wanted
+    for at in was.keys() & now.keys() if moving else ():
+        for shared in moving.intersection(shared_elements(was[at].plan)):
+            old.entry(*shared, b"")
+            new.entry(*shared, b"")
+    delta = diff(old.elements, new.elements)
+    compared: dict[tuple[int, int], _Slots] = {}
+    for where in old.pools.keys() | new.pools.keys():
+        pools = old.pools.get(where, ()), new.pools.get(where, ())
+        slots = compared.get((id(pools[0]), id(pools[1])))
+        set_id, key = where
+        if slots is None:
+            slots = compared[id(pools[0]), id(pools[1])] = _changed_slots(*pools, PADDING[set_id])
+        if slots.gone:
+            delta.removed.setdefault(set_id, []).extend([key + slot for slot in slots.gone])
+        if slots.come:
+            delta.added.setdefault(set_id, []).extend([(key + slot, data) for slot, data in slots.come])
+    return delta
+
+
+class _Slots(NamedTuple):
+    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in the
+    two groups.
+    """
+
+    gone: Sequence[bytes]
+    come: Sequence[tuple[bytes, bytes]]
+
+
+def _changed_slots(was: Pool, now: Pool, padding: bytes) -> _Slots:
+    if was == now:
+        return _Slots((), ())
+    names = slot_bytes(max(len(was), len(now)))
+    common = min(len(was), len(now))
+    other = [at for at, (one, two) in enumerate(zip(was, now, strict=False)) if one != two]
+    gone = [names[at] for at in (*other, *range(common, len(was)))]
+    come = [(names[at], now[at] + padding) for at in (*other, *range(common, len(now)))]
+    return _Slots(gone, come)
 
 
 class Packers:

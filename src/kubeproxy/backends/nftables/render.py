@@ -33,7 +33,7 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
     slot_counts,
 )
-from kubeproxy.backends.state import Difference, Elements, diff
+from kubeproxy.backends.state import Elements
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family, Range, merge_ranges
 from kubeproxy.model.plan import (
@@ -204,16 +204,29 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     return placed._replace(endpoints=ids)
 
 
-def place_all(plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers) -> tuple[Placed, ...]:
-    """Place all plans of a Service, and keep the slots and numbers of the earlier placement."""
-    known = {item.plan.key: item for item in before}
-    after = tuple([place(plan, known.get(plan.key), numbers) for plan in plans])
+def place_all(
+    plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers, *, committed: bool = False
+) -> tuple[Placed, ...]:
+    """Place all plans of a Service, and keep the slots and numbers of the earlier placement. If that is `committed`,
+    and not only found in the kernel, equal plans keep it as it is.
+    """
+    known = {item.plan.key[2:4]: item for item in before}  # by name and protocol of the port
+    after = []
+    for plan in plans:
+        item = known.get(plan.key[2:4])
+        is_kept = item is not None and committed and (item.plan is plan or item.plan == plan)
+        after.append(item if is_kept and item is not None else place(plan, item, numbers))
     ranges = next((plan.source_ranges for plan in plans if plan.source_ranges is not None), None)
-    if ranges is None:
-        return after
-    number = next((item.ranges for item in before if item.ranges), 0) or numbers.of(list_key(plans[0].key))
-    first, *others = [item._replace(ranges=number) for item in after]
-    return (first._replace(allowed=merge_ranges(ranges)), *others)
+    had = next((item.ranges for item in before if item.ranges), 0)
+    if ranges is None and not had:
+        return tuple(after)
+    number = 0 if ranges is None else had or numbers.of(list_key(plans[0].key))
+    allowed = () if ranges is None else merge_ranges(ranges)
+    for at, item in enumerate(after):
+        mine = number, () if at else allowed
+        if mine != (item.ranges, item.allowed):
+            after[at] = item._replace(ranges=mine[0], allowed=mine[1])
+    return tuple(after)
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
@@ -289,44 +302,6 @@ class Parts:
         self.pools[set_id, key] = pool
 
 
-def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
-    """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends."""
-    old, new = Parts(before), Parts(after)
-    delta = diff(old.elements, new.elements)
-    compared: dict[tuple[int, int], _Slots] = {}
-    for where in old.pools.keys() | new.pools.keys():
-        was, now = old.pools.get(where, ()), new.pools.get(where, ())
-        slots = compared.get((id(was), id(now)))
-        set_id, key = where
-        if slots is None:
-            slots = compared[id(was), id(now)] = _changed_slots(was, now, PADDING[set_id])
-        if slots.gone:
-            delta.removed.setdefault(set_id, []).extend([key + slot for slot in slots.gone])
-        if slots.come:
-            delta.added.setdefault(set_id, []).extend([(key + slot, data) for slot, data in slots.come])
-    return delta
-
-
-class _Slots(NamedTuple):
-    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in the
-    two groups.
-    """
-
-    gone: Sequence[bytes]
-    come: Sequence[tuple[bytes, bytes]]
-
-
-def _changed_slots(was: Pool, now: Pool, padding: bytes) -> _Slots:
-    if was == now:
-        return _Slots((), ())
-    names = slot_bytes(max(len(was), len(now)))
-    common = min(len(was), len(now))
-    other = [at for at, (one, two) in enumerate(zip(was, now, strict=False)) if one != two]
-    gone = [names[at] for at in (*other, *range(common, len(was)))]
-    come = [(names[at], now[at] + padding) for at in (*other, *range(common, len(now)))]
-    return _Slots(gone, come)
-
-
 def render(placed: Iterable[Placed]) -> Elements:
     """Return the elements of a Service in one family."""
     parts = Parts(placed)
@@ -337,16 +312,22 @@ def render(placed: Iterable[Placed]) -> Elements:
     return found
 
 
+def shared_elements(plan: ServicePlan) -> list[tuple[str, bytes]]:
+    """Return set and key of the elements that a plan may share with other plans."""
+    found: list[tuple[str, bytes]] = [(_CLUSTER_IPS, f.key[:-3]) for f in plan.frontends if f.kind is _CLUSTER_IP]
+    return found + [(SetId.HAIRPIN, address + address) for address in plan.hairpin] if plan.hairpin else found
+
+
 def translate(item: Placed, recipient: Recipient) -> None:
     """Pass a plan's elements to a recipient."""
     plan = item.plan
+    for set_id, key in shared_elements(plan):
+        recipient.entry(set_id, key, b"")
     for frontend in plan.frontends:
         _frontend(item, frontend, plan.traffic(frontend), recipient)
     for policy, numbers in item.endpoints.items():
         number = pool_number(item.number, policy, plan.key.family)
         sticky_pool(number, item.pool(policy), numbers, plan.key.protocol, recipient)
-    for address in plan.hairpin:
-        recipient.entry(SetId.HAIRPIN, address + address, b"")
     if item.allowed:
         number = list_number(item.ranges, plan.key.family)
         for first, last in item.allowed:
@@ -356,9 +337,7 @@ def translate(item: Placed, recipient: Recipient) -> None:
 def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Recipient) -> None:
     kind = frontend.kind
     key = service_key(frontend.key)
-    if kind is _CLUSTER_IP:
-        recipient.entry(_CLUSTER_IPS, frontend.key[:-3], b"")
-    elif kind is FrontendKind.LOADBALANCER and item.plan.source_ranges is not None:
+    if kind is FrontendKind.LOADBALANCER and item.plan.source_ranges is not None:
         recipient.entry(SetId.FIREWALL_IPS, key, b"")
         recipient.entry(SetId.FIREWALL_LISTS, key, list_number(item.ranges, item.plan.key.family))
     way = way_of(kind, traffic)

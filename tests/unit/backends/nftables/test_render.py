@@ -1,5 +1,6 @@
 """Plans to elements: slots, differences, and that packets meet with what the plan says."""
 
+import copy
 import itertools
 
 import pytest
@@ -7,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kubeproxy.backends.nftables import render as render_module
+from kubeproxy.backends.nftables import packing as packing_module
 from kubeproxy.backends.nftables.layout import CLASS_MAPS, CLASSES, POOL_SETS, SHARED, VERDICT_MAPS, SetId
-from kubeproxy.backends.nftables.render import Numbers, assign, changed, place, place_all, render
+from kubeproxy.backends.nftables.packing import changed
+from kubeproxy.backends.nftables.render import Numbers, assign, place, place_all, render
 from kubeproxy.backends.state import diff
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ServicePort
@@ -129,6 +131,31 @@ def test_services_share_nothing_but_shared_sets(history):
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def _many(ports, *, closed):
+    """Plans of a Service on addresses that its ports share, by the number of endpoints at each port."""
+    spec = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["192.0.2.0/24"]} if closed else {}
+    names = {port: [ServicePort(port=port, name=f"p{port}")] for port in ports}
+    return [plans_of("a", 1, endpoints, ports=names[port], **spec)[0] for port, endpoints in ports.items()]
+
+
+@pytest.mark.parametrize("closed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("ports", [{1: 3}, {1: 3, 2: 4}, {2: 3, 3: 1}, {1: 3, 2: 3, 3: 3}, {1: 2, 2: 3, 4: 1}, {4: 1}])
+def test_only_the_ports_that_differ_are_compared(ports, closed):
+    """The address of the Service and of its endpoints on this node stay as long as a port uses them."""
+    numbers, had = Numbers(), {1: 3, 2: 3}
+    before = place_all(_many(had, closed=closed[0]), (), numbers)
+    plans = _many(ports, closed=closed[1])
+    again = place_all(plans, before, copy.deepcopy(numbers))
+    after = place_all(plans, before, numbers, committed=True)
+    assert render(after) == render(again)
+    whole, found = diff(render(before), render(after)), changed(before, after)
+    for one, other in zip(whole, found, strict=True):
+        assert {name: sorted(its) for name, its in one.items()} == {name: sorted(its) for name, its in other.items()}
+    if closed == (False, False):
+        kept = {item.plan.key.port_name for item in after if any(item is other for other in before)}
+        assert kept == {f"p{port}" for port, count in had.items() if ports.get(port) == count}
 
 
 def test_one_changed_endpoint_is_one_element_replaced():
@@ -299,8 +326,8 @@ def test_a_pool_is_compared_once_for_all_addresses_of_a_port(monkeypatch):
         "session_affinity": "None",
     }
     compared = []
-    compare = render_module._changed_slots
-    monkeypatch.setattr(render_module, "_changed_slots", lambda *pools: compared.append(pools) or compare(*pools))
+    compare = packing_module._changed_slots
+    monkeypatch.setattr(packing_module, "_changed_slots", lambda *pools: compared.append(pools) or compare(*pools))
     before = place_all(plans_of("a", 1, 30, **many), (), numbers := Numbers())
     after = place_all(plans_of("a", 1, 29, **many), before, numbers)
     delta = changed(before, after)
