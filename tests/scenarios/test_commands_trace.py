@@ -13,7 +13,7 @@ import pytest
 
 from lab.netns import open_socket_in
 from lab.proxyprocess import proxy_command
-from support.live import Front, Live
+from support.live import Front, Live, slice_of
 from support.modes import modes
 
 pytestmark = modes("nftables", "iptables-nft", "userspace")
@@ -184,6 +184,27 @@ async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Li
         return
     assert status == 1, text
     assert f"left this node, and {live.ips['a2']['IPv4']}:3000 has not answered" in text
+
+
+@pytest.mark.parametrize(("family", "gone"), [("IPv4", "10.244.0.99"), ("IPv6", "fd00:244::99")])
+async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # the proxy answers
+    name = f"ghost-{family.lower()}"
+    live.service(name, ipFamilies=[family])
+    ends = [{"addresses": [gone], "conditions": {"ready": True}, "nodeName": "node-a"}]
+    live.cluster.store.put("endpointslices", slice_of(name, family, ends))
+    front = live.front(name, family=family)
+    await live.expect(front, {"node": "timeout"}, "tcp")
+    place = f"[{front.address}]" if family == "IPv6" else front.address
+    silent = f"nothing answers {'ARP' if family == 'IPv4' else 'neighbour discovery'} for {gone} ("
+    status, text = await live.ask("trace", "node", f"{place}:80")
+    assert (status, silent in text) == (1, True), text
+    status, text = await live.ask("why", "node", f"{place}:80")
+    assert (status, f", as {silent}" in text) == (1, True), text
+    if family == "IPv4":
+        status, text = await tracing(live, "pod", front, "--packets", "100")
+        assert (status, silent in text) == (1, True), text
 
 
 async def test_a_refusing_endpoint_is_distinguished_from_an_answering_one(live: Live) -> None:

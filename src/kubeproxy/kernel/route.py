@@ -369,6 +369,33 @@ def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
     return next((parts(*place) for place in answers(buffers, _ROUTE_HEAD.size)), {})
 
 
+_GET_NEIGHBOUR, _NEIGHBOUR, _GATEWAY = 30, 1, 5  # RTM_GETNEIGH, NDA_DST, RTA_GATEWAY
+_NEIGHBOUR_HEAD: Final = struct.Struct("=B3xiHBB")  # struct ndmsg
+_UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
+
+
+@understood("a neighbour")
+def silent_neighbour(destination: bytes) -> str:
+    """Return a text if the next hop of packets to a destination does not answer the question for its link-layer address
+    (ARP, or neighbour discovery in IPv6), else ''. Raises NetlinkError.
+    """
+    route, family = _route(destination), family_of(destination)
+    hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
+    try:
+        with Netlink.open(NETLINK_ROUTE) as netlink:
+            asked = _NEIGHBOUR_HEAD.pack(family, index, 0, 0, 0) + attribute(_NEIGHBOUR, hop)
+            buffers = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour")
+    except NetlinkError as error:
+        if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
+            return ""
+        raise
+    size = _NEIGHBOUR_HEAD.size
+    states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in answers(buffers, size)]
+    state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
+    protocol = "ARP" if family is Family.IPV4 else "neighbour discovery"
+    return f"nothing answers {protocol} for {unpack(hop)} ({state} in `ip neighbour`)" if state else ""
+
+
 def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[bytes]:
     """Return the kernel's answer about the route of a packet; `more` are packed attributes. Raises NetlinkError."""
     bits = 8 * len(destination)

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -30,7 +31,7 @@ from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.route import source_for
+from kubeproxy.kernel.route import silent_neighbour, source_for
 from kubeproxy.meaning.firewall import Drop
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, PROTOCOLS, destination_text, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
@@ -359,8 +360,12 @@ def end_of(address: str) -> End:
 
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
     seconds = time.monotonic() - began
-    if isinstance(error, TimeoutError):
-        return Probe(address, protocol, seconds, f"no answer within {TIMEOUT:.0f} s")
+    if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
+        what = "no route to host" if error.errno == errno.EHOSTUNREACH else f"no answer within {TIMEOUT:.0f} s"
+        with suppress(KubeProxyError):
+            silent = silent_neighbour(end_of(address)[0])
+            what += f", as {silent}" * bool(silent)
+        return Probe(address, protocol, seconds, what)
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.kernel import journeys as paths
-from kubeproxy.ask.kernel.present import flows_to, selection_of
+from kubeproxy.ask.kernel.present import MOST, end_of, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
+from kubeproxy.kernel.route import silent_neighbour
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
@@ -63,6 +64,12 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
     served = tuple(_served(packet, found, before))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving)
+    if found and not (made.passed or any(one.lost for one in found)):
+        # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
+        known = sorted(serving.endpoints) if serving is not None else []
+        ends = [one.endpoint for one in served[-1:]] or known[:MOST]
+        silent = "; ".join(filter(None, (silent_neighbour(end_of(one)[0]) for one in ends)))
+        made = paths.Verdict(f"{made.text}; {silent}", passed=False) if silent else made
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
     return Traced(found, served, made, captured.lost, _legacy_rules())
