@@ -178,6 +178,37 @@ async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Liv
     await answer(live, "outside", front, 0)
 
 
+async def test_a_client_whose_interface_of_arrival_is_unknown(live: Live) -> None:
+    live.service("doubtful", "b1", type="NodePort")
+    front, client = live.front("doubtful", "nodeport"), "198.18.7.9"
+    await live.expect(front, {"outside": "b1"})
+    strict = "sysctl -qw net.ipv4.conf.eth0.rp_filter=1", "sysctl -qw net.ipv4.conf.eth0.rp_filter=0"
+    uplink = "ip link add up2 type veth peer name up3", "ip link del up2"
+    rest = [(f"ip {what}", "true") for what in ("addr add 172.30.0.1/24 dev up2", "link set up2 up", "link set up3 up")]
+    asked = "why", client, f"{front.address}:{front.port}", "--no-probe"
+    await live.run("ip", "addr", "add", f"{client}/32", "dev", "lo", place="outside")
+    try:
+        async with changed(live, uplink, *rest, ("ip route add 198.18.0.0/16 dev up2", "true")):
+            code, text = await live.ask(*asked)
+            assert (code, "(?)" in text) == (0, False), text  # the filter is off
+            async with changed(live, strict):
+                found = await live.cluster.probes("outside", "tcp", *front, 1, 0.4, client)
+                assert [str(one) for one in found] == ["timeout"]
+                code, text = await live.ask(*asked)
+                said = "kube-proxy forwards it, unless its packets arrive by another interface (?)"
+                assert (code, said in text, "answers from 192.168.100.2 on eth0 leave by up2" in text) == (
+                    2,
+                    True,
+                    True,
+                ), text
+                code, text = await live.ask(*asked, "--interface", "eth0")
+                assert (code, "it does not get through: the kernel drops packets" in text) == (1, True), text
+                for source in ("pod", "outside"):
+                    await answer(live, source, front, 0)
+    finally:
+        await live.run("ip", "addr", "del", f"{client}/32", "dev", "lo", place="outside")
+
+
 async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live: Live) -> None:
     masqueraded = live.mode.name != "nftables"  # as all pods are that reach themselves in iptables mode
     live.service("itself")

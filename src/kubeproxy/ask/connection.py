@@ -40,7 +40,7 @@ from kubeproxy.setup import host, modes
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
 """Protocols of the probes of endpoints."""
 _FOREIGN: Final = ("firewall", "notrack")
-_OPEN: Final = ("endpoints", "proxy", *_FOREIGN)
+_OPEN: Final = ("endpoints", "proxy", "arrival", *_FOREIGN)
 """The checks that can make the whole answer unknown."""
 
 
@@ -103,6 +103,7 @@ class Explanation(Struct, frozen=True):
             failed = all(one.failed for one in self.probes)
             one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
             more += f", but {one} this node (?)" * self._leaves_open("endpoints")
+            more += ", unless its packets arrive by another interface (?)" * self._leaves_open("arrival")
             more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)

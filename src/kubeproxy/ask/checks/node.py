@@ -271,7 +271,7 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             paths.append(settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node))
     # Each route is compared with each address: of the addresses of Services in ipvs mode there are thousands.
     routes = [one for one in _ipv4_routes() if one[1] and not part.detector.holds(one[0], "")] if paths else []
-    astray = [(near, *one) for one in routes if (near := _bypassed(one[0], one[2], own))]
+    astray = [(near, *one) for one in routes if (near := bypassed(one[0], one[2], own))]
     for path in paths:
         yield path
         for near, first, bits, by in astray:
@@ -288,12 +288,12 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
         return packet.interface
     if packet.source is None or family_of(packet.source) is Family.IPV6:  # IPv6 has no reverse path filter
         return ""
-    near = _bypassed(packet.source, way_out(bytes(4), packet.source), local_addresses(Family.IPV4))
+    near = bypassed(packet.source, way_out(bytes(4), packet.source), local_addresses(Family.IPV4))
     pods = (part.detector for family, part in node.parts if near and family is Family.IPV4)
     return "" if any(each.holds(packet.source, packet.interface) for each in pods) else near
 
 
-def _bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
+def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
 
     `own` are this node's addresses. Not counted as another uplink are a tunnel, an interface on top of the interface of

@@ -6,10 +6,14 @@ import errno
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from kubeproxy.ask.checks.node import CheckedNode, number
+from msgspec.structs import replace
+
+from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
+from kubeproxy.ask.checks.settings import filtered_ways
 from kubeproxy.ask.finding import STOPS, Diagnosis, Harm, Severity
+from kubeproxy.kernel.route import local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
-from kubeproxy.model.addresses import Family, family_of, unpack
+from kubeproxy.model.addresses import Family, family_of, unpack, within
 
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
@@ -22,6 +26,7 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
         return tables(family_of(packet.destination)).refusing(packet)
 
     yield from _if_marked(node, refused_by)
+    yield from _doubtful(node)
     astray = set()
     for packet in dict.fromkeys(node.routed):
         code = refusal(packet)
@@ -62,6 +67,24 @@ def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> 
                     fix="see which chains set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
                 )
                 break
+
+
+def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether a strict reverse path filter drops the packets of a client if they arrive on the interface of their
+    destination. The interface is unknown, if the route to the client leaves by another uplink.
+    """
+    asked = node.packet
+    if asked is None or asked.source is None or asked.interface or arrival(node, asked):
+        return
+    out, own = way_out(asked.destination, asked.source), local_addresses(family_of(asked.source))
+    is_near = any(
+        asked.source == one.ip or (one.interface == out and within(asked.source, [one.network])) for one in own
+    )
+    known = is_near or any(part.detector.holds(asked.source, "") for _, part in node.parts)
+    for path in filtered_paths(node) if not known and bypassed(asked.destination, out, own) else ():
+        if path.address == unpack(asked.destination) and not path.clients:
+            for one in filtered_ways([path._replace(out=out)]):
+                yield replace(one, severity=Severity.UNKNOWN, about="arrival")
 
 
 def _is_closed(interface: str) -> bool:
