@@ -2,8 +2,9 @@
 
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
 node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
-is asked on the client's node; if the client is outside the cluster, on all nodes. Ends with the worst exit code of the
-nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node gives no answer.
+is asked on the client's node; if the client is outside the cluster, on the node with the address TARGET, otherwise on
+all nodes. Ends with the worst exit code of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a
+Service, 2 if a node gives no answer.
 
   kubectl kubeproxy why pod/client svc/web:80 -n shop
   kubectl kubeproxy services shop/web
@@ -102,9 +103,12 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Query the client's node, or all nodes for an outside client; then the node that the answer refers to, if any."""
+    """Query the client's node; for an outside client the Node that has the target's address, or all nodes; then the
+    node that the answer refers to, if any.
+    """
     source, target = names.client(given.client), names.target(given.target)
-    chosen = given.node or ([source.node] if source.node else [])
+    entry = source.node or ("" if source.addresses == (NODE,) else target.node)
+    chosen = given.node or ([entry] if entry else [])
     if not chosen and source.addresses == (NODE,):
         raise QuestionError("node stands for one node: give its name, as node/NAME, or by --node")
     if not chosen:

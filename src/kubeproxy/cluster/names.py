@@ -88,10 +88,10 @@ class Names:
     def target(self, text: str) -> End:
         """Return the destination of a connection. Raises QuestionError, NoAnswerError."""
         if found := _address(text):
-            return End(found[:1], port=found[1])
+            return End(found[:1], port=found[1], node=self._owner(found[0]))
         kind, namespace, name, port = _parts(text, "service")
         if kind == NODE:
-            return End(tuple(_node_addresses(self._node(name))), port=port)
+            return End(tuple(_node_addresses(self._node(name))), port=port, node=name)
         if kind == "pod":
             return End(self._pod(namespace, name).addresses, port=port)
         return self._service(namespace, name, port)
@@ -144,15 +144,21 @@ class Names:
                     pod = f"{one.target_ref.namespace or namespace}/{one.target_ref.name}"
                     self.known |= dict.fromkeys(one.addresses or (), pod)
 
+    def _owner(self, address: str) -> str:
+        """Return the Node with this address, '' for none."""
+        for node in self._nodes:
+            if pack(address) in map(pack, _node_addresses(node)):
+                self.known[address] = f"node {node.metadata.name}"
+                return node.metadata.name
+        return ""
+
     def _node_of(self, address: bytes) -> str:
         """Return the node of an address: the Node with this address, the node of the pod with this address, or the node
         with a pod network that contains the address; '' for none.
         """
         text = unpack(address)
-        for node in self._nodes:
-            if address in map(pack, _node_addresses(node)):
-                self.known[text] = f"node {node.metadata.name}"
-                return node.metadata.name
+        if owner := self._owner(text):
+            return owner
         with suppress(NoAnswerError):  # the user may have no right to list the pods of all namespaces
             options = {"field_selector": f"status.podIP={text}", "all_namespaces": "true"}
             for pod in self._kubectl.get(Items[ListedPod], "pods", **options).items:

@@ -217,14 +217,24 @@ def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run
     for name in ("node-a", "node-b", "node-c"):
         cluster.node(name, **why("x -> y: kube-proxy forwards it"))
     cluster.printed["kube-proxy-py-node-c"] = why("x -> y: dropped, the client sees a timeout", "no")
-    status, text, errors = run("why", "198.51.100.9", "192.0.2.1:30080")
+    status, text, errors = run("why", "198.51.100.9", "203.0.113.1:80")
     assert status == NO
     assert "198.51.100.9 is on no known node: all are asked" in errors
     assert "1 of 3 nodes: x -> y: dropped, the client sees a timeout: node-c" in text
     assert "2 of 3 nodes: x -> y: kube-proxy forwards it: node-a, node-b" in text
     assert len(asked(cluster)) == 3
-    status, text, _ = run("why", "198.51.100.9", "192.0.2.1:30080", "--node", "node-a")
+    status, text, _ = run("why", "198.51.100.9", "203.0.113.1:80", "--node", "node-a")
     assert (status, "asked on node-a" in text) == (YES, True)
+
+
+@pytest.mark.parametrize("target", ["192.0.2.2:30080", "node/node-b:30080"])
+def test_a_client_outside_is_asked_about_on_the_node_that_has_the_address(cluster: StandIn, run: Run, target: str):
+    for name in ("node-a", "node-b"):
+        cluster.node(name, **why("x -> y: kube-proxy forwards it"))
+    status, text, errors = run("why", "198.51.100.9", target)
+    assert (status, errors) == (YES, "")
+    assert "asked on node-b" in text
+    assert [pod for pod, _ in asked(cluster)] == ["kube-proxy-py-node-b"]
 
 
 def test_common_values_are_reported_once_and_differences_by_node(cluster: StandIn, run: Run):
