@@ -26,6 +26,9 @@ from kubeproxy.ask.source import Running
 from kubeproxy.config.load import decode
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ApplyError, KubeProxyError
+from kubeproxy.kernel.conntrack.tracked import DESTINATION_TRANSLATED, entries, target_of
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
@@ -40,6 +43,7 @@ _PENDING = re.compile(r"^kubeproxy_sync_proxy_rules_(?:service|endpoint)_changes
 TIMEOUT = 120.0 if GUEST else 40.0
 """Seconds within which everything has arrived, is programmed and repaired."""
 
+UDP: Final = 17
 ENDS = 5.0
 """Seconds until a process that died is known to have ended."""
 
@@ -73,6 +77,7 @@ async def _quiet(world: World, chance: random.Random) -> list[str]:
     try:
         # Waits until another program's harm is repaired; others' rules answer until they are removed.
         wrong = [*await _verified(world), *(await _others_gone(world) if world.mixed else [])]
+        wrong += [*await _no_stale_flows(world, scene), *await _health_checks(world, scene)]
         judged = [packets.foretold(world, scene.facts, scene.planner, chance)]
         if chance.random() < world.shares.pages:
             judged.append(_pages_say_so(world, scene))
@@ -240,6 +245,57 @@ async def _others_gone(world: World) -> list[str]:
         return [f"left of others: {one}" for one in dumps.others(world.mode.name)[:5]]
 
     return await _eventually(world, check)
+
+
+async def _no_stale_flows(world: World, scene: Scene) -> list[str]:
+    """No UDP flow to the address of a frontend leads to an endpoint that does not serve it; userspace mode has none."""
+    if world.mode.name not in dumps.COMPARED:
+        return []
+    serving: dict[bytes, set[bytes]] = {}
+    for plans in truth.plans(scene.planner).values():
+        for plan in plans:
+            for frontend in plan.frontends if plan.key.protocol == UDP else ():
+                serving.setdefault(target_of(frontend.address, UDP, frontend.port), set()).update(plan.serving)
+
+    def check() -> list[str]:
+        with Netlink.open() as link:
+            tracked = [(family, one) for family in Family for one in entries(link, family)]
+        return [
+            f"stale flow: {unpack(one.client[:-2])} to {unpack(one.target[:-3])} leads to {unpack(one.server[:-2])}"
+            for family, one in tracked
+            if one.target in serving and one.status & DESTINATION_TRANSLATED and one.server not in serving[one.target]
+        ][:3]
+
+    return await _eventually(world, check)
+
+
+async def _health_checks(world: World, scene: Scene) -> list[str]:
+    """The health check port of each Service has the number of its ready endpoints on the node."""
+    node = world.live.ips["node"]
+    wanted = [
+        (family, each.health.port, each.health.local_endpoints(family))
+        for each in scene.planner.compiled.values()
+        for family in (Family.IPV4, Family.IPV6)
+        if each.health is not None and each.health.local_endpoints(family) is not None
+    ]
+    ports = [port for _, port, _ in wanted]
+
+    def check() -> list[str]:
+        wrong = []
+        for family, port, count in wanted:
+            if ports.count(port) <= len(Family):  # else several Services want it
+                _, body = http_get(node[family.label], port, "/", 5.0)
+                found = json.loads(body)["localEndpoints"]
+                wrong += [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
+        return wrong
+
+    def checked() -> list[str]:
+        try:
+            return check()
+        except OSError as error:
+            return [f"health check: {error!r}"]
+
+    return await _eventually(world, checked)
 
 
 async def _pages_say_so(world: World, scene: Scene) -> list[str]:

@@ -67,6 +67,15 @@ MUTATIONS: dict[str, Mutation] = {
         "if code not in (0, errno.ENOBUFS) and complaint is None and at.sequence",
         "answers",
     ),
+    "stale UDP flows stay": Mutation(
+        "report/flows.py", "if wrong:\n                self", "if False:\n                self"
+    ),
+    "a health check counts unready endpoints": Mutation(
+        "model/compile.py", "if e.ready and e.node == world.node_name}", "if e.node == world.node_name}"
+    ),
+    "an unreadable source range opens a load balancer": Mutation(
+        "model/compile.py", "            unreadable = True\n", "            unreadable = False\n"
+    ),
     "a deleted ServiceCIDR stays": Mutation("model/planner.py", "self.service_cidrs.pop(name[1], None)", "pass"),
 }
 

@@ -28,6 +28,8 @@ RANGES = (
     "fd00:100::/64",
     "::/0",
 )
+UNREADABLE = ("10.0.0.0/99",)
+"""Source ranges that no API server accepts."""
 WEIGHTS = ("node-a=0", "node-b=0", "node-a=50", "node-a=50,node-b=25", "node-a=1,node-b=100", "=", "node-a=101")
 ROOM = 60
 """Addresses, and Services that live at a time."""
@@ -52,6 +54,7 @@ class Objects:
         self.made: list[Step] = []
         self._serial = 0
         self._shared = self.random.random() < 0.4
+        self.ranges = RANGES + UNREADABLE
 
     # -- Services -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +168,7 @@ class Objects:
         service["status"] = {"loadBalancer": {"ingress": found} if self.random.random() < 0.8 else {}}
 
     def _other_ranges(self, service: Json) -> None:
-        service["spec"]["loadBalancerSourceRanges"] = self.random.sample(RANGES, self.random.choice((0, 1, 2)))
+        service["spec"]["loadBalancerSourceRanges"] = self.random.sample(self.ranges, self.random.choice((0, 1, 2)))
 
     def _other_weights(self, service: Json) -> None:
         found = self.random.choice((None, *WEIGHTS))

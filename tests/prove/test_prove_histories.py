@@ -16,7 +16,7 @@ from kubeproxy.kernel.nftables import nfnetlink
 from prove import crashes, launcher, play, running
 from prove.dumps import differences
 from prove.generate import Generator
-from prove.objects import BORDERS
+from prove.objects import BORDERS, RANGES
 from prove.shrink import smaller
 from prove.steps import as_test
 from prove.world import World
@@ -26,6 +26,10 @@ SEEDS = [str(number) for number in range(30)]
 
 class Sound(Generator):
     """Without what no API server should have."""
+
+    def __init__(self, seed: str, mode: str) -> None:
+        super().__init__(seed, mode)
+        self.ranges = RANGES
 
     def _spoil(self) -> None:
         pass

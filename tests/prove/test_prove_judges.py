@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prove import dumps, judges, packets, truth
+from prove import dumps, judges, launcher, packets, truth
 from prove.mutating import MUTATIONS, SOURCE, broken
-from prove.play import kind, play
+from prove.play import kind, play, played
 from prove.steps import Step
 from prove.world import World
 
@@ -111,6 +111,53 @@ async def an_object_is_not_heard_of(world: World) -> None:
     await world.play(("remove", "endpointslices", "default", "s1-1"))
     with pytest.raises(AssertionError, match="s1-1"):
         await judges.settled(world)
+
+
+BALANCED = {
+    "type": "LoadBalancer",
+    "ipFamilies": ["IPv4"],
+    "clusterIPs": ["10.96.200.1"],
+    "clusterIP": "10.96.200.1",
+    "externalTrafficPolicy": "Local",
+    "healthCheckNodePort": 31200,
+    "loadBalancerSourceRanges": ["192.168.100.0/24", "10.244.0.0/16"],
+    "ports": [{"name": "p", "port": 80, "protocol": "UDP", "targetPort": 3000, "nodePort": 31000}],
+}
+STATUS = {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}
+
+
+def balanced(**spec: object) -> Step:
+    return ("put", "services", SERVICE | {"spec": BALANCED | spec, "status": STATUS})
+
+
+def endpoints(**ready: bool) -> Step:
+    found = [
+        {"addresses": [pod], "conditions": {"ready": is_ready}, "nodeName": "node-a"} for pod, is_ready in ready.items()
+    ]
+    ports = [{"name": "p", "port": 3000, "protocol": "UDP"}]
+    return ("put", "endpointslices", SLICE | {"endpoints": found, "ports": ports})
+
+
+@pytest.mark.slow("histories in clusters, as `make prove` plays them")
+@pytest.mark.long(20)
+@pytest.mark.parametrize(
+    ("name", "step", "complaint"),
+    [
+        ("stale UDP flows stay", endpoints(a3=True), "stale flow"),
+        ("a health check counts unready endpoints", endpoints(a1=True, a2=False), "health check 31200: 2 endpoints"),
+        (
+            "an unreadable source range opens a load balancer",
+            balanced(loadBalancerSourceRanges=["10.0.0.0/99"]),
+            "plans of",
+        ),
+    ],
+)
+async def test_a_broken_line_is_found(monkeypatch, name: str, step: Step, complaint: str) -> None:
+    monkeypatch.setattr(judges, "TIMEOUT", 15.0)
+    monkeypatch.setattr(packets, "SAMPLES", 16)
+    monkeypatch.setenv(launcher.MUTATION, name)
+    wrong = await played([balanced(), endpoints(a1=True), ("quiet",), ("quiet",), step, ("quiet",)], seed="1")
+    assert any(complaint in one for one in wrong), wrong
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
