@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from kubeproxy.ask import outlook
+from kubeproxy.backends.ipvs import cleanup
 from kubeproxy.backends.leftovers import remove_iptables_rules
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
@@ -85,3 +86,18 @@ def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):
         assert remove_iptables_rules() == []
         (nat,) = xtables.tables("iptables-nft")
         assert (nat.rules, {chain for chain in nat.chains if chain.startswith("KUBE-")}) == ((), set())
+
+
+def test_rules_are_not_listed_if_no_chain_is_to_be_removed(monkeypatch):
+    """iptables-nft-save begins again after each change of rules, and did not end beside twenty changes a second."""
+    with own_network():
+        restore("iptables-nft", go_rules(Family.IPV4))
+        restore("iptables-nft", KUBELET)
+        monkeypatch.setattr(xtables, "installed", lambda: ["iptables-nft"])
+        listed: list[str] = []
+        monkeypatch.setattr(xtables, "tables", lambda name: listed.append(name) or [])
+        assert cleanup.cleanup() == []
+        assert remove_iptables_rules(lambda _commands, _table, _chain: True) == []
+        assert listed == []
+        remove_iptables_rules()
+        assert listed == ["iptables-nft"]

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.chains import IP_FAMILIES, RuleChain
+from kubeproxy.kernel import chains as kernel_chains
+from kubeproxy.kernel.chains import IP_FAMILIES, IPTABLES, RuleChain
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables.elements import look_up
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, read_sets
@@ -206,6 +207,8 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
     for name in names:
         try:
             commands = xtables.commands(name)
+            if commands.uses_nft and not sets and not _has_chains(commands.family, partial(keeps, commands)):
+                continue
             if found := list(owned(xtables.tables(name), partial(keeps, commands), sets)):
                 with closing(RuleWriter.open(commands)) as writer:
                     for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
@@ -214,6 +217,16 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
         except (ApplyError, Unsupported) as error:  # `keeps` may run commands to detect the variant in use
             failures.append(str(error))
     return failures
+
+
+def _has_chains(family: Family, keeps: Callable[[str, str], bool]) -> bool:
+    """Return whether iptables-nft has chains to remove. iptables-nft-save reads everything again after each change of
+    rules: beside our own frequent syncs it would not end.
+    """
+    there = [
+        chain for chain in kernel_chains.chains() if IP_FAMILIES.get(chain.family) is family and chain.table in IPTABLES
+    ]
+    return any((is_ours(chain.name) or chain.name == MARK) and not keeps(chain.table, chain.name) for chain in there)
 
 
 class Owned(NamedTuple):

@@ -17,7 +17,7 @@ from kubeproxy.model.addresses import Family
 
 IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _FAMILIES: Final = frozenset({"inet", *IP_FAMILIES})
-_IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
+IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
 _LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 LEGACY: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
 """The commands of legacy iptables by family."""
@@ -64,7 +64,7 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
     found = [
         RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
         for chain in known
-        if chain.family in IP_FAMILIES and chain.table in _IPTABLES
+        if chain.family in IP_FAMILIES and chain.table in IPTABLES
     ]
     for family, number in IP_FAMILIES.items():
         if LEGACY[family] not in xtables.installed():

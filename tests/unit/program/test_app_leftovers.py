@@ -28,7 +28,7 @@ def test_a_variant_that_cannot_be_looked_up_does_not_end_the_proxy(monkeypatch):
         raise Unsupported("no ip6tables works")
 
     monkeypatch.setattr(leftovers.xtables, "installed", lambda: ["ip6tables-nft"])
-    monkeypatch.setattr(leftovers.xtables, "commands", Mock())
+    monkeypatch.setattr(leftovers.xtables, "commands", lambda _: Mock(uses_nft=False))
     monkeypatch.setattr(leftovers.xtables, "tables", lambda _: [SavedTable("nat", ("KUBE-SERVICES",), ())])
     assert leftovers.remove_iptables_rules(keeps) == ["no ip6tables works"]
 

@@ -95,7 +95,9 @@ def _remove_interface() -> list[str]:
 
 def _remove_rules() -> list[str]:
     """Remove the chains that only ipvs mode has, and the rules of all other chains that match our sets."""
-    return remove_iptables_rules(lambda _commands, _table, chain: chain not in IPVS_CHAINS, _SETS)
+    with Ipsets.open() as sets:
+        there = _SETS & _names(sets)
+    return remove_iptables_rules(lambda _commands, _table, chain: chain not in IPVS_CHAINS, there)
 
 
 def _remove_sets() -> list[str]:

@@ -75,6 +75,7 @@ def table(found: Rules, name: str) -> SavedTable:
 def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(cleanup, "remove_iptables_rules", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(cleanup, "_names", lambda _: {"KUBE-LOOP-BACK", "others"})
     cleanup._remove_rules()
 
     def removed(*tables):
@@ -86,6 +87,7 @@ def test_removal_takes_the_modes_own_chains_and_all_rules_with_its_sets(monkeypa
     assert "-X KUBE-NODE-PORT" in text
     assert "-X KUBE-SERVICES" not in text  # iptables mode may be using it
     assert "OTHERS" not in text
+    assert sets == {"KUBE-LOOP-BACK"}
     assert "-D KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK" in text
     assert removed(SavedTable("nat", ("OTHERS",), ("-A OTHERS -j ACCEPT",))) == ""
 
