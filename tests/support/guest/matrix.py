@@ -35,7 +35,7 @@ PLACE: Final = Path("/repository")
 CASES: Final = ("0001", "0005", "0009", "0013")
 SECONDS: Final = 1500.0
 """Longest duration of one check in an emulated machine."""
-SLOW: Final = ("env", "TIMEOUT=2.5", "JOBS=1", "KUBEPROXY_GUEST=1")
+SLOW: Final = ("env", "PATIENCE=2.5", "JOBS=1", "KUBEPROXY_GUEST=1")
 """The emulated machine is ten times slower: its probes wait longer for an answer, one case runs at a time."""
 
 

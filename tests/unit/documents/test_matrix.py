@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from support.guest import matrix
 from support.guest.matrix import Result, Verdict
+from support.places import ROOT
 
 RESULT = Result(
     "trixie",
@@ -40,3 +43,9 @@ def test_the_last_line_is_without_durations_and_frames():
     assert matrix._last("nftables: 4 of 4 cases hold (0 the second time), 900 probes, 61 s\n") == (
         "nftables: 4 of 4 cases hold (0 the second time), 900 probes"
     )
+
+
+def test_each_variable_that_gives_slow_machines_more_time_is_read():
+    programs = "tests/conformance/agent.py", "tools/conformance", "tests/support/modes.py"
+    read = {name for path in programs for name in re.findall(r'environ\.get\("(\w+)"', (ROOT / path).read_text())}
+    assert {word.partition("=")[0] for word in matrix.SLOW[1:]} <= read
