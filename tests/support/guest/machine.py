@@ -1,8 +1,9 @@
 """Runs a command under a kernel of Debian, in an emulated machine: for what user-mode Linux lacks, as flowtables.
 
-It has two emulated CPUs, an order of magnitude slower than ours, and boots in some eight seconds. It sees this
-machine's files, or those of another Debian in a folder, and cannot change them. Needs Debian's packages
-qemu-system-x86 and kmod, and a kernel that tools/guest-kernel has fetched.
+It has two emulated CPUs, an order of magnitude slower than ours, and boots in some twenty seconds. While it computes,
+its clock counts instructions, a nanosecond each: a busy host makes a command last longer, but no timeout in the machine
+expires earlier. It sees this machine's files, or those of another Debian in a folder, and cannot change them. Needs
+Debian's packages qemu-system-x86 and kmod, and a kernel that tools/guest-kernel has fetched.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def run_in_machine(
 def _command(folder: Path, initrd: Path, memory: int) -> list[str]:
     kernel = next((folder / "root/boot").glob("vmlinuz-*"))
     return [
-        *("setpriv", "--pdeathsig", "KILL", QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
-        *("-m", str(memory), "-nographic", "-no-reboot", "-nic", "none"),
+        *("setpriv", "--pdeathsig", "KILL", QEMU, "-accel", "tcg", "-icount", "shift=0", "-cpu", "max"),
+        *("-smp", "2", "-m", str(memory), "-nographic", "-no-reboot", "-nic", "none"),
         *("-kernel", str(kernel), "-initrd", str(initrd)),
         *("-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check"),
         *("-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"),
