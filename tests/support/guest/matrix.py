@@ -1,16 +1,17 @@
 """The proxy on the kernels, the nft and iptables, and the Python of other Debians: `make matrix`, docs/support.md.
 
-    python -m support.guest.matrix run [ROW ...] [--check NAME ...]     as root; a row takes half an hour
+    python -m support.guest.matrix run [ROW ...] [--check NAME ...]     as root; a row takes an hour or more
     python -m support.guest.matrix page                                 renders the results into docs/support.md
 
-A row is a Debian in a folder (tools/system) and a kernel of Debian (tools/guest-kernel). A check is a command in that
-Debian: under that kernel in an emulated machine, or under this machine's kernel. Results are in matrix.json beside
-this file, written after each check.
+A row is a Debian in a folder (tools/system) and a kernel: one of Debian (tools/guest-kernel) in an emulated machine, or
+this machine's. A check is a command in that Debian under that kernel; the unit tests always run under this machine's.
+Results are in matrix.json beside this file, written after each check.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from support.guest.differences import Judge, summary
-from support.guest.guest import GuestError
+from support.guest.guest import Done, GuestError
 from support.guest.machine import System, run_in_machine
 from support.places import ROOT
 
@@ -37,16 +38,31 @@ SECONDS: Final = 3600.0
 """Longest duration of one check in an emulated machine."""
 SLOW: Final = ("env", "PATIENCE=2.5", "JOBS=1", "KUBEPROXY_GUEST=1")
 """The emulated machine is ten times slower: its probes wait longer for an answer, one case runs at a time."""
+HERE: Final = "this-machine"
+"""The kernel of a row without an emulated machine: for nft, iptables and Python of the row's Debian."""
+LACKING: Final = ("ipvs", "fast forwarding")
+"""Checks that need what this machine's kernel may lack."""
+_ENTER: Final = """
+cd "$1"
+mount --bind . . && cd "$1"
+mount --bind /proc proc; mount --rbind /dev dev; mount -t sysfs sys sys; mount -t tmpfs run run; mount -t tmpfs tmp tmp
+shift
+ip link set lo up
+exec chroot . env -i PATH="$PATH" HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 JOBS=1 \\
+    sh -euc 'cd "$0"; exec "$@"' "$@"
+"""
 
 
 class Row(NamedTuple):
-    """A Debian, and the suite whose kernel it runs under."""
+    """A Debian, and the suite whose kernel it runs under, or HERE."""
 
     suite: str
     kernel: str
 
 
 ROWS: Final = (
+    Row("trixie", HERE),
+    Row("forky", HERE),
     Row("bookworm", "bookworm"),
     Row("bookworm", "bookworm-backports"),
     Row("trixie", "trixie"),
@@ -112,13 +128,16 @@ def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
         folder = SYSTEMS / row.suite
         SYSTEMS.mkdir(mode=0o700, exist_ok=True)
         subprocess.run([ROOT / "tools/system", row.suite, folder], check=True)
-        subprocess.run([ROOT / "tools/guest-kernel", folder, row.kernel], check=True)
         system = System(folder, folder / "kernel" / row.kernel, PLACE)
+        kernel = platform.release()
+        if row.kernel != HERE:
+            subprocess.run([ROOT / "tools/guest-kernel", folder, row.kernel], check=True)
+            kernel = (system.kernel / "stamp").read_text()
         shown = subprocess.run(["chroot", folder, "sh", "-c", _VERSIONS], stdout=subprocess.PIPE, text=True, check=True)
-        versions = [(system.kernel / "stamp").read_text(), *shown.stdout.splitlines()]
-        for name in checks:
+        versions = [kernel, *shown.stdout.splitlines()]
+        for name in (each for each in checks if row.kernel != HERE or each not in LACKING):
             began = time.monotonic()
-            holds, printed = _unit(row.suite, folder) if name == UNIT else _check(name, system)
+            holds, printed = _unit(row.suite, folder) if name == UNIT else _check(name, row, system)
             verdict = Verdict(holds, _last(printed), round(time.monotonic() - began))
             _record(row, versions, name, verdict)
             print(f"{row.suite}, kernel of {row.kernel}: {name}: {verdict.line} ({verdict.seconds} s)", flush=True)
@@ -128,10 +147,14 @@ def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
     return wrong
 
 
-def _check(name: str, system: System) -> tuple[bool, str]:
-    """Run a check in a machine; return whether it holds, and what it printed."""
+def _check(name: str, row: Row, system: System) -> tuple[bool, str]:
+    """Run a check under the row's kernel; return whether it holds, and what it printed."""
+    command = ("/venv/bin/python", *CHECKS[name])
     try:
-        done = run_in_machine([*SLOW, "/venv/bin/python", *CHECKS[name]], SECONDS, memory=2048, system=system)
+        if row.kernel == HERE:
+            done = _run_here(command, system)
+        else:
+            done = run_in_machine([*SLOW, *command], SECONDS, memory=2048, system=system)
     except GuestError as error:
         return False, str(error)
     if name != "ipvs":
@@ -140,6 +163,13 @@ def _check(name: str, system: System) -> tuple[bool, str]:
     printed = "".join(judge.read(line) for line in done.output.splitlines())
     text, holds = summary([judge], name, len(CASES))
     return holds, f"{printed}{text.partition(',')[0]}"
+
+
+def _run_here(command: Sequence[str], system: System) -> Done:
+    """Run a command in a Debian's folder, with mounts and a network of its own."""
+    entered = ["unshare", "--mount", "--net", "sh", "-euc", _ENTER, "sh", system.root, system.place, *command]
+    done = subprocess.run(entered, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return Done(done.returncode, done.stdout)
 
 
 @cache
