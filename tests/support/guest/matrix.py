@@ -69,7 +69,7 @@ ROWS: Final = (
     Row("forky", "forky"),
 )
 _VERSIONS: Final = "nft --version; iptables --version; /venv/bin/python -V"
-_PYTEST: Final = ("-m", "pytest", "-q", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist")
+_PYTEST: Final = ("-m", "pytest", "-pno:cacheprovider", "-pno:randomly", "-pno:cov", "-pno:xdist")
 _SLOWLY: Final = ("--color=no", "--timeout=1200")
 
 
@@ -129,7 +129,7 @@ def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
         SYSTEMS.mkdir(mode=0o700, exist_ok=True)
         subprocess.run([ROOT / "tools/system", row.suite, folder], check=True)
         system = System(folder, folder / "kernel" / row.kernel, PLACE)
-        kernel = platform.release()
+        kernel = platform.release().partition("-")[0]
         if row.kernel != HERE:
             subprocess.run([ROOT / "tools/guest-kernel", folder, row.kernel], check=True)
             kernel = (system.kernel / "stamp").read_text()
@@ -175,7 +175,7 @@ def _run_here(command: Sequence[str], system: System) -> Done:
 @cache
 def _unit(suite: str, folder: Path) -> tuple[bool, str]:
     """Run the unit tests under this machine's kernel."""
-    command = [ROOT / "tools/test-python", suite, folder, "-q", "-m", "not slow"]
+    command = [ROOT / "tools/test-python", suite, folder, "-m", "not slow"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode == 0, done.stdout
 
