@@ -58,7 +58,8 @@ machine: setup
 	@$(PY) -m support.guest.machine $(PY) -m pytest --color=no -pno:xdist -pno:randomly -pno:cacheprovider -pno:cov \
 		--noconftest tests/guest/machine
 
-# The kernels, nft, iptables and Python of other Debians: docs/support.md has the table. An hour or more for each of ROWS with a kernel of Debian.
+# The kernels, nft, iptables and Python of other Debians: docs/support.md has the table.
+# An hour or more for each of ROWS with a kernel of Debian.
 matrix: setup
 	@tools/check-host
 	@$(PY) -m support.guest.matrix run $(ROWS) $(WITH)
