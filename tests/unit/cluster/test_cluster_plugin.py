@@ -346,10 +346,10 @@ def test_missing_rights_are_named(cluster: StandIn, run: Run):
 def test_a_node_that_hangs_is_named(cluster: StandIn, run: Run):
     cluster.node("node-a", **doctor())
     cluster.node("node-b", hangs=True)
-    status, text, _ = run("doctor", "--timeout", "3")
+    status, text, _ = run("doctor", "--timeout", "6")
     assert status == UNKNOWN
     assert "1 of 2 nodes answered" in text
-    assert "no answer of node-b: no answer within 3 s" in text
+    assert "no answer of node-b: no answer within 6 s" in text
 
 
 def test_nodes_with_the_go_kube_proxy_are_counted_and_no_error(cluster: StandIn, run: Run):
