@@ -221,8 +221,8 @@ def _conntrack() -> Message | None:
 
 
 Row = tuple[str, str, int, int, str, str, list[str], float]
-"""Name, state, numbers of ready and of all endpoints, type, letters of the policies, addresses, time of the last
-change."""
+"""Name, state, numbers of ready and of all endpoints, type, letters of `flags` and T if terminating endpoints alone
+serve, addresses, time of the last change."""
 
 _LEAVING: Final = {"deleting": "pending"}
 """States of /debug/state that the page shows as one state."""
@@ -247,7 +247,7 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
         count.ready,
         count.total,
         (service.spec.type or "ClusterIP") if service is not None else "",
-        flags(plans, slices),
+        flags(plans, slices) + "T" * (not count.ready and any(plan.serving for plan in plans)),
         list(addresses(plans)),
         max(seen, changed_at(service, slices)),
     )

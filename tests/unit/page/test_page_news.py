@@ -225,6 +225,14 @@ def test_rows_tell_policies_and_when_it_changed(node):
     assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
 
 
+def test_a_service_with_terminating_endpoints_alone_is_not_without_endpoints(node):
+    node.hears(service("web"), endpoints("web", "10.244.0.1/draining", "10.244.0.2/unready"))
+    node.hears(service("none", 2), endpoints("none", "10.244.0.3/unready"))
+    node.hears(service("both", 3), endpoints("both", "10.244.0.4/draining", "10.244.0.5"))
+    rows = {row[0]: (row[2:4], row[5]) for row in node.news.take()["rows"]}
+    assert rows == {"default/web": ((0, 2), "T"), "default/none": ((0, 1), ""), "default/both": ((1, 2), "")}
+
+
 def test_hints_that_exclude_endpoints_are_reported(node):
     near, far = (EndpointHints([NameHint(zone)]) for zone in ("zone-a", "zone-b"))
     node.hears(

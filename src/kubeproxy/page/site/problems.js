@@ -81,7 +81,7 @@ function flowProblems() {
   return known.flowsError ? [{ level: 'unknown', what: 'new connections cannot be followed', detail: known.flowsError }] : [];
 }
 
-const noEndpoints = (row) => row.ready === 0 && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
+const noEndpoints = (row) => row.ready === 0 && !row.flags.includes('T') && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
 /** The mark of a state: what the kernel has of a Service without endpoints is right, and serves nobody. */
 const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
 /** How full connection tracking is, by whole percents where it matters: a problem is not told anew for each entry. */

@@ -241,7 +241,7 @@ function paintRow(node, row, index, height, selected) {
     put(addresses, row.addresses.join('  '));
     addresses.title = row.addresses.join('\n');
   }
-  if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state}`)) {
+  if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state} ${row.flags}`)) {
     ends.className = `ends ${noEndpoints(row) ? 'none' : row.ready < row.total ? 'some' : ''}`;
     ends.firstChild.firstChild.style.width = `${row.total ? row.ready / row.total * 100 : 0}%`;
     put(ends.lastChild, `${count(row.ready)} of ${count(row.total)}`);
