@@ -293,6 +293,12 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live) -> None:
     await bare.start()
     config = bare.proxy.config
     kubeconfig = yaml.safe_load(config.read_text())["clientConnection"]["kubeconfig"]
+    for given in (("--config", str(config)), ("--hostname-override", "node-a")):
+        status, found, unknown = await findings(bare, *given, "--kubeconfig", kubeconfig)
+        runs = (
+            f"a kube-proxy runs here (pid {bare.proxy.pid}), and was not asked: leave out --manifests and --kubeconfig"
+        )
+        assert (status, found, unknown) == (2, {}, [runs])
     await bare.proxy.stop()
     # The last list to come is none that a plan needs: it is waited for all the same.
     bare.cluster.faults.update({"delay": 0.3, "resources": ["servicecidrs"]})

@@ -28,7 +28,6 @@ from kubeproxy.ask.why import Explained, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
-from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
@@ -152,7 +151,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
-        findings += _unasked()
+        findings += _unasked(node)
     findings += present.findings(probes, _probed_for(node, rules, packet, why, probes))
     return Explanation(why, tuple(findings), probes)
 
@@ -179,9 +178,9 @@ def _probed_for(
     return present.ProbedFor(untranslated, own, blocked)
 
 
-def _unasked() -> Iterator[Diagnosis]:
+def _unasked(node: CheckedNode) -> Iterator[Diagnosis]:
     """Yield the finding that the answer follows from objects only: without a proxy on this node, it is hypothetical."""
-    proxies = processes.proxies()
+    proxies = node.proxies
     severity = Severity.NOTE if proxies else Severity.UNKNOWN
     yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
 

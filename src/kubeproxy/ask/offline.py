@@ -42,9 +42,10 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override"
 class ReadDesk(Desk):
     """Answers from objects that were read for one question. Only for `why` are other Nodes and zones read."""
 
-    def __init__(self, snapshot: Snapshot, options: Options) -> None:
+    def __init__(self, snapshot: Snapshot, options: Options, control: str) -> None:
         super().__init__(snapshot)
         self._options = options
+        self.control = control
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
         """See Desk."""
@@ -74,7 +75,8 @@ def desk(arguments: argparse.Namespace) -> Desk:
     planner.take()
 
     planned = Planned(planner, addresses)
-    return ReadDesk(Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned"), options)
+    snapshot = Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned")
+    return ReadDesk(snapshot, options, arguments.control_socket)
 
 
 class Planned:

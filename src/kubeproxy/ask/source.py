@@ -30,6 +30,7 @@ class Running:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.control = client.path
 
     def facts(self) -> Facts:
         """See Desk."""

@@ -235,6 +235,7 @@ class Asked:
     """A proxy whose API server is gone."""
 
     running = True
+    control = ""
 
     def facts(self):
         watched = (WatchStanding(resource="services", synced=True, connected=False, stale=480.0),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from kubeproxy.commands.main import run
 from kubeproxy.commands.parsers import parser_of
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
+from kubeproxy.control.listener import listen
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel import chains
@@ -298,6 +300,29 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
     else:
         assert (status, "kube-proxy would forward it" in out) == (2, True), out
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
+
+
+def test_a_proxy_that_only_its_control_socket_shows_runs_here(
+    folder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
+    monkeypatch.setattr(processes, "proxies", list)
+    path = str(tmp_path / "control/control.sock")
+    asked = ["--control-socket", path, *folder]
+    with listen(path):
+        run(["doctor", *asked])
+        out = capfd.readouterr().out
+        assert f"?  a kube-proxy runs here (pid {os.getpid()}), and was not asked" in out
+        assert "rules without a proxy" not in out
+        run(["why", "192.0.2.8", "192.0.2.9:80", "--no-probe", *asked])
+        assert f"-  a kube-proxy runs here (pid {os.getpid()}), and was not asked" in capfd.readouterr().out
+    run(["doctor", *asked])  # the file of the socket stays, but no process listens
+    out = capfd.readouterr().out
+    assert "?  no kube-proxy runs here" in out
+    assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
 
 
 @pytest.mark.parametrize("flag", ["--masquerade-all", "--masquerade-all=true", "--masquerade-all true"])

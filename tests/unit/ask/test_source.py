@@ -18,6 +18,8 @@ EVERY = [(LONG, f"{number:063d}") for number in range(3000)]
 class Server:
     """What a proxy with all of EVERY answers."""
 
+    path = ""
+
     def __init__(self) -> None:
         self.requests: list[int] = []
 

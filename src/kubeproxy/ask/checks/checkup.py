@@ -95,7 +95,7 @@ def checked(asked: Source, facts: Facts) -> CheckedNode:
     """Return the node of a proxy with these facts, for the checks. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
-    return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running)
+    return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running, asked.control)
 
 
 def look_at(node: CheckedNode) -> Checkup:
@@ -287,7 +287,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
         traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
             yield from programming.there(traces, node.families, node.mode.name)
-    elif node.facts is not None and not processes.proxies():
+    elif node.facts is not None and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from _left(node, sight, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
@@ -360,7 +360,7 @@ def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagn
         packet = packet._replace(source=None)
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
-    if node.running or not processes.proxies():
+    if node.running or not node.proxies:
         left = [one for one in left if node.concerns(one.family) and (packet is None or one.catches(packet, forwarded))]
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         yield from strangers.left_over(left, node.mode.name if node.running else "", place)

@@ -16,7 +16,6 @@ from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ConfigError, KubeProxyError
-from kubeproxy.kernel.proc import processes
 from kubeproxy.setup import modes
 
 
@@ -35,13 +34,13 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
             config = _meant(given)
         except ConfigError as mistake:
             before += identity.configured(given.config or "the flags", str(mistake), ())
-        node = CheckedNode(None, 0, modes.named(config.active_mode), config)
+        node = CheckedNode(None, 0, modes.named(config.active_mode), config, control=given.control_socket)
     report = look_at(node)
     report.findings = [*before, *report.findings]
     if silence:
         report.unknown.insert(0, silence)
     if given.manifests or given.kubeconfig:
-        report.unknown.insert(0, strangers.unasked(processes.proxies()))
+        report.unknown.insert(0, strangers.unasked(node.proxies))
     if os.geteuid():
         report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
     return node, report

@@ -17,11 +17,13 @@ from kubeproxy.ask.flows import fullness
 from kubeproxy.ask.flows.users import ServedPorts
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.control.listener import server
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import route
 from kubeproxy.kernel.conntrack.tracked import Level, entries
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
+from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, hairpin_ports, local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
@@ -41,7 +43,8 @@ _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 class CheckedNode(Struct, frozen=True):
     """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
 
-    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `mode` and `config`
+    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `control` is the path
+    of the control socket, at which a proxy may listen that was not asked; '' for none. `mode` and `config`
     are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
     restrict the checks to one connection: its `family` (None for both), its first `packet`, its endpoints (`targets`),
     the netfilter `hooks` that it passes, with its packets there (`passing`), the addresses of its client and endpoints
@@ -56,6 +59,7 @@ class CheckedNode(Struct, frozen=True):
     mode: Mode
     config: KubeProxyConfiguration
     running: bool = False
+    control: str = ""
     node_ports: bool = False
     family: Family | None = None
     hooks: Collection[str] = (*HOOKS, INGRESS)
@@ -84,6 +88,17 @@ class CheckedNode(Struct, frozen=True):
         world = self.facts.world if self.facts is not None else None
         each = [(family, world.of(family)) for family in self.families] if world is not None else []
         return [(family, part) for family, part in each if part is not None]
+
+    @property
+    def proxies(self) -> list[processes.ProxyProcess]:
+        """The kube-proxies that run here, asked or not: those that /proc shows, and the process that listens on the
+        control socket. /proc does not show a proxy of another PID namespace, or with a command line of another name.
+        """
+        found, pid = processes.proxies(), None
+        with suppress(OSError):
+            pid = server(self.control) if self.control else None
+        is_listed = pid is None or pid in {process.pid for process in found}
+        return found if is_listed else [*found, processes.ProxyProcess(pid or 0, (), ours=True)]
 
     @property
     def mark(self) -> int:

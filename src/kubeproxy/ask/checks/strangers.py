@@ -22,7 +22,7 @@ _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 def unasked(proxies: Sequence[ProxyProcess]) -> str:
     """Return a text on the kube-proxies that run on this node, although another source of objects was given."""
-    pids = ", ".join(str(process.pid) for process in proxies)
+    pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return "no kube-proxy runs here"
     return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
