@@ -198,8 +198,9 @@ async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live
     await live.expect(front, {"node": "timeout"}, "tcp")
     place = f"[{front.address}]" if family == "IPv6" else front.address
     silent = f"nothing answers {'ARP' if family == 'IPv4' else 'neighbour discovery'} for {gone} ("
-    status, text = await live.ask("trace", "node", f"{place}:80")
-    assert (status, silent in text) == (1, True), text
+    for target in (f"{place}:80", f"{'[' + gone + ']' if family == 'IPv6' else gone}:3000"):
+        status, text = await live.ask("trace", "node", target)
+        assert (status, silent in text, "left this node" in text) == (1, True, False), text
     status, text = await live.ask("why", "node", f"{place}:80")
     assert (status, f", as {silent}" in text) == (1, True), text
     if family == "IPv4":
@@ -324,6 +325,71 @@ async def test_an_open_connection_whose_endpoint_is_silent_now_is_not_answered(l
             await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
     assert status == 1, text
     assert f"no answer of {live.ips['a2']['IPv4']}:3000 came during the trace; the connection was answered" in text
+
+
+async def test_a_new_connection_that_untraced_legacy_rules_redirect_is_not_ascribed_to_an_older_entry(
+    live: Live,
+) -> None:
+    if live.mode.name == "userspace":
+        return
+    live.service("diverted", "a1")
+    front, other = live.front("diverted"), f"{live.ips['b1']['IPv4']}:3000"
+    await live.expect(front, {"node": "a1"})
+    svc, sep = "KUBE-SVC-AAAAAAAAAAAAAAAA", "KUBE-SEP-AAAAAAAAAAAAAAAA"
+    jumps = [f"{hook} -j KUBE-SERVICES" for hook in ("PREROUTING", "OUTPUT")]
+    made = [
+        *(f"-N {chain}" for chain in (sep, svc, "KUBE-SERVICES")),
+        f"-A KUBE-SERVICES -d {front.address}/32 -p tcp --dport 80 -j {svc}",
+        f"-A {svc} -j {sep}",
+        f"-A {sep} -p tcp -j DNAT --to-destination {other}",
+        *(f"-I {jump}" for jump in jumps),
+    ]
+    chains = ("KUBE-SERVICES", svc, sep)
+    unmade = [*(f"-D {jump}" for jump in jumps), *(f"-F {one}" for one in chains), *(f"-X {one}" for one in chains)]
+
+    async def legacy(*commands: str) -> None:
+        for words in commands:
+            await live.cluster.exec("node", ["iptables-legacy", "-t", "nat", *words.split()])
+
+    async def reported() -> str:
+        await legacy(*unmade, *made)  # again: a proxy that has just started removes them once
+        _, text = await live.ask("trace", "node", "default/diverted:80")
+        chosen = f"{other} is no endpoint of default/diverted, and rules of this node chose it for this new connection"
+        cause = "both variants" if live.mode.name == "iptables-nft" else "left by another kube-proxy: "
+        wanted = chosen, f"{chosen}; the kernel does not trace iptables-legacy: {cause}", "restart "
+        return "" if all(part in text for part in wanted) and "conntrack -D" not in text else text
+
+    try:
+        await live.eventually(reported)
+    finally:
+        await legacy(*unmade)
+
+
+@pytest.mark.slow("a trace of several seconds")
+async def test_an_established_connection_to_a_removed_endpoint_is_not_to_be_removed(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return
+    live.service("outlived", "a1")
+    front, client = live.front("outlived"), live.ips["pod"]["IPv4"]
+    end = f"{live.ips['a1']['IPv4']}:3000"
+    await live.expect(front, {"pod": "a1"})
+    with open_socket_in(live.cluster.namespace_of("pod"), lambda: socket.create_connection(front, timeout=5.0)) as sock:
+        live.endpoints("outlived", "b1")
+        await live.expect(front, {"pod": "b1"})
+        port = sock.getsockname()[1]
+        status, text = await live.ask("why", f"{client}:{port}", f"{front.address}:{front.port}")
+        note = f"  -  connection tracking keeps the client's port {port} at {end} (read now), which is no endpoint of "
+        assert (status, note in text, "conntrack -D" in text) == (0, True, False), text
+        assert (f"100.0% to {end}" in text, text.count("% to ")) == (True, 1), text
+        asked = asyncio.ensure_future(live.ask("trace", client, f"{front.address}:{front.port}", "--seconds", "4"))
+        while not asked.done():
+            sock.send(b"G")
+            await asyncio.sleep(0.3)
+        status, text = await asked
+    assert (status, f"{end} is no endpoint of default/outlived" in text, "conntrack -D" in text) == (0, True, False), (
+        text
+    )
+    assert "an established connection continues as long as this address answers" in text
 
 
 async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_removal(live: Live) -> None:

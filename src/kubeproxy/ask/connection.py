@@ -24,7 +24,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import Explained, Why
+from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
@@ -141,7 +141,10 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     translates = asked.running and node.mode.flows_end is FlowsEnd.ENDPOINTS
     pin = present.pinned(explained) if translates else None
     kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None
-    if held := tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept):
+    held = tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept)
+    if pin and why.endpoints and not held:  # the flow's address is no endpoint any more
+        held = (Target(pin[0], 1.0, why.endpoints[0].masqueraded),)
+    if held:
         why = replace(why, endpoints=held)
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kubeproxy.ask.kernel.journeys import LEFT, KnownRules, Serving, TracedReply, journeys, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
@@ -54,10 +56,18 @@ WEB = Serving("default/web", frozenset({"10.244.0.1:8080"}))
 ENTRY = "-p tcp -s 10.0.0.1 --sport 40000 -d 10.96.0.1 --dport 80"
 
 
-def told(*steps: list[Step], served=(), protocol: int = TCP, proxied: bool = False, serving: Serving | None = None):
-    found = journeys([step for part in steps for step in part], RULES, OWN)
+def told(
+    *steps: list[Step],
+    served=(),
+    protocol: int = TCP,
+    proxied=False,
+    serving: Serving | None = None,
+    silent="",
+    rules=RULES,
+):
+    found = journeys([step for part in steps for step in part], rules, OWN)
     replies = [TracedReply(*one) for one in served]
-    return found, verdict(found, replies, RULES, protocol, proxied=proxied, serving=serving)
+    return found, verdict(found, replies, rules, protocol, proxied=proxied, serving=serving, silent=silent)
 
 
 def dropped(packet: int) -> list[Step]:
@@ -213,10 +223,12 @@ def test_a_destination_without_a_route_is_that_of_the_leftover_rule():
     )
 
 
+OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+
+
 def test_an_answer_before_the_trace_is_not_one_during_it():
-    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
     for protocol in (TCP, UDP):
-        made = told(marked(1), out, served=[("10.244.0.1:8080", False, True)], protocol=protocol, serving=WEB)[1]
+        made = told(marked(1), OUT, served=[("10.244.0.1:8080", False, True)], protocol=protocol, serving=WEB)[1]
         assert (made.text, made.passed) == (
             (
                 "nothing here dropped it: it left this node, and no answer of 10.244.0.1:8080 came during the trace; "
@@ -227,17 +239,55 @@ def test_an_answer_before_the_trace_is_not_one_during_it():
 
 
 def test_a_connection_to_an_address_that_is_no_endpoint_is_reported_with_its_removal():
-    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
-    stale = ("10.244.0.99:3000", False, True, ENTRY)
-    made = told(marked(1), out, served=[stale], serving=WEB)[1]
+    stale = ("10.244.0.99:3000", False, True, ENTRY, True)
+    made = told(marked(1), OUT, served=[stale], serving=WEB, protocol=UDP)[1]
     assert made.passed is False
     assert made.text.endswith(
-        "answered earlier; 10.244.0.99:3000 is no endpoint of default/web: the connection's entry in connection "
-        f"tracking keeps it there, and this removes the entry: `conntrack -D {ENTRY}`"
+        "answered earlier; 10.244.0.99:3000 is no endpoint of default/web, and its entry in connection tracking, older "
+        "than the trace, keeps the flow there: this removes the entry, so that the next packet gets an endpoint: "
+        f"`conntrack -D {ENTRY}`"
     )
-    assert "conntrack" not in told(marked(1), out, served=[stale])[1].text  # without a proxy, no Service is known
-    unanswered = (stale[0], False, False, ENTRY)
+    assert "conntrack" not in told(marked(1), OUT, served=[stale])[1].text  # without a proxy, no Service is known
+    unanswered = (stale[0], False, False, ENTRY, True)
     assert "conntrack -D" in told(marked(1), unreachable(), served=[unanswered], serving=WEB)[1].text
+
+
+@pytest.mark.parametrize("reply", [(True, True), (False, True), (True, False)])
+def test_an_entry_of_an_established_connection_is_not_to_be_removed(reply):
+    stale = ("10.244.0.99:3000", *reply, ENTRY, True)
+    made = told(marked(1), OUT, served=[stale], serving=WEB)[1]
+    assert made.passed is reply[0]
+    assert "conntrack -D" not in made.text
+    assert made.text.endswith(
+        "keeps the flow there: an established connection continues as long as this address answers, and new "
+        "connections get an endpoint: the client chooses again if it closes this one"
+    )
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_no_older_entry_is_the_reason_for_the_choice_of_a_new_connection(answered):
+    new = ("10.244.0.99:3000", answered, False, ENTRY, False)
+    made = told(marked(1), OUT, served=[new], serving=WEB)[1]
+    assert (made.passed, "connection tracking" in made.text, "conntrack" in made.text) == (answered, False, False)
+    assert made.text.endswith(
+        "; 10.244.0.99:3000 is no endpoint of default/web, and rules of this node chose it for this new connection"
+    )
+    made = told(marked(1), OUT, served=[new], serving=WEB, rules=RULES._replace(untraced=lambda: "left: restart"))[1]
+    assert made.text.endswith("for this new connection; the kernel does not trace iptables-legacy: left: restart")
+
+
+def test_a_next_hop_without_an_answer_keeps_the_packet_on_this_node():
+    silent = "nothing answers ARP for 10.244.0.77 (FAILED in `ip neighbour`)"
+    for served in ([("10.244.0.77:3000", False)], []):
+        made = told(marked(1), OUT, served=served, silent=silent)[1]
+        assert (made.passed, made.text) == (
+            False,
+            f"nothing here dropped it, but it did not leave this node: {silent}",
+        )
+    made = told(marked(1), unreachable(), served=[("10.244.0.77:3000", False)], silent=silent)[1]
+    assert made.text.endswith(f"could not reach 10.244.0.77:3000 (host unreachable); {silent}")
+    made = told(marked(1), OUT, served=[("10.244.0.77:3000", True)], silent=silent)[1]
+    assert (made.passed, "ARP" in made.text) == (True, False)
 
 
 def test_what_stays_behind_prerouting_has_no_route():

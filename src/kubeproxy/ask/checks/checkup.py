@@ -33,10 +33,10 @@ from kubeproxy.ask.checks.node import (
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
-from kubeproxy.backends.mode import Sight
+from kubeproxy.backends.mode import Mode, Sight
 from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
-from kubeproxy.config.types import differences
+from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
@@ -45,6 +45,7 @@ from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
+from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
@@ -351,6 +352,15 @@ def surely_dropped(
     """
     drops = (drop for one in others for drop in one.drops(passing, silently=silently))
     return [one for one in drops if not (one.unordered or one.untracks)]
+
+
+def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
+    """Return the findings on rules of other kube-proxies that catch a connection, beside a proxy of this mode. Raises
+    KubeProxyError.
+    """
+    family = family_of(packet.destination)
+    node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
+    return list(_left(node, NodeRules().sight, forwarded=True))
 
 
 def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:

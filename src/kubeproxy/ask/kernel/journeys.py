@@ -40,12 +40,14 @@ class KnownRules(NamedTuple):
     """Texts and meanings of the rules that packets matched.
 
     `decision` returns the meaning of one of our chains (table, name), None for a chain of another program. The meaning
-    begins with LEFT if the running proxy has no such chain.
+    begins with LEFT if the running proxy has no such chain. `untraced` returns the findings, as a text, on rules of
+    another kube-proxy for the flow that the kernel does not trace (those of iptables-legacy), '' without such rules.
     """
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
     decision: Callable[[str, str], str | None]
+    untraced: Callable[[], str] = str
 
 
 class Met(Struct, frozen=True, rename="camel"):
@@ -217,13 +219,15 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
 
 class TracedReply(Struct, frozen=True):
     """The entry of a traced connection in connection tracking: its endpoint, whether a reply arrived during the trace,
-    and whether a reply arrived `earlier`. `selection` are the arguments of conntrack(8) that select it.
+    and whether a reply arrived `earlier`. `selection` are the arguments of conntrack(8) that select it. `existed`:
+    the entry is older than the trace.
     """
 
     endpoint: str
     answered: bool
     earlier: bool = False
     selection: str = ""
+    existed: bool = False
 
 
 class Serving(NamedTuple):
@@ -248,16 +252,20 @@ def verdict(
     *,
     proxied: bool,
     serving: Serving | None = None,
+    silent: str = "",
 ) -> Verdict:
     """Return the outcome of a flow; `proxied`: the proxy on this node answers the client. `serving` is None if no
-    Service is known."""
+    Service is known. `silent` is the text of `silent_neighbour` for the endpoint.
+    """
     if proxied:
         serving = None
     others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
     refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "")
-    made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others)
+    if refused and silent:
+        refused = Verdict(f"{refused.text}; {silent}", passed=False)
+    made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
     if others is None:
-        return Verdict(made.text + _strayed(served, serving), made.passed)
+        return Verdict(made.text + _strayed(served, serving, ruleset, protocol), made.passed)
     table, chosen = others
     what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
     if serving is not None and chosen not in serving.endpoints:
@@ -282,25 +290,59 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
     return None
 
 
-def _strayed(served: Sequence[TracedReply], serving: Serving | None) -> str:
+def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: KnownRules, protocol: int) -> str:
     """Return a text if a connection leads to an address that is no endpoint of its Service, else ''."""
     stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
     if stray is None or serving is None:
         return ""
-    return (
-        f"; {stray.endpoint} is no endpoint of {serving.service}: the connection's entry in connection tracking keeps "
-        f"it there, and this removes the entry: `conntrack -D {stray.selection}`"
-    )
+    what = f"; {stray.endpoint} is no endpoint of {serving.service}, and"
+    if not stray.existed:
+        untraced = ruleset.untraced()
+        more = f"; the kernel does not trace iptables-legacy: {untraced}" if untraced else ""
+        return f"{what} rules of this node chose it for this new connection{more}"
+    kept = kept_flow(protocol, stray.selection, answered=stray.answered or stray.earlier)
+    return f"{what} its entry in connection tracking, older than the trace, keeps the flow there: {kept.text}"
+
+
+class KeptFlow(NamedTuple):
+    """The way to an endpoint for the client of a flow to an address that is none. `continues`: the flow is an
+    established connection, which a deletion of its entry in connection tracking would end.
+    """
+
+    text: str
+    continues: bool
+
+
+def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
+    """Return the advice for a flow to an address that is no endpoint of its Service. `selection` are the arguments of
+    conntrack(8) for its entry; `answered`: a reply arrived at any time.
+    """
+    if answered and protocol != PROTOCOLS["UDP"]:
+        text = (
+            "an established connection continues as long as this address answers, and new connections get an endpoint: "
+            "the client chooses again if it closes this one"
+        )
+        return KeptFlow(text, continues=True)
+    text = f"this removes the entry, so that the next packet gets an endpoint: `conntrack -D {selection}`"
+    return KeptFlow(text, continues=False)
 
 
 def _became(
-    found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules, protocol: int, *, proxied: bool
+    found: Sequence[Journey],
+    served: Sequence[TracedReply],
+    ruleset: KnownRules,
+    protocol: int,
+    *,
+    proxied: bool,
+    silent: str = "",
 ) -> Verdict:
     if not found:
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
     if any(one.answered for one in served):
         return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
+    if silent:
+        return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
     last = next((one.last for one in reversed(found) if one.direction == "request"), "")
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if last == HOOKS[PREROUTING] and later:

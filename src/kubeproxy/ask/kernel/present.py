@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.kernel.journeys import kept_flow
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.lines import REPAIR, difference
@@ -106,9 +107,11 @@ def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
             what = f"connection tracking keeps the client's port {packet.source_port} at {endpoint} (read now)"
             if entry.server in plan.serving:
                 return endpoint, _line(Severity.FINE, what)
-            fix = "this removes the entry, so that the next packet gets an endpoint: `conntrack -D "
             what += f", which is no endpoint of {explained.why.service}"
-            return endpoint, _line(Severity.BROKEN, what, f"{fix}{selection_of(packet, entry)}`")
+            kept = kept_flow(packet.protocol, selection_of(packet, entry), answered=entry.answered)
+            if kept.continues:
+                return endpoint, _line(Severity.NOTE, f"{what}: {kept.text}")
+            return endpoint, _line(Severity.BROKEN, what, kept.text)
     return None
 
 

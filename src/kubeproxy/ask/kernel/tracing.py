@@ -6,13 +6,14 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.ask.checks.checkup import leftovers
 from kubeproxy.ask.kernel import journeys as paths
 from kubeproxy.ask.kernel.present import MOST, end_of, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
@@ -56,20 +57,22 @@ class Traced(Struct, frozen=True, rename="camel"):
 
 def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
-    before = frozenset(entry.entry_id for entry in flows_to(packet) if entry.answered)
+    before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
-    ruleset = paths.KnownRules(_texts(captured.steps, decision), captured.base_chains, decision)
+    ruleset = paths.KnownRules(
+        _texts(captured.steps, decision), captured.base_chains, decision, partial(_untraced, packet, mode)
+    )
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found, before))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
-    made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving)
-    if found and not (made.passed or any(one.lost for one in found)):
+    silent = ""
+    if found and not any(one.lost for one in found) and not any(one.answered for one in served):
         # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
         known = sorted(serving.endpoints) if serving is not None else []
         ends = [one.endpoint for one in served[-1:]] or known[:MOST]
         silent = "; ".join(filter(None, (silent_neighbour(end_of(one)[0]) for one in ends)))
-        made = paths.Verdict(f"{made.text}; {silent}", passed=False) if silent else made
+    made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
     return Traced(found, served, made, captured.lost, _legacy_rules())
@@ -160,18 +163,30 @@ def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | Non
     return texts
 
 
-def _served(packet: Packet, found: Sequence[paths.Journey], before: Container[bytes]) -> Iterator[paths.TracedReply]:
-    """Yield the conntrack entries of the traced connections; `before` are the marks of entries answered earlier. An
-    entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to count as
-    answered.
+def _served(
+    packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
+) -> Iterator[paths.TracedReply]:
+    """Yield the conntrack entries of the traced connections; `before` has for each older entry whether it was
+    answered. An entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to
+    count as answered.
     """
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     for entry in flows_to(packet):
         if destination_text(entry.client) in clients:
-            endpoint, earlier = destination_text(entry.server), entry.entry_id in before
+            endpoint, earlier = destination_text(entry.server), before.get(entry.entry_id, False)
             answered = endpoint in answers if earlier else entry.answered
-            yield paths.TracedReply(endpoint, answered, earlier, selection_of(packet, entry))
+            existed = entry.entry_id in before
+            yield paths.TracedReply(endpoint, answered, earlier, selection_of(packet, entry), existed)
+
+
+def _untraced(packet: Packet, mode: Mode | None) -> str:
+    """Return the findings on leftover rules for a connection, '' without rules of iptables-legacy. Raises
+    KubeProxyError.
+    """
+    if mode is None or not _legacy_rules():
+        return ""
+    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
 
 
 def _legacy_rules() -> int:
