@@ -98,8 +98,10 @@ class Diagnosis(Struct, frozen=True):
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings sorted by severity; findings of equal severity keep their order."""
-    return sorted(findings, key=lambda finding: finding.severity)
+    """Return findings sorted by severity; findings of equal severity keep their order, after that on a full connection
+    table: it is the cause of others, because no new connection of this node passes, also none to the API server.
+    """
+    return sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
 
 
 def duration(seconds: float) -> str:

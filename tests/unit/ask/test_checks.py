@@ -404,6 +404,13 @@ def test_the_worst_comes_first():
     assert [one.is_wrong for one in worst_first(rows)] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(("used", "order"), [(96, ["conntrack", "api"]), (90, ["api", "conntrack"])])
+def test_a_full_connection_table_comes_before_an_unreachable_api_server(used, order):
+    unreachable = contact.reached(reach(watched(connected=False, stale=900), trouble="h:6443: timed out"))
+    table = settings.filled(settings.tracked(used, 100, ()), "conntrack")
+    assert [one.about for one in worst_first([*unreachable, *table])] == order
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7200, "2 hours"), (172800, "2 days")],

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks import identity, strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.finding import Diagnosis, UnreadError
+from kubeproxy.ask.finding import Diagnosis, UnreadError, worst_first
 from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
@@ -36,7 +36,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
             before += identity.configured(given.config or "the flags", str(mistake), ())
         node = CheckedNode(None, 0, modes.named(config.active_mode), config, control=given.control_socket)
     report = look_at(node)
-    report.findings = [*before, *report.findings]
+    report.findings = worst_first([*before, *report.findings])
     if silence:
         report.unknown.insert(0, silence)
     if given.manifests or given.kubeconfig:
