@@ -207,7 +207,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     where = ("why", live.ips["outside"]["IPv4"], f"{front.address}:80", "--no-probe")
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), "(read now)", words=where)
     if live.mode.name != "userspace":
-        assert "x  1 of 2 endpoints are in the kernel (read now)" in text
+        assert "x  1 of 2 endpoints is in the kernel (read now)" in text
     assert "Fix: the proxy repairs them" in text
     live.delete("robbed")
     await equal(live)  # in iptables mode others lose that endpoint as well

@@ -257,7 +257,7 @@ class _Question:
                 text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
                 steps = (
                     AnswerStep(True, text, "spec.healthCheckNodePort"),
-                    AnswerStep(count > 0, f"{count} ready endpoints are on this node"),
+                    AnswerStep(count > 0, f"ready endpoints on this node: {count}"),
                 )
                 notice = Notice.ANSWER if count else Notice.UNHEALTHY
                 return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)

@@ -164,7 +164,7 @@ def test_the_answer(told, status):
             "no",
             "x",
             "",
-            ("nothing listens on port 80 of 10.0.0.3:80", "Or a NetworkPolicy or a firewall rejects this node"),
+            ("nothing listens on 10.0.0.3:80:", "Or a NetworkPolicy or a firewall rejects this node"),
         ),
     ],
 )

@@ -137,7 +137,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
         words = "do not lead" if findings else "lead"
         yield _line(severity, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
-        yield _line(severity, f"{there} of {count} endpoints are in the kernel (read now)")
+        yield _line(severity, f"{there} of {count} endpoints {'is' if there == 1 else 'are'} in the kernel (read now)")
     for finding in findings[:_SHOWN]:
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
@@ -275,8 +275,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         yield Diagnosis(Severity.FINE, "endpoints", f"{what} from this node: {each}")
     wrong = [one for one in probes if one.failed and one.address not in connection.blocked]
     refused = [one.address for one in wrong if one.refused]
-    ports = ", ".join(sorted({address.rpartition(":")[2] for address in refused}))
-    closed = f"nothing listens on port {ports} of {', '.join(refused)}"
+    closed = f"nothing listens on {', '.join(refused)}"
     silent = ", ".join(one.address for one in wrong if not one.refused)
     for one in probes:
         if not one.failed:
