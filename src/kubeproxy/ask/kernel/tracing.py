@@ -17,7 +17,7 @@ from kubeproxy.ask.checks.checkup import leftovers
 from kubeproxy.ask.kernel import journeys as paths
 from kubeproxy.ask.kernel.present import MOST, end_of, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
-from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
+from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
@@ -71,7 +71,8 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
         # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
         known = sorted(serving.endpoints) if serving is not None else []
         ends = [one.endpoint for one in served[-1:]] or known[:MOST]
-        silent = "; ".join(filter(None, (silent_neighbour(end_of(one)[0]) for one in ends)))
+        texts = [silent_neighbour(end_of(one)[0]) for one in ends]
+        silent = "; ".join(texts) if all(texts) else ""
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
@@ -181,12 +182,13 @@ def _served(
 
 
 def _untraced(packet: Packet, mode: Mode | None) -> str:
-    """Return the findings on leftover rules for a connection, '' without rules of iptables-legacy. Raises
-    KubeProxyError.
-    """
+    """Return the findings on leftover rules for a connection, '' without rules of iptables-legacy."""
     if mode is None or not _legacy_rules():
         return ""
-    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
+    try:
+        return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
+    except KubeProxyError as error:
+        return f"its rules cannot be read: {error}"
 
 
 def _legacy_rules() -> int:
