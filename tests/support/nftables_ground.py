@@ -86,7 +86,7 @@ class Ground(ABC):
 
     @abstractmethod
     def contents(self, family: Family = V4) -> Contents:
-        """Return the elements of all sets and maps of our table."""
+        """Return the elements of all sets and maps of our table, without the element that no client has."""
 
     @abstractmethod
     def chains(self, family: Family = V4) -> dict[str, list[str]]:
@@ -198,7 +198,7 @@ class FakeGround(Ground):
             self.kernel.heard[family] = heard._replace(complete=False)
 
     def contents(self, family: Family = V4) -> Contents:
-        return listing.contents(self.kernel, family)
+        return _without_mark(listing.contents(self.kernel, family))
 
     def chains(self, family: Family = V4) -> dict[str, list[str]]:
         return listing.chains(self.kernel, family)
@@ -237,7 +237,7 @@ class KernelGround(Ground):
             listed = _listed(family)
             distinct = {name: set(elements) for name, elements in listed.items()}
             if all(len(distinct[name]) == len(elements) for name, elements in listed.items()):
-                return distinct
+                return _without_mark(distinct)
             assert time.monotonic() < deadline, "nft repeats elements"
             time.sleep(0.01)
 
@@ -298,6 +298,12 @@ def _words(value) -> str:
             return f"{first}-{last}"
         case _:
             return str(value)
+
+
+def _without_mark(contents: Contents) -> Contents:
+    """Leave out the element of no client, see affinity.NumberMark."""
+    clients = {element for element in contents.get(CLIENTS, ()) if not element.startswith("4294967295 . ")}
+    return contents | ({CLIENTS: clients} if CLIENTS in contents else {})
 
 
 def without_slots(contents: Contents) -> dict[str, object]:

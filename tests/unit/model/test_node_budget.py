@@ -121,7 +121,7 @@ def test_without_enough_entries_no_service_is_compiled_again(monkeypatch):
     subject = small(*(hashing("web", f"n{age}", created=age) for age in range(6)))
     looked = []
     compile_one = subject._compile
-    monkeypatch.setattr(subject, "_compile", lambda name, moved: looked.append(name) or compile_one(name, moved))
+    monkeypatch.setattr(subject, "_compile", lambda name: looked.append(name) or compile_one(name))
     taken(subject, upserted(hashing("web", "n9", created=9)))
     assert looked == [("n9", "web")]
 

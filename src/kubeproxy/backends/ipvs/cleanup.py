@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
@@ -95,7 +97,8 @@ def _remove_interface() -> list[str]:
 
 def _remove_rules() -> list[str]:
     """Remove the chains that only ipvs mode has, and the rules of all other chains that match our sets."""
-    with Ipsets.open() as sets:
+    there: Collection[str] = _SETS
+    with Ipsets.open() as sets, suppress(NetlinkError):  # `_remove_sets` reports it
         there = _SETS & _names(sets)
     return remove_iptables_rules(lambda _commands, _table, chain: chain not in IPVS_CHAINS, there)
 

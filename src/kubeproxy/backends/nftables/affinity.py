@@ -10,18 +10,22 @@ from kubeproxy.backends.mode import Room
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
     FIRST_ENDPOINT,
+    LARGEST_NUMBER,
     POOLS_OF,
     TABLE,
     VERDICT_MAPS,
     ChainName,
     Layout,
     SetId,
+    endpoint_number,
 )
 from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.nftables.elements import element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.fetch import Fetcher
+from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
@@ -45,6 +49,8 @@ ENDPOINT_NUMBERS: Final = {
 }
 """Numbers of endpoints as networks, which do not contain the numbers of pools."""
 
+_RESERVED: Final = 1024
+_FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
 """Name of the chain that translates to the endpoint with the number that the packet carries, and returns if no endpoint
@@ -107,6 +113,37 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     return [update, f"jump {_GO}", *pool, f"delete @{CLIENTS} {{ {client} : {ip} daddr }}", *onwards]
 
 
+class NumberMark:
+    """An element in the map of clients, of no client, with a number that is not below those of all endpoints so far.
+
+    Clients may have the number of a removed endpoint. A later process reads the mark, and gives larger numbers only.
+    The mark is in this map because it is needed as long as the map. It advances by 1,024 numbers at a time.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._key = b"\xff" * 4 + bytes(family.address_size)
+        self.number = 0
+
+    def read(self, table: KernelTable) -> int:
+        """Read the mark; return it in the form of an endpoint's number, 0 if there is none. Raises NetlinkError."""
+        there = int.from_bytes(table.lookup(CLIENTS, [self._key]).get(self._key, b""), "big")
+        self.number = max(0, there - FIRST_ENDPOINT)
+        return there
+
+    def advance(self, last: int) -> tuple[int, list[bytes]]:
+        """Return the number for `self.number` after the next transaction, and the messages to add to it; `last` is the
+        largest number of an endpoint.
+        """
+        if last <= self.number:
+            return self.number, []
+        number = min(last + _RESERVED, LARGEST_NUMBER)
+        place = self._family, TABLE, CLIENTS
+        old = element_messages(DELETE_ELEMENT, *place, [plain_element(self._key)]) if self.number else []
+        element = timed_element(self._key, _FOREVER, _FOREVER, endpoint_number(number, self._family))
+        return number, [*old, *element_messages(NEW_ELEMENT, *place, [element])]
+
+
 def client_number(address: bytes) -> bytes:
     """Return the hash of a client in the map of clients, packed: see `client_rules`."""
     number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
@@ -133,14 +170,14 @@ class ClientGauges:
             "ip_family",
         )
 
-    def look(self, table: KernelTable) -> None:
-        """Update the metrics: one short request to the kernel."""
+    def look(self, table: KernelTable, marks: int) -> None:
+        """Update the metrics: one short request to the kernel. `marks` is the number of elements of no client."""
         try:
             clients = table.count(CLIENTS)
         except ApplyError:  # the table is missing: an inspection reports it
             return
         if clients is not None:
-            self._clients.labels(table.family.label).set(clients)
+            self._clients.labels(table.family.label).set(clients - marks)
             self._limit.labels(table.family.label).set(AFFINITY_CLIENTS)
 
 

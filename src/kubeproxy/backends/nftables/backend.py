@@ -81,6 +81,7 @@ class NftablesBackend:
         self._placed: dict[ServiceName, tuple[Placed, ...]] = {}
         self._users: Users = {set_id: Counter() for set_id in SHARED}
         self._numbers = Numbers()
+        self._mark = affinity.NumberMark(table.family)
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
         self._node: audit.NodeSets = {}
@@ -171,8 +172,10 @@ class NftablesBackend:
         if batch.transaction.elements:
             wanted = batch.transaction.chains()
             missing = self._ruleset.needed(wanted, self._chains)
+            number, marks = self._mark.advance(self._numbers.last_endpoint)
             with audit.attributed(self._ruleset.name):
-                self._transact_with(wanted, missing, batch.transaction.messages())
+                self._transact_with(wanted, missing, [*marks, *batch.transaction.messages()])
+            self._mark.number = number
         for name, placed in batch.services.items():
             if placed:
                 self._placed[name] = placed
@@ -318,6 +321,7 @@ class NftablesBackend:
     def _load(self, since: int) -> None:
         """Create the table without Services."""
         self._chains = set()
+        self._mark.number = 0
         self._transact(self._ruleset.creation(elements=self._node_messages()))
         self._sign(since + 1)
 
@@ -329,7 +333,7 @@ class NftablesBackend:
     def _adopt(self, wanted: Wanted, elements: found.FoundElements) -> Iterator[int]:
         """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
-        self._numbers.read(found.numbers(elements.left))
+        self._numbers.read([self._mark.read(self._table), *found.numbers(elements.left)])
         for name, plans in elements.ahead(wanted.items()):
             before = tuple([found.recall(plan, elements.left, self._numbers) for plan in plans])
             placed = batch.services[name] = place_all(plans, before, self._numbers)
@@ -373,12 +377,15 @@ class NftablesBackend:
                 translate(item, total)
         self._chains = self._ruleset.needed(total.chains())
         log.info("Replacing the table found in the kernel table=%r elements=%d", self._ruleset.name, total.elements)
-        place, elements = (self.family, TABLE), [*self._node_messages(), *total.messages()]
+        self._mark.number = 0
+        number, marks = self._mark.advance(self._numbers.last_endpoint)
+        place, elements = (self.family, TABLE), [*self._node_messages(), *marks, *total.messages()]
         removal = [messages.table_message(*place, COMMENT), messages.table_removal(*place)]
         ranges = audit.spelled_out(self._ruleset, self._placed.values())
         self._transact([*removal, *self._ruleset.creation(self._chains, elements, ranges)])
         if ranges:
             self._transact(audit.ordinary(self._ruleset))
+        self._mark.number = number
         self._sign(since + 1 + bool(ranges))
         return total.elements
 
@@ -392,7 +399,7 @@ class NftablesBackend:
         if self._devices is not None and self._is_whole:
             self._devices.upkeep(self._transact)
         if self._clients is not None:
-            self._clients.look(self._table)
+            self._clients.look(self._table, bool(self._mark.number))
         if self._relay is not None:
             self._relay.upkeep()
 

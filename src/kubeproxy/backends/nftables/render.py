@@ -70,7 +70,7 @@ class Numbers:
     """
 
     def __init__(self, taken: Iterable[int] = ()) -> None:
-        self._last = self._last_endpoint = 0
+        self._last = self.last_endpoint = 0
         self._had: dict[ServicePortKey, int] = {}
         self._endpoints: dict[ServicePortKey, Identities] = {}
         self._taken = set(taken)
@@ -93,8 +93,8 @@ class Numbers:
 
     def _new_endpoint(self, family: Family) -> bytes:
         """Return a number that was not given before. After 2**30 numbers all have been given, and numbers repeat."""
-        self._last_endpoint = self._last_endpoint % LARGEST_NUMBER + 1
-        return endpoint_number(self._last_endpoint, family)
+        self.last_endpoint = self.last_endpoint % LARGEST_NUMBER + 1
+        return endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
         """Begin a comparison with the kernel, with the numbers of the placements before the comparison.
@@ -117,7 +117,7 @@ class Numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
             elif 0 <= number - FIRST_ENDPOINT <= LARGEST_NUMBER:
-                self._last_endpoint = max(self._last_endpoint, number - FIRST_ENDPOINT)
+                self.last_endpoint = max(self.last_endpoint, number - FIRST_ENDPOINT)
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.

@@ -64,6 +64,23 @@ def test_an_endpoint_whose_number_was_lost_gets_it_again(ground):
     ground.is_clean(backend, {name: plans_for(1, 2, 3)})
 
 
+def test_no_endpoint_gets_the_number_of_an_endpoint_that_went_before_a_restart(ground):
+    """Clients of the first still have the number: they would reach the endpoint of another Service."""
+    backend, name = ground.start(), ("default", "a")
+    resync(backend, {name: plans_for(1, 2)})
+    sync(backend, (name, plans_for(1, 2, 3)))
+    (gone,) = (key for key, data in mapped(ground, "session-endpoints").items() if data.startswith("10.244.0.3 "))
+    sync(backend, (name, plans_for(1, 2)))
+    for number in range(4, 7):
+        again = ground.start()
+        resync(again, {name: plans_for(1, 2)})
+        sync(again, (name, plans_for(1, 2, number)))
+        assert len(mapped(ground, "session-endpoints")) == 3
+        assert gone not in mapped(ground, "session-endpoints")
+        ground.is_clean(again, {name: plans_for(1, 2, number)})
+        sync(again, (name, plans_for(1, 2)))
+
+
 @pytest.mark.parametrize("port", [80, 30080])
 def test_an_endpoint_that_is_its_own_frontend_is_not_written_over(ground, port):
     """The kernel does not write an address that it need not translate."""
@@ -83,11 +100,11 @@ def test_metrics_say_how_full_the_map_of_clients_is_if_the_kernel_counts_it(grou
     gauges, table = ClientGauges(registry), ground.table(V4)
     if not counts:
         monkeypatch.setattr(table, "count", lambda name: None)
-    gauges.look(table)
+    gauges.look(table, 0)
     resync(backend, {("default", "a"): sticky("a", 1, 2, seconds=3000)})
     some = ", ".join(f"{client} . 0.0.0.2 timeout 3000s : 192.0.0.1" for client in (5, 6))
     ground.disturb(f"add element ip kube-proxy {CLIENTS} {{ {some} }}")
-    gauges.look(table)
+    gauges.look(table, 1)
     table.close()
     samples = [
         'kubeproxy_session_affinity_clients{ip_family="IPv4"} 2',
