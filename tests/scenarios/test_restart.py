@@ -40,7 +40,7 @@ async def rules(live: Live) -> str:
         texts = [await live.run(*words) for words in (("cat", "/proc/net/ip_vs"), ("ip", "-o", "address"))]
         return re.sub(r"(Masq +\d+).*", r"\1", "\n".join(texts))
     if live.mode.variant != "legacy":
-        return re.sub(r"packets \d+ bytes \d+", "", await live.nft("list", "ruleset"))
+        return re.sub(r"packets \d+ bytes \d+", "", await live.nft("-s", "list", "ruleset"))
     texts = [await live.run(f"{name}-legacy-save") for name in ("iptables", "ip6tables")]
     return "\n".join(re.sub(r" \[\d+:\d+\]$|^#.*$", "", text, flags=re.M) for text in texts)
 
@@ -126,11 +126,11 @@ async def test_changes_while_it_was_down_are_made_up_for(bare: Live) -> None:
 
 async def test_a_restart_changes_nothing_that_is_right(bare: Live) -> None:
     await serving(bare)
-    before = [await bare.nft("list", "table", family, "kube-proxy") for family in ("ip", "ip6")]
+    before = [await bare.nft("-s", "list", "table", family, "kube-proxy") for family in ("ip", "ip6")]
     assert await bare.proxy.stop() == 0
     generation = await _generation(bare)
     await bare.start()
-    assert sorted(before[0].split()) == sorted((await bare.nft("list", "table", "ip", "kube-proxy")).split())
+    assert sorted(before[0].split()) == sorted((await bare.nft("-s", "list", "table", "ip", "kube-proxy")).split())
     # For each family a scratch table comes and goes to compare the rules; however many elements cost nothing.
     assert await _generation(bare) - generation <= 10
 
