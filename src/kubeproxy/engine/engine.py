@@ -213,6 +213,7 @@ class Engine:
                 await self._sync(world_changed)
                 if self.planner.unfinished or any(b.changes and not b.resting for b in self._backlogs.values()):
                     self._wake.set()  # large Services, part after part
+                    await asyncio.sleep(0)  # waiting for an event that is set does not run the event loop
                     continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:

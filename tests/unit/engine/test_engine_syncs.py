@@ -11,6 +11,8 @@ from kubeproxy.engine import backlog as backlog_module
 from kubeproxy.engine import engine as engine_module
 from kubeproxy.engine.engine import Pace
 from kubeproxy.errors import Unsupported
+from kubeproxy.model import compile as compile_module
+from kubeproxy.model import planner as planner_module
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Replaced, Upserted
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
@@ -372,5 +374,33 @@ def test_large_services_between_which_an_address_changes_hands_go_together(monke
         stage.tell(gone("a"), service("b"))
         await stage.settled()
         assert [names for _, names in stage.backend.calls] == [["a", "b"]]
+
+    play(scene)
+
+
+def test_the_event_loop_runs_between_the_passes_that_compile_a_large_service(monkeypatch):
+    monkeypatch.setattr(planner_module, "SLOW_STEPS", 1)
+    monkeypatch.setattr(compile_module, "STEP", 1)
+    wide = service("wide", 2)
+    ports = [ServicePort(port=80 + n, name=f"p{n}") for n in range(9)]
+    wide = Upserted("services", replace(wide.object, spec=replace(wide.object.spec, ports=ports)))
+
+    async def scene(stage):
+        await started(stage, service("a"))
+        turns, at = [0], []
+
+        async def count():
+            while True:
+                turns[0] += 1
+                await _sleep(0)
+
+        counting = asyncio.create_task(count())
+        taking = stage.engine.planner.taking
+        monkeypatch.setattr(stage.engine.planner, "taking", lambda: at.append(turns[0]) or taking())
+        stage.tell(wide)
+        await stage.settled()
+        counting.cancel()
+        assert len(at) > len(ports)
+        assert len(set(at)) == len(at)
 
     play(scene)
