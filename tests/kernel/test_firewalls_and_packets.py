@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kubeproxy.ask import connection
+from kubeproxy.ask import packets
 from kubeproxy.ask.checks.checkup import NodeRules, _rules
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -115,9 +115,9 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
     """Return whether it is claimed that the connection is stopped, and whether some chain is noted."""
     place = [socket.inet_aton(one) for one in (FRONT, "10.244.1.1")]
     source = socket.inet_aton(client) if client else None
-    asked = connection.CheckedConnection(Packet(source, place[0], protocol, 30086), place)
+    asked = packets.CheckedConnection(Packet(source, place[0], protocol, 30086), place)
     end = (socket.inet_aton(ENDPOINT), 3000)
-    passing = [*connection.early(asked), *connection.translated(asked, end, masqueraded=client is None)]
+    passing = [*packets.early(asked), *packets.translated(asked, end, masqueraded=client is None)]
     hooks = {"prerouting", "input", "output", "postrouting"} | ({"forward"} if client else set())
     node = CheckedNode(
         None,
@@ -129,7 +129,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         packet=asked.packet,
         targets=frozenset({end}),
         masqueraded=frozenset({end} if client is None else ()),
-        covered=connection.covered(asked, [(*end, client is None)]),
+        covered=packets.covered(asked, [(*end, client is None)]),
     )
     found = [one for one in _rules(node, NodeRules()) if one.about in {"firewall", "notrack"}]
     return any(one.is_wrong for one in found), bool(found)

@@ -1,18 +1,9 @@
-"""The full answer for one connection on this node: the proxy's plan, the kernel, other programs, and the endpoints.
-
-To check other programs' rules, it computes the packets of the connection at the hooks of this node: requests before and
-after translation, and answers. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains
-with the same priority may run before or after it. At the hook output, the interface follows from the route to the
-original destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and
-net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
-"""
+"""The full answer for one connection on this node: the proxy's plan, the kernel, other programs, and the endpoints."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,15 +14,14 @@ from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
+from kubeproxy.ask.packets import FILTER, CheckedConnection, covered, early, own_packets, routed, to_node, translated
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
-from kubeproxy.kernel.route import source_for, way_out
-from kubeproxy.kernel.routing_policy import RoutedPacket
+from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import PassingPacket
-from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
@@ -285,220 +275,4 @@ def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
         # Two chains with the same priority may run in any order.
-        yield from to_node(whole, before=_FILTER + 1)
-
-
-_FIRST, _LAST = -math.inf, math.inf
-_FILTER: Final = 0  # NF_IP_PRI_FILTER, the priority of the proxy's chains that reject
-_DESTINATION: Final = -100  # NF_IP_PRI_NAT_DST
-_SOURCE: Final = 100  # NF_IP_PRI_NAT_SRC
-_SERVERS: Final = 98  # the priorities of IPVS at the hooks input and forward
-_NONE: Final = ""
-_LOOPBACK: Final = "lo"
-
-
-class CheckedConnection(Struct, frozen=True, dict=True):
-    """A connection: its first incoming packet (the source is None if the node picks the source), and this node's
-    addresses.
-
-    `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
-    `arrival`: the interface of incoming packets, '' for the interface of the route to the client. The kernel is asked
-    once for each route of the connection as a whole. Properties raise NetlinkError.
-    """
-
-    packet: Packet
-    local: Collection[bytes]
-    taken_in: bool = False
-    arrival: str = ""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the connection begins on this node."""
-        return self.packet.source is None or self.packet.source in self.local
-
-    @cached_property
-    def client(self) -> bytes | None:
-        """The client's address, which the kernel picks for this node itself; None without a route."""
-        return self.packet.source if self.packet.source is not None else source_for(self.packet.destination)
-
-    @property
-    def interface(self) -> str | None:
-        """The incoming interface, derived from the routes if it is not given; None if unknown."""
-        return self.arrival if self.arrival and not self.is_local else self.way_back
-
-    @cached_property
-    def way_back(self) -> str | None:
-        """The outgoing interface of answers to a client elsewhere, '' for a client of this node; None if unknown."""
-        return _NONE if self.is_local or self.packet.source is None else interface_to(self.packet.source)
-
-    @cached_property
-    def first_way(self) -> tuple[str, str | None]:
-        """The incoming and outgoing interface at the hook output, for a connection that begins on this node."""
-        return _NONE, _LOOPBACK if self.packet.destination in self.local else interface_to(self.packet.destination)
-
-
-def interface_to(address: bytes) -> str | None:
-    """Return the outgoing interface of packets to an address, None without a route. Raises NetlinkError."""
-    return way_out(bytes(len(address)), address) or None
-
-
-def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
-    """Yield the first packet before it is translated. Raises NetlinkError."""
-    packet, entrance = connection.packet, connection.interface
-    hook, ways = ("output", connection.first_way) if connection.is_local else ("prerouting", (entrance, _NONE))
-    made = _Made(packet, ways)
-    if connection.taken_in:
-        yield made.request(hook, _FIRST, _LAST)
-        yield made.request("input", _FIRST, _SERVERS)
-    else:
-        yield made.request(hook, _FIRST, _DESTINATION)._replace(tracked=True)
-
-
-def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to one endpoint, and the endpoint's answers. Raises NetlinkError."""
-    packet, entrance, destination = connection.packet, connection.interface, end[0]
-    exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
-    here = connection.is_local
-    forwarded = not here and exit_ != _LOOPBACK
-    made = _Made(packet, (entrance, exit_), end, not connection.taken_in)
-    if connection.taken_in:
-        yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
-    elif here:
-        yield made.request("output", _DESTINATION, _LAST, connection.first_way)
-    else:
-        yield made.request("prerouting", _DESTINATION, _LAST, (entrance, _NONE))
-    if forwarded and not connection.taken_in:
-        yield made.request("forward", _FIRST, _LAST)
-    if exit_ == _LOOPBACK:
-        yield made.request("input", _FIRST, _SOURCE, (_LOOPBACK if here else entrance, _NONE))
-        if here:
-            return
-    else:
-        yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
-    if connection.client is not None:
-        yield from _answers(made, connection, connection.client, masqueraded=masqueraded)
-
-
-def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
-    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError.
-
-    `ends`: see `covered`; `mark` is the mark of packets to masquerade.
-    """
-    packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
-    if here:
-        yield RoutedPacket(packet.source, packet.destination)
-    for address, port, masqueraded in ends if client is not None else ():
-        near = address in connection.local
-        if connection.taken_in:
-            yield RoutedPacket(None, address, _NONE, 0, packet.protocol, port)
-        elif arrival is not None:
-            yield RoutedPacket(client, address, arrival, mark * masqueraded, packet.protocol, port)
-        exit_ = _NONE if near else interface_to(address)
-        if client is not None and exit_ is not None and not (here and near):
-            yield RoutedPacket(address, client, exit_)
-    if not ends and arrival and packet.destination in connection.local:
-        yield RoutedPacket(client, packet.destination, arrival)
-
-
-def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
-    """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints.
-    `ends` has for each endpoint its address, its port, and whether the connection to it is masqueraded. An answer to a
-    masqueraded connection has the node's address until it is translated back.
-    """
-    here = connection.is_local
-    if connection.taken_in or (here and any(address in connection.local for address, _, _ in ends)):
-        return ()
-    if any(masqueraded for _, _, masqueraded in ends):
-        return ("forward", "postrouting", "input", "output") if here else ("forward", "postrouting", "input")
-    return ("prerouting", "forward", "postrouting", "input", "output")
-
-
-def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:
-    """Yield the packets of this node's own connection to an address without translation. Raises NetlinkError."""
-    if packet.destination in local:
-        return
-    exit_, client = interface_to(packet.destination), source_for(packet.destination)
-    made = _Made(packet, (_NONE, exit_), (packet.destination, packet.port), False)
-    yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
-    yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
-    if client is not None:
-        yield made.answer("prerouting", _FIRST, _LAST, client, (exit_, _NONE))
-        yield made.answer("input", _FIRST, _SOURCE, client, (exit_, _NONE))
-
-
-def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError.
-
-    If `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
-    """
-    packet, here = connection.packet, connection.is_local
-    entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
-    made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
-    if here:
-        yield made.request("output", _FIRST, _LAST, (_NONE, _LOOPBACK))
-        yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
-    yield made.request("prerouting", _FIRST, _LAST)
-    yield made.request("input", _FIRST, min(before, _SOURCE))
-    if before == _LAST and (client := connection.client) is not None:
-        yield made.answer("output", _FIRST, _LAST, client, (_NONE, back))
-        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
-        if here:
-            yield made.answer("prerouting", _FIRST, _LAST, client, (_LOOPBACK, _NONE))
-            yield made.answer("input", _FIRST, _SOURCE, client, (_LOOPBACK, _NONE))
-
-
-def _answers(
-    made: _Made, connection: CheckedConnection, client: bytes, *, masqueraded: bool
-) -> Iterator[PassingPacket]:
-    exit_, back = made.interfaces[1], connection.way_back
-    out = None if masqueraded else back
-    hook, ways = ("output", (_NONE, out)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
-    seen = source_for(made.end[0]) if masqueraded and made.end is not None else client
-    if seen is not None:
-        yield made.answer(hook, _FIRST, _DESTINATION, seen, ways)._replace(tracked=made.by_rules)
-    yield made.answer(hook, _DESTINATION, _LAST, client, ways)
-    if connection.is_local:
-        yield made.answer("input", _FIRST, _SOURCE, client, ways)
-        return
-    before = _SERVERS if connection.taken_in else _LAST
-    if exit_ != _LOOPBACK:
-        yield made.answer("forward", _FIRST, before, client, (exit_, back))
-    if not connection.taken_in:
-        yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
-
-
-class _Made(NamedTuple):
-    """The common fields of the packets of a connection; `end` is the endpoint, None before an endpoint is chosen."""
-
-    packet: Packet
-    interfaces: tuple[str | None, str | None]
-    end: tuple[bytes, int] | None = None
-    by_rules: bool = True
-
-    def request(
-        self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
-    ) -> PassingPacket:
-        """Return the first packet at a hook; `interfaces` are by default the two interfaces of the whole path."""
-        end = self.end or (self.packet.destination, self.packet.port)
-        changed = self.by_rules and self.end is not None
-        return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)
-
-    def answer(
-        self, hook: str, after: float, before: float, client: bytes, interfaces: tuple[str | None, str | None]
-    ) -> PassingPacket:
-        """Return a packet of the endpoint to the client at a hook."""
-        source, port = self.end or (self.packet.destination, self.packet.port)
-        made = self._passing((hook, after, before), source, (client, port), interfaces, self.by_rules)
-        return made._replace(purpose=CompiledFor.ANSWER)
-
-    def _passing(
-        self,
-        where: tuple[str, float, float],
-        source: bytes | None,
-        end: tuple[bytes, int],
-        interfaces: tuple[str | None, str | None],
-        changed: bool,
-    ) -> PassingPacket:
-        original = self.packet.destination, self.packet.port
-        protocol = self.packet.protocol
-        return PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed)
+        yield from to_node(whole, before=FILTER + 1)
