@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from kubeproxy.backends.mode import Keeps, Sight, Trace, keeps_nothing
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import chains as kernel_chains
-from kubeproxy.kernel.chains import IP_FAMILIES, IPTABLES, RuleChain
+from kubeproxy.kernel.chains import IP_FAMILIES, RuleChain, iptables_nft_chains
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables.elements import look_up
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, read_sets
@@ -202,14 +202,18 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
     """
     failures = []
     names = xtables.installed()
+    nft_chains = cache(lambda: iptables_nft_chains(kernel_chains.chains()))
     if not names:
         log.info("iptables is not installed: leftover rules of iptables and ipvs mode were not searched for")
     for name in names:
         try:
             commands = xtables.commands(name)
-            if commands.uses_nft and not sets and not _has_chains(commands.family, partial(keeps, commands)):
+            is_kept = partial(keeps, commands)
+            # iptables-nft-save reads everything again after each change of rules: beside our own frequent syncs it
+            # would not end.
+            if commands.uses_nft and not sets and not _are_unkept(nft_chains(), commands.family, is_kept):
                 continue
-            if found := list(owned(xtables.tables(name), partial(keeps, commands), sets)):
+            if found := list(owned(xtables.tables(name), is_kept, sets)):
                 with closing(RuleWriter.open(commands)) as writer:
                     for text in removals(found, writer.chains_at_once if commands.uses_nft else sys.maxsize):
                         writer.prepared(text)()
@@ -219,14 +223,10 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
     return failures
 
 
-def _has_chains(family: Family, keeps: Callable[[str, str], bool]) -> bool:
-    """Return whether iptables-nft has chains to remove. iptables-nft-save reads everything again after each change of
-    rules: beside our own frequent syncs it would not end.
-    """
-    there = [
-        chain for chain in kernel_chains.chains() if IP_FAMILIES.get(chain.family) is family and chain.table in IPTABLES
-    ]
-    return any((is_ours(chain.name) or chain.name == MARK) and not keeps(chain.table, chain.name) for chain in there)
+def _are_unkept(chains: Iterable[RuleChain], family: Family, keeps: Callable[[str, str], bool]) -> bool:
+    """Return whether some of these chains are to be removed."""
+    ours = (chain for chain in chains if chain.family is family and (is_ours(chain.name) or chain.name == MARK))
+    return any(not keeps(chain.table, chain.name) for chain in ours)
 
 
 class Owned(NamedTuple):

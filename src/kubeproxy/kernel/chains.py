@@ -17,7 +17,7 @@ from kubeproxy.model.addresses import Family
 
 IP_FAMILIES: Final = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _FAMILIES: Final = frozenset({"inet", *IP_FAMILIES})
-IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
+_IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
 _LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 LEGACY: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
 """The commands of legacy iptables by family."""
@@ -59,13 +59,18 @@ class RuleChain(NamedTuple):
     name: str
 
 
-def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
-    """Return the chains of iptables; those of variant nft are taken from `known`. Raises ApplyError."""
-    found = [
+def iptables_nft_chains(known: Iterable[Chain]) -> list[RuleChain]:
+    """Return the chains of iptables-nft among the known chains of nf_tables."""
+    return [
         RuleChain("nft", IP_FAMILIES[chain.family], chain.table, chain.name)
         for chain in known
-        if chain.family in IP_FAMILIES and chain.table in IPTABLES
+        if chain.family in IP_FAMILIES and chain.table in _IPTABLES
     ]
+
+
+def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
+    """Return the chains of iptables; those of variant nft are taken from `known`. Raises ApplyError."""
+    found = iptables_nft_chains(known)
     for family, number in IP_FAMILIES.items():
         if LEGACY[family] not in xtables.installed():
             continue
