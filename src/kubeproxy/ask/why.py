@@ -26,6 +26,7 @@ from kubeproxy.model.addresses import (
     network_text,
     pack,
     parse_networks,
+    place_of_text,
     place_text,
     unpack,
     within,
@@ -53,7 +54,7 @@ class Target(Struct, frozen=True, rename="camel"):
     @property
     def host(self) -> str:
         """The address without the port."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return place_of_text(self.address)[0]
 
     def is_unnamed(self, client: str) -> bool:
         """Return whether the endpoint is the client itself, and its Node is unknown."""

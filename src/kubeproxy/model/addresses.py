@@ -86,6 +86,12 @@ def place_text(address: bytes, port: int) -> str:
     return destination_text(address + PORT_BYTES[port]) if address else f"*:{port}"
 
 
+def place_of_text(text: str) -> tuple[str, int]:
+    """Return address and port of a text by `destination_text`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def front_text(address: bytes, port: int, protocol: int) -> str:
     """Return an address and port with the protocol, as in 10.96.0.10:53/udp."""
     return f"{place_text(address, port)}/{PROTOCOL_NAMES.get(protocol, str(protocol)).lower()}"

@@ -34,7 +34,16 @@ from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.route import silent_neighbour, source_for
 from kubeproxy.meaning.firewall import Drop
-from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, PROTOCOLS, destination_text, family_of, pack, unpack
+from kubeproxy.model.addresses import (
+    PORT_BYTES,
+    PROTOCOL_NAMES,
+    PROTOCOLS,
+    destination_text,
+    family_of,
+    pack,
+    place_of_text,
+    unpack,
+)
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.release import SAME_BUILD, build
@@ -322,7 +331,7 @@ def _tcp(address: str) -> Probe:
     try:
         with _socket(address, socket.SOCK_STREAM) as sock:
             sock.settimeout(TIMEOUT)
-            sock.connect(place(address))
+            sock.connect(place_of_text(address))
     except OSError as error:
         return _failed(address, "TCP", began, error)
     return Probe(address, "TCP", time.monotonic() - began)
@@ -334,7 +343,7 @@ def _udp(address: str) -> Probe:
     try:
         with _socket(address, socket.SOCK_DGRAM) as sock:
             sock.settimeout(_UDP_TIMEOUT)
-            sock.connect(place(address))
+            sock.connect(place_of_text(address))
             sock.send(b"")
             sock.recv(1)
     except TimeoutError:
@@ -348,15 +357,9 @@ def _socket(address: str, kind: int) -> socket.socket:
     return socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET, kind | socket.SOCK_CLOEXEC)
 
 
-def place(address: str) -> tuple[str, int]:
-    """Return address and port from an endpoint's text."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def end_of(address: str) -> End:
     """Return the packed address and the port from an endpoint's text."""
-    host, port = place(address)
+    host, port = place_of_text(address)
     return pack(host) or b"", port
 
 
