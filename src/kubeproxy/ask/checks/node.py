@@ -154,8 +154,11 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
     IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl
     of all interfaces or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
     """
-    for family in node.families if node.mode.flows_end is FlowsEnd.ENDPOINTS else ():
-        everywhere, names = number(settings.FORWARDING[family]) == 0, _entrances()
+    if node.mode.flows_end is FlowsEnd.PROXY:
+        return
+    names = _entrances()
+    for family in node.families:
+        everywhere = number(settings.FORWARDING[family]) == 0
         closed = sorted(name for name in names if _is_closed(family, name, everywhere=everywhere))
         if node.packet is not None:
             filtered = filtering_bridges(node) if family is Family.IPV6 else ()

@@ -9,7 +9,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
-from kubeproxy.ask.checks.settings import filtered_ways
+from kubeproxy.ask.checks.settings import FORWARDING_OF, filtered_ways
 from kubeproxy.ask.finding import STOPS, Diagnosis, Harm, Severity
 from kubeproxy.kernel.route import local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
@@ -88,8 +88,8 @@ def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _is_closed(interface: str) -> bool:
-    """Return whether an interface does not forward. It then refuses all packets; `closed_interfaces` reports it."""
-    return bool(interface) and number(f"net/ipv4/conf/{interface}/forwarding") == 0
+    """Return whether an interface does not forward. It then refuses all packets; `unforwarded` reports it."""
+    return bool(interface) and number(FORWARDING_OF[Family.IPV4].format(interface)) == 0
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:

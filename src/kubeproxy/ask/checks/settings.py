@@ -50,16 +50,11 @@ class InterfacePath(NamedTuple):
 
 def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
     """Return the finding for a node that forwards no packets of a family."""
-    name = _name(FORWARDING[family])
-    return Diagnosis(
-        severity=Severity.BROKEN,
-        about="sysctl",
-        what=f"{name} is 0",
-        why="connections of pods and from outside to Services are translated, and then not forwarded to "
-        "endpoints: they time out",
-        fix=f"sysctl -w {name}=1, {_PERSIST}",
-        harm=harm,
+    why = (
+        "connections of pods and from outside to Services are translated, and then not forwarded to endpoints: "
+        "they time out"
     )
+    return _off([FORWARDING[family]], Severity.BROKEN, why, harm)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -72,16 +67,18 @@ def entrances(
 ) -> Iterator[Diagnosis]:
     """Report interfaces whose packets are not forwarded, if this node forwards the packets of other interfaces."""
     if interfaces:
-        names = [_name(FORWARDING_OF[family].format(interface)) for interface in interfaces]
-        yield Diagnosis(
-            severity=severity,
-            about="sysctl",
-            what=f"{_some(names)} {'are' if len(names) > 1 else 'is'} 0",
-            why="packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
-            "connections time out",
-            fix=f"sysctl -w {' '.join(f'{name}=1' for name in names)}, {_PERSIST}",
-            harm=harm,
+        why = (
+            "packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
+            "connections time out"
         )
+        yield _off([FORWARDING_OF[family].format(interface) for interface in interfaces], severity, why, harm)
+
+
+def _off(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagnosis:
+    """Return the finding for sysctls that are 0 and should be 1."""
+    names = list(map(_name, keys))
+    what = f"{_some(names)} {'are' if len(names) > 1 else 'is'} 0"
+    return Diagnosis(severity, "sysctl", what, why, f"sysctl -w {' '.join(f'{n}=1' for n in names)}, {_PERSIST}", harm)
 
 
 def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
