@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import re
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -201,19 +199,3 @@ async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file:
     """Start a whole command line inside a namespace, which names `config_file`. The log goes to `folder`."""
     log = folder / f"proxy-{next(_serials)}.log"
     return Proxy(await spawned(namespace, argv, log), namespace, log, config_file)
-
-
-def end_with(work: Callable[[], int]) -> NoReturn:
-    """End this process, a fork, with the exit status that `work` returns, without the clean-up of an interpreter."""
-    status = 1
-    try:
-        status = work()
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # as the interpreter does at its end
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(status)

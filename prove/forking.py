@@ -9,13 +9,10 @@ in which all are to be, "" for ours. {"call": "module:function", "argv": [...], 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import json
 import os
-import pkgutil
-import random
 import select
 import signal
 import socket
@@ -25,11 +22,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from lab.forking import begin_anew, end_with, ended_children, import_all, wake_for_children
 from lab.netns import settle_in
-from lab.proxyprocess import end_with
 from prove import mutating
-
-_TOLD_OF_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
 class ForkingError(Exception):
@@ -160,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
     """Fork until standard input ends. Returns in each child too, with the result of what that calls."""
     if argv:
         mutating.apply(argv[0])
-    import_all()
+    import_all((".commands", ".page"))
     request = _serve()
     if request is None:
         return 0
@@ -169,26 +164,16 @@ def main(argv: Sequence[str]) -> int:
     return called(request["argv"])
 
 
-def import_all() -> None:
-    """Import all of the proxy but its commands."""
-    import kubeproxy  # noqa: PLC0415 - after a mutation was applied
-
-    for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
-        if ".commands" not in module.name and ".page" not in module.name:
-            importlib.import_module(module.name)
-
-
 def _serve() -> dict[str, Any] | None:
     """Return None when standard input ends, and in a child what it is asked for."""
-    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(woken)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake, woken = wake_for_children()
     buffered = b""
     while True:
         ready, _, _ = select.select([0, wake], [], [])
         if wake in ready:
             os.read(wake, 4096)
-            _reap()
+            for pid, status in ended_children():
+                _say({"pid": pid, "status": status})
         if 0 not in ready:
             continue
         data = os.read(0, 65536)
@@ -203,7 +188,8 @@ def _serve() -> dict[str, Any] | None:
             # Opened before anybody is told of it: whoever is may read the file, or close the pipe that it is.
             output = os.open(request["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not (pid := os.fork()):
-                _become(request, output, (wake, woken))
+                errors = output if request["errors"] else None
+                begin_anew(output, errors, (wake, woken), orphaned=request["orphaned"])
                 return request
             os.close(output)
             _say({"pid": pid})
@@ -219,34 +205,8 @@ def _settle(request: Mapping[str, Any]) -> None:
     gc.freeze()  # a collection in a child would copy every page of what is imported
 
 
-def _reap() -> None:
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            _say({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
-
-
 def _say(what: dict[str, int]) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
-
-
-def _become(request: Mapping[str, Any], output: int, ours: Sequence[int]) -> None:
-    """Make a child what a process is that was just started."""
-    ctypes.CDLL(None).prctl(_TOLD_OF_PARENT, request["orphaned"])
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    for number in ours:
-        os.close(number)
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    for number in (1, 2) if request["errors"] else (1,):
-        os.dup2(output, number)
-    os.close(output)
-    os.close(nothing)
-    random.seed()
 
 
 if __name__ == "__main__":

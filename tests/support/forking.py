@@ -8,13 +8,9 @@ the program in `command`, so that it is executed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
-import importlib
 import json
 import os
-import pkgutil
-import random
 import select
 import signal
 import socket
@@ -27,12 +23,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubeproxy
 from kubeproxy import cli
+from lab.forking import begin_anew, end_with, ended_children, import_all, wake_for_children
 from lab.netns import settle_in
-from lab.proxyprocess import Process, end_with, proxy_command, spawn
+from lab.proxyprocess import Process, proxy_command, spawn
 
-_DEATH_OF_PARENT, _NAME = 1, 15  # PR_SET_PDEATHSIG and PR_SET_NAME, linux/prctl.h
 _LARGEST = 1 << 17
 """Bytes of a request; the environment is the most of it."""
 
@@ -118,66 +113,43 @@ async def ask(namespace: str, words: Sequence[str], timeout: float) -> tuple[int
 def main() -> int:
     """Serve requests until the socket ends; return in each child, with the exit status."""
     requests = socket.socket(fileno=int(sys.argv[1]))
-    _import_all()
+    import_all()
+    gc.freeze()  # otherwise a collection in a child copies every page of what is imported
     running: dict[int, int] = {}
-    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(woken)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake, woken = wake_for_children()
     while True:
         ready, _, _ = select.select([requests, wake], [], [])
         if wake in ready:
             os.read(wake, 4096)
-            _reap(running)
+            for pid, status in ended_children():
+                _report(running.pop(pid), status)
         if requests not in ready:
             continue
         data, descriptors, *_ = socket.recv_fds(requests, _LARGEST, 3)
         if not data:
             return 0
         if not (pid := os.fork()):
-            for number in (requests.detach(), wake, woken, *running.values()):
-                os.close(number)
-            return _child(json.loads(data), *descriptors)
+            return _child(json.loads(data), descriptors, (requests.detach(), wake, woken, *running.values()))
         *outputs, running[pid] = descriptors
         for number in outputs:
             os.close(number)
         os.write(running[pid], pid.to_bytes(4, sys.byteorder))
 
 
-def _import_all() -> None:
-    for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
-        importlib.import_module(module.name)
-    gc.freeze()  # otherwise a collection in a child copies every page of what is imported
+def _report(pipe: int, status: int) -> None:
+    with suppress(BrokenPipeError):
+        os.write(pipe, status.to_bytes(4, sys.byteorder, signed=True))
+    os.close(pipe)
 
 
-def _reap(running: dict[int, int]) -> None:
-    """Write the exit statuses of the children that have ended."""
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            with os.fdopen(running.pop(pid), "wb") as pipe, suppress(BrokenPipeError):
-                pipe.write(os.waitstatus_to_exitcode(status).to_bytes(4, sys.byteorder, signed=True))
-                pipe.flush()
-
-
-def _child(request: dict[str, Any], output: int, errors: int, status: int) -> int:
-    """Make this process as one that was just started, and run the command line."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    for option, value in ((_NAME, b"kube-proxy"), (_DEATH_OF_PARENT, signal.SIGKILL)):
-        ctypes.CDLL(None).prctl(option, value)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, place in ((nothing, 0), (output, 1), (errors, 2)):
-        os.dup2(number, place)
-    for number in (nothing, output, errors, status):
-        os.close(number)
+def _child(request: dict[str, Any], descriptors: Sequence[int], unused: Sequence[int]) -> int:
+    """Run the command line in a process like one that was just started."""
+    output, errors, status = descriptors
+    begin_anew(output, errors, (status, *unused), "kube-proxy")
     settle_in(request["namespace"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    random.seed()
     sys.argv = [proxy_command(), *request["words"]]
     return cli.main()
 
