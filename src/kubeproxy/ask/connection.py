@@ -81,7 +81,9 @@ class Explanation(Struct, frozen=True):
         stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
         failing = self._lost(Effect.LOSES)
         if self.why.passes and (stop is not None or self._lost(Effect.DELAYS) | failing >= self._ends > frozenset()):
-            cause = stop.what if stop is not None else "no endpoint is reached"
+            alone = (one for one in self.findings if one.harm.ends >= self._ends)
+            first = stop or next(alone, None)
+            cause = first.what if first is not None else "no endpoint is reached"
             return self.why.heading_with(f"it does not get through: {cause} (x)")
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
