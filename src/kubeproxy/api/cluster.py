@@ -70,9 +70,8 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file.
-
-    `cluster_field` and `user_field` are the paths of the settings, for messages.
+    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file. `cluster_field` and
+    `user_field` are the paths of the settings, for messages.
     """
 
     ca_file: str = ""
@@ -106,7 +105,6 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
         """Build the TLS context; `pair` (from an exec plugin) takes precedence over the certificate of the settings.
-
         Raises ConfigError that names the wrong field and file.
         """
         context = self._authorities()
@@ -139,9 +137,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
         """Return the validity of the client certificate ("client") and of the authority that expires last
-        ("authority").
-
-        Each of the two may be missing. `pair` has the meaning of `context`. Raises ConfigError.
+        ("authority"). Each of the two may be missing. `pair` has the meaning of `context`. Raises ConfigError.
         """
         authorities = b""
         if not self.insecure:
@@ -163,8 +159,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """The address of a proxy, and the value of Proxy-Authorization ('' for none), which no message and no repr
-    contains."""
+    """The address of a proxy, and Proxy-Authorization ('' for none), which no message or repr contains."""
 
     scheme: str
     host: str
@@ -185,9 +180,8 @@ class Proxy(NamedTuple):
 
 
 class Cluster:
-    """An API server: its address, the proxy before it, TLS settings and credentials.
-
-    `certificates` has the validity of the certificates in use, by the names of Trust.validities.
+    """An API server: its address, the proxy before it, TLS settings and credentials. `certificates` has the validity of
+    the certificates in use, by the names of Trust.validities.
     """
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
@@ -243,9 +237,8 @@ class Cluster:
 
     async def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for a new connection; None for http. After a rotation of certificates the context is a
-        new one.
-
-        As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five minutes.
+        new one. As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five
+        minutes.
         """
         if self.server.scheme != "https":
             return None
@@ -329,9 +322,7 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None if no period is in it, or for other kinds of
-    tokens.
-    """
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None without a period, or for other tokens."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None

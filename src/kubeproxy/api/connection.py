@@ -22,12 +22,10 @@ MAX_OVERHEAD: Final = 64 << 10
 """Limit of consecutive bytes of headers, chunk framing or trailers without body; the API's headers have under 2 KiB."""
 
 OBJECT: Final = 4 << 20
-"""Limit of an answer about one object, in bytes: etcd accepts objects of 1.5 MB, and the API server 3 MB. Errors are
-shorter."""
+"""Limit in bytes of an answer about one object, of which the API server accepts 3 MB, or of an error."""
 
 LIST: Final = 500 * 3 << 19
-"""Limit of a list, in bytes: a page of 500 objects of 1.5 MB. A server that ignores `limit` sends all objects: 4 KB per
-slice."""
+"""Limit of a list in bytes: a page of 500 objects of 1.5 MB, or without `limit` all slices, at 4 KB each."""
 
 LEAST_PROGRESS: Final = 16 << 10
 """Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
@@ -47,9 +45,8 @@ BytesSink = Callable[[bytes], None]
 
 class AnswerProgress:
     """Deadline of an answer (`until`): within each `timeout` seconds its first byte, its end, or LEAST_PROGRESS more
-    bytes must arrive.
-
-    A limit of silence is not enough: a peer that sends one byte a second would block its reader without end.
+    bytes must arrive. A limit of silence is not enough: a peer that sends one byte a second would block its reader
+    without end.
     """
 
     __slots__ = ("_due", "timeout", "until")
@@ -107,10 +104,9 @@ class Exchange:
 
 
 class ApiConnection(asyncio.Protocol):
-    """An open connection. `start` begins an exchange; `reusable` is whether another exchange may follow.
-
-    `context` is the TLS context of the connection; `last_received` is on the loop's clock; `lost` is done when the
-    transport is closed.
+    """An open connection. `start` begins an exchange; `reusable` is whether another exchange may follow. `context` is
+    the TLS context of the connection; `last_received` is on the loop's clock; `lost` is done when the transport is
+    closed.
     """
 
     def __init__(self, peer: str, on_lost: Callable[[ApiConnection], None]) -> None:
@@ -296,9 +292,7 @@ def _tls_hint(data: bytes) -> str:
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal queries share a lookup; after these a new lookup begins, because the name servers may have
-changed.
-"""
+"""Seconds for which equal queries share a lookup; later ones begin anew, as name servers may have changed."""
 
 
 class _Lookup(NamedTuple):
@@ -307,10 +301,9 @@ class _Lookup(NamedTuple):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that resolves each host name in a separate daemon thread.
-
-    getaddrinfo(3) cannot be cancelled, and takes half a minute or more if no name server answers. In one of the loop's
-    few worker threads, which also write to the kernel, the call would delay repairs and the end of the program.
+    """An event loop that resolves each host name in a separate daemon thread. getaddrinfo(3) cannot be cancelled, and
+    takes half a minute or more if no name server answers. In one of the loop's few worker threads, which also write to
+    the kernel, the call would delay repairs and the end of the program.
     """
 
     def __init__(self) -> None:

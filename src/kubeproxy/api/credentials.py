@@ -49,10 +49,9 @@ class KeyPair(NamedTuple):
 
 
 class Credentials:
-    """Fixed credentials, the same headers for every request; base class of the other kinds.
-
-    `name` is the kind and origin of the credentials for messages, '' for none. `files` are read again while the
-    credentials are in use. `program` is run to get the credentials, '' for none.
+    """Fixed credentials, the same headers for every request; base class of the other kinds. `name` is the kind and
+    origin of the credentials for messages, '' for none. `files` are read again while the credentials are in use.
+    `program` is run to get the credentials, '' for none.
     """
 
     files: tuple[str, ...] = ()
@@ -153,10 +152,8 @@ class _ExecCredential(Struct, rename="camel"):
 
 
 class ExecPlugin(Credentials):
-    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1).
-
-    Its output is used until that expires or the server refuses it. At most one process of the program runs at a time,
-    without a terminal.
+    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1). Its output is used until
+    that expires or the server refuses it. At most one process of the program runs at a time, without a terminal.
     """
 
     def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
@@ -276,9 +273,8 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin with its children.
-
-    The output is closed here, because asyncio would wait for its end, and other processes may keep it open.
+    """Kill a plugin with its children. The output is closed here, because asyncio would wait for its end, and other
+    processes may keep it open.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -70,10 +70,9 @@ class ListPage(NamedTuple):
 
 
 class WatchChanges(NamedTuple):
-    """The content of the complete lines of a watch.
-
-    `version` is the newest resourceVersion seen ('' for none); `initial_end`: whether the bookmark that ends the
-    initial events is among them; `error`: the stream cannot be read further; earlier events are valid.
+    """The content of the complete lines of a watch. `version` is the newest resourceVersion seen ('' for none);
+    `initial_end`: whether the bookmark that ends the initial events is among them; `error`: the stream cannot be read
+    further; earlier events are valid.
     """
 
     events: list[Event]
@@ -158,9 +157,8 @@ def decode_object(
 
 
 class WatchDecoder:
-    """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines.
-
-    Slices of the Services that are in `with_zones` at the time of decoding become PlacedSlices.
+    """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines. Slices
+    of the Services that are in `with_zones` at the time of decoding become PlacedSlices.
     """
 
     __slots__ = ("_decoder", "_resource", "_tail", "_with_zones")
@@ -208,9 +206,7 @@ class WatchDecoder:
         return WatchChanges(events, version, initial_end, None)
 
     def _decode_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode one line and append its events. Return two values: its resourceVersion, and whether it ended the
-        initial events.
-        """
+        """Decode a line and append its events. Return its resourceVersion, and whether initial events end."""
         try:
             line = self._decoder.decode(data)
             if self._with_zones and service_of(line.object) in self._with_zones:
@@ -227,8 +223,7 @@ class WatchDecoder:
         return metadata.resource_version or "", False
 
     def _decode_odd_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode a line other than a change of a well-formed object: a bookmark, an error, an invalid object, invalid
-        JSON."""
+        """Decode another line than a valid change: a bookmark, an error, an invalid object, invalid JSON."""
         try:
             line = _decode_mended(_raw_line, data)
         except FAILURES as error:

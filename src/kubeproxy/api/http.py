@@ -38,10 +38,9 @@ _MOST_PLACES = 64
 
 
 class Finished(NamedTuple):
-    """A finished request, for metrics.
-
-    `host` is the server's host:port, `code` the status or '<error>', `seconds` the time to the answer (a stream's: to
-    its headers), `sent` the bytes of the request's body, `received` the Content-Length of the answer, None without one.
+    """A finished request, for metrics. `host` is the server's host:port, `code` the status or '<error>', `seconds` the
+    time to the answer (a stream's: to its headers), `sent` the bytes of the request's body, `received` the
+    Content-Length of the answer, None without one.
     """
 
     method: str
@@ -61,9 +60,8 @@ def user_agent() -> str:
 
 
 class Route:
-    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it.
-
-    When an address is new, `changed` is called before any connection to that address.
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it. When an address is new,
+    `changed` is called before any connection to that address.
     """
 
     def __init__(self) -> None:
@@ -134,11 +132,9 @@ class HttpClient:
         timeout: float = REQUEST_TIMEOUT,
         most: int = OBJECT,
     ) -> Exchange:
-        """Send a request and return its complete exchange, with a body of `most` bytes at most.
-
-        `path` starts with a slash and carries its query. Raises StatusError for any status but 2xx, and another
-        SourceError when the answer is missing or incomplete; in the latter case it is unknown whether a change took
-        effect.
+        """Send a request and return its complete exchange, with a body of `most` bytes at most. `path` starts with a
+        slash and carries its query. Raises StatusError for any status but 2xx, and another SourceError when the answer
+        is missing or incomplete; in the latter case it is unknown whether a change took effect.
         """
         watch = self._stopwatch(method, len(body))
         try:
@@ -159,9 +155,8 @@ class HttpClient:
         header_timeout: float = REQUEST_TIMEOUT,
         idle_timeout: float,
     ) -> None:
-        """GET `path` and pass the body to `sink` as it arrives; return when the server ends the answer.
-
-        `on_open` is called when the server has accepted the request. Raises the errors of `request` and of `sink`.
+        """GET `path` and pass the body to `sink` as it arrives; return when the server ends the answer. `on_open` is
+        called when the server has accepted the request. Raises the errors of `request` and of `sink`.
         """
         watch = self._stopwatch("GET", 0)
 
@@ -204,10 +199,8 @@ class HttpClient:
         sink: BytesSink | None = None,
         on_headers: Callable[[Exchange], None] | None = None,
     ) -> Exchange:
-        """Send `request` on a kept connection if there is one, else on a new one.
-
-        The server may have closed a kept connection: a `repeatable` request without a byte of an answer is then sent
-        again.
+        """Send `request` on a kept connection if there is one, else on a new one. The server may have closed a kept
+        connection: a `repeatable` request without a byte of an answer is then sent again.
         """
         while True:
             connection, kept = await self._connect()

@@ -39,9 +39,7 @@ _OF_SERVICE: Final = "kubernetes.io/service-name"
 
 
 class Versions(Struct):
-    """The resourceVersion of a Service (None if it does not exist), and the resourceVersions of its EndpointSlices by
-    name.
-    """
+    """The resourceVersions of a Service (None if it does not exist) and of its EndpointSlices by name."""
 
     service: str | None = None
     slices: dict[str, str] = msgspec.field(default_factory=dict)
@@ -101,8 +99,7 @@ async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[S
 
 
 async def zones_of(client: HttpClient, service: ServiceName) -> Mapping[bytes, str]:
-    """Return the zones of a Service's endpoints by packed address; endpoints without a zone are left out. Raises
-    SourceError."""
+    """Return the zones of a Service's endpoints that have one, by packed address. Raises SourceError."""
     return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
 
 
@@ -162,9 +159,7 @@ _DATE: Final = re.compile(rb"\r\ndate:([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate (None for http), and the seconds by which the server's clock is ahead
-    (None if unknown).
-    """
+    """The validity of the server's certificate, and seconds that its clock is ahead; None for http, or if unknown."""
 
     certificate: Validity | None
     ahead: float | None
@@ -172,10 +167,8 @@ class Greeting(NamedTuple):
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
     """Send a request without a token directly to the server, not through a proxy. Each step blocks for at most
-    `timeout` seconds.
-
-    Raises SourceError when it does not answer. Must not be called for a cluster whose client certificate comes from an
-    exec plugin.
+    `timeout` seconds. Raises SourceError when it does not answer. Must not be called for a cluster whose client
+    certificate comes from an exec plugin.
     """
     server = cluster.server
     context = asyncio.run(cluster.tls_context())
@@ -191,9 +184,7 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
 
 
 def _ahead(sock: socket.socket, host: str) -> float | None:
-    """Send a request, and return the seconds by which the Date header of its answer, of any status, is ahead of this
-    clock.
-    """
+    """Send a request; return the seconds by which the Date header of its answer is ahead of this clock."""
     sock.sendall(f"HEAD /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     answer = b""
     while b"\r\n\r\n" not in answer and len(answer) < _MOST and (piece := sock.recv(_MOST)):

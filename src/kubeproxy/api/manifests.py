@@ -116,10 +116,8 @@ class _File(NamedTuple):
 
 
 class ManifestSource:
-    """Keeps `sink` up to date with the manifests in `folder`.
-
-    Only the Node `node_name` is delivered ('' for all). If an object is in two files, the first file by name is used.
-    Raises ConfigError when `folder` is no directory.
+    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
+    an object is in two files, the first file by name is used. Raises ConfigError when `folder` is no directory.
     """
 
     def __init__(
@@ -346,10 +344,8 @@ Key = tuple[Resource, str, str]
 
 
 class FileContent(NamedTuple):
-    """The content of a file.
-
-    The field of a Rejected names file and document. `whole` is False if a document or object is missing from `found`
-    because it is invalid; `ignored` contains the kinds of objects that no proxy uses.
+    """The content of a file. The field of a Rejected names file and document. `whole` is False if a document or object
+    is missing from `found` because it is invalid; `ignored` contains the kinds of objects that no proxy uses.
     """
 
     found: dict[Key, Object]
@@ -359,9 +355,8 @@ class FileContent(NamedTuple):
 
 
 def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] = ()) -> FileContent:
-    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises.
-
-    Slices of the Services `with_zones` are PlacedSlices.
+    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises. Slices of the Services
+    `with_zones` are PlacedSlices.
     """
     content = FileContent({}, [], True, frozenset())
     whole = True
@@ -383,9 +378,8 @@ def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] =
 
 
 def is_watched(found: Object, node_name: str) -> bool:
-    """Return whether a proxy watches an object (source.targets); the node name '' selects every Node.
-
-    Services that the selectors of the watches exclude are used too, so that /debug/state shows why they have no effect.
+    """Return whether a proxy watches an object (source.targets); the node name '' selects every Node. Services that the
+    selectors of the watches exclude are used too, so that /debug/state shows why they have no effect.
     """
     labels = found.metadata.labels
     match found:
@@ -474,10 +468,9 @@ def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collec
 
 
 def _odd_name(service: Service) -> tuple[str, str] | None:
-    """Return the field and the text of a name that an API server would refuse, None if all names are valid.
-
-    Backends derive chain names from these names, so a name `web:x` would be ambiguous: it could also mean port x of
-    `web`. Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
+    """Return the field and the text of a name that an API server would refuse, None if all names are valid. Backends
+    derive chain names from these names, so a name `web:x` would be ambiguous: it could also mean port x of `web`.
+    Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
     """
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}

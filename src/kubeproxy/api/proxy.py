@@ -32,9 +32,8 @@ Variables = Mapping[str, str]
 
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
-    """Return the proxy for a server: `proxy_url` (named `field`) unless it is '', else the environment's.
-
-    Raises ConfigError if the field is no URL of a proxy, Unsupported for other schemes than http and https.
+    """Return the proxy for a server: `proxy_url` (named `field`) unless it is '', else the environment's. Raises
+    ConfigError if the field is no URL of a proxy, Unsupported for other schemes than http and https.
     """
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
@@ -78,11 +77,9 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 
 
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
-    """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY.
-
-    NO_PROXY is a comma-separated list of addresses, networks and domains, or * for everything. The entry example.com
-    includes its subdomains; .example.com and *.example.com are the subdomains only. All entries except networks may
-    have a port.
+    """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY. NO_PROXY is a
+    comma-separated list of addresses, networks and domains, or * for everything. The entry example.com includes its
+    subdomains; .example.com and *.example.com are the subdomains only. All entries except networks may have a port.
     """
     host = host.lower()
     address = parse_ip(host)
@@ -115,10 +112,8 @@ async def open_tunnel(
     user_agent: str,
     happy_eyeballs: float | None,
 ) -> ApiConnection:
-    """Return a connection to the https server of a cluster through a proxy.
-
-    An https proxy is verified with the cluster's certificate authorities, as in Go. Raises ConnectionFailed and
-    OSError; the caller limits the time.
+    """Return a connection to the https server of a cluster through a proxy. An https proxy is verified with the
+    cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError; the caller limits the time.
     """
     loop = asyncio.get_running_loop()
     target = cluster.server.authority

@@ -127,9 +127,8 @@ class Recovery:
         return self._listing.failed()
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
-        """Choose the next request after `error`; return the seconds to wait before the request.
-
-        `listing`: the failed request was a list that is not complete; `streamed`: it was a WatchList.
+        """Choose the next request after `error`; return the seconds to wait before the request. `listing`: the failed
+        request was a list that is not complete; `streamed`: it was a WatchList.
         """
         if isinstance(error, ConnectionFailed):
             self._contact.failed(str(error))
@@ -252,9 +251,7 @@ class Silence:
         self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:
-        """Count the silence from 0 again, after a bookmark; the limit is reset to its first value, because this server
-        sends bookmarks.
-        """
+        """Count the silence from 0 again, after a bookmark, which resets the limit to its first value."""
         self._limit = self._pace.silence
         self.broken()
 

@@ -92,17 +92,15 @@ def salvage(data: bytes, kind: type[objects.Object]) -> Salvaged:
 
 
 def mended(data: bytes) -> bytes:
-    """Return `data` in a form that parsers accept: with limited nesting (see shallow), without lone surrogates.
-
-    Half of a surrogate pair becomes U+FFFD, as in the API server's own decoder.
+    """Return `data` in a form that parsers accept: with limited nesting (see shallow), without lone surrogates. Half of
+    a surrogate pair becomes U+FFFD, as in the API server's own decoder.
     """
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], shallow(data))
 
 
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
-    """Return `data` with every array and object nested deeper than `depth` replaced by null.
-
-    Parsers recurse, so a deeply nested value would make the whole text unreadable.
+    """Return `data` with every array and object nested deeper than `depth` replaced by null. Parsers recurse, so a
+    deeply nested value would make the whole text unreadable.
     """
     kept: list[bytes] = []
     level = start = 0

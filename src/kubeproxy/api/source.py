@@ -25,10 +25,9 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 class WatchTarget(Struct, frozen=True, kw_only=True):
-    """The path and the selectors of one watched resource, and the maximum size of its list in bytes.
-
-    `optional`: the server may lack the resource (404). `fields_needed`: the field selector cannot be left out.
-    `api_group` is for messages about permissions.
+    """The path and the selectors of one watched resource, and the maximum size of its list in bytes. `optional`: the
+    server may lack the resource (404). `fields_needed`: the field selector cannot be left out. `api_group` is for
+    messages about permissions.
     """
 
     resource: Resource
@@ -61,7 +60,6 @@ def targets(node_name: str) -> tuple[WatchTarget, ...]:
 
 class Trouble:
     """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts.
-
     Readiness, /statusz and the log give this text. `log` logs it; `clock` gives seconds.
     """
 
@@ -92,9 +90,7 @@ class Trouble:
 
 
 class WatchStanding(Struct, frozen=True, kw_only=True):
-    """The state of the source of one resource, for answers of commands: the fields of ResourceStatus, and the staleness
-    in seconds.
-    """
+    """The state of a resource's source, for answers: fields of ResourceStatus, and the staleness in seconds."""
 
     resource: str
     synced: bool
@@ -124,8 +120,7 @@ class ResourceStatus:
         self.trouble = ""
 
     def staleness(self, now: float) -> float:
-        """Return the age of the delivered state at `now` in seconds: 0.0 while changes arrive, or if the resource is
-        absent."""
+        """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""
         return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
 
     def standing(self, now: float) -> WatchStanding:
@@ -157,7 +152,6 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
     """Return the reason why the state may be old or missing, None if it is current; `now` is of time.monotonic().
-
     `unreachable` is the reason why the server cannot be reached, '' when it can.
     """
     for status in statuses:
@@ -193,9 +187,7 @@ class ListPace(Struct, frozen=True, kw_only=True):
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and last delay of the doubling backoff (client-go: 0.8 to 30). The delays of connections are shorter, so
-    that a booting node connects soon.
-    """
+    """First and last delay of doubling backoffs (client-go's), and the first of a connection, for booting nodes."""
     healthy: float = 60.0
     """Time without a failure after which the backoff starts from its first delay."""
     relist: float = 0.5

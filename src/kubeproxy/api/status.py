@@ -61,10 +61,9 @@ class OutOfStep(SourceError):
 
 
 class StatusError(SourceError):
-    """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch).
-
-    `code` is the HTTP status. `expired`: the resource version or continue token is too old; list again. `too_large`:
-    the server has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
+    """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch). `code` is the HTTP
+    status. `expired`: the resource version or continue token is too old; list again. `too_large`: the server has not
+    reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
     """
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
@@ -83,8 +82,7 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int) -> Status:
-    """Decode a Status; if `data` contains none, return one with `code` (0 if unknown) that quotes the beginning of
-    `data`."""
+    """Decode a Status; without one, return one with `code` (0 if unknown) that quotes the beginning of `data`."""
     try:
         status = _decoder.decode(data)
     except (ValueError, RecursionError):

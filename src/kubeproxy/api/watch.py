@@ -87,9 +87,8 @@ class _Initial:
 
 
 class Reflector:
-    """Keeps a sink up to date with one resource; `status` is its state. `run` ends only when cancelled.
-
-    Slices of the Services in `with_zones`, by its content at the time, are decoded with the zones of their endpoints.
+    """Keeps a sink up to date with one resource; `status` is its state. `run` ends only when cancelled. Slices of the
+    Services in `with_zones`, by its content at the time, are decoded with the zones of their endpoints.
     """
 
     def __init__(
@@ -204,8 +203,7 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        """Watch until the server ends the watch. Raises SourceError, also for a list or a watch that makes no
-        progress."""
+        """Watch until the server ends the watch. Raises SourceError, also for a lack of progress."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
         clock = StreamClock(self._pace, self._silence)
@@ -294,18 +292,15 @@ TOGETHER: Final = 50
 """Services in one request, by the label of their slices: 3 kB of a URL at most."""
 
 BURST: Final = 20
-"""Number of requests without a delay, for the start; then one a second, so that frequent changes of annotations cause
-few requests from all nodes."""
+"""Requests without a delay at the start; then one a second, so that frequent changes cause few requests."""
 
 TIMEOUT: Final = 5.0
 """Seconds for which the first list of Services waits for zones: without them a drained zone would get connections."""
 
 
 class Zones:
-    """Passes events of Services and slices to the sink, and adds the zones. `run` ends only when cancelled.
-
-    `services`: the Services with weights by zone; decoders read the set for each slice. `target` is the list and watch
-    of slices.
+    """Passes events of Services and slices to the sink, and adds the zones. `run` ends only when cancelled. `services`:
+    the Services with weights by zone; decoders read the set for each slice. `target` is the list and watch of slices.
     """
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
@@ -381,9 +376,8 @@ class Zones:
             self._unread.pop(name, None)
 
     async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
-        """Read zones when a Service starts to use weights by zone. Failures are logged and retried.
-
-        `status` is the status of slices; `listed` returns whether their list is complete and no new list is needed.
+        """Read zones when a Service starts to use weights by zone. Failures are logged and retried. `status` is the
+        status of slices; `listed` returns whether their list is complete and no new list is needed.
         """
         try:
             while True:
@@ -398,9 +392,7 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Make one attempt. Except at the start, a random delay precedes it, because all nodes receive a new Service at
-        the same time.
-        """
+        """Make an attempt, after a random delay except at the start: all nodes get a Service at once."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]

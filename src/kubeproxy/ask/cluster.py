@@ -53,9 +53,7 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: f
 
 
 def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
-    """Return two values: the names of pods by packed address (those of a Service, or all), and the reason why names are
-    unknown, '' if they are known.
-    """
+    """Return the names of pods by packed address, of a Service or all, and the reason why names are unknown."""
     if facts.manifests:
         return {}, "the objects come from files"
     try:
@@ -66,9 +64,7 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
     """Return those objects of these Services, or of all Services, of which the proxy has an outdated version. Raises
-    NoAnswerError.
-
-    An object is outdated if the proxy still lacks the same version after a second.
+    NoAnswerError. An object is outdated if the proxy still lacks the same version after a second.
     """
     before: list[Finding] = []
     for attempt in range(TRIES):

@@ -66,9 +66,7 @@ class Explanation(Struct, frozen=True):
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _leaves_open(self, about: str) -> bool:
-        """Return whether a finding makes the answer unknown: a failed probe that may not concern the client, or a
-        missing proxy.
-        """
+        """Return whether a finding makes the answer unknown: a failed probe, say, or a missing proxy."""
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
@@ -123,9 +121,7 @@ class Explanation(Struct, frozen=True):
 
 
 def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
-    """Add findings of the node, and probes of endpoints by these protocols, to an answer; `facts` are those of its
-    source. Raises KubeProxyError.
-    """
+    """Add findings of the node and probes of endpoints to an answer. Raises KubeProxyError."""
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
@@ -217,10 +213,9 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
 
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
-    """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded.
-
-    In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is
-    the answer with the endpoints that session affinity leaves.
+    """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded. In a
+    mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is the answer
+    with the endpoints that session affinity leaves.
     """
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)

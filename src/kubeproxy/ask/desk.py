@@ -69,8 +69,7 @@ class Desk:
         )
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """Return the decision about a connection; ask.question describes the form of the arguments. Raises
-        QuestionError."""
+        """Return the decision about a connection; see ask.question for arguments. Raises QuestionError."""
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
@@ -111,9 +110,7 @@ class Desk:
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
-        """Return the names, as NAMESPACE/NAME, that begin with a text; if the text has a colon, the ports of the
-        Service before it.
-        """
+        """Return the NAMESPACE/NAMEs that begin with a text; after a colon, the ports of the Service."""
         name, colon, port = prefix.partition(":")
         if not colon:
             found = ("/".join(name) for name in self.snapshot.planner.services)

@@ -57,10 +57,7 @@ NOTHING, MISLEADS, STOPS = Harm(), Harm(Effect.MISLEADS), Harm(Effect.STOPS)
 
 
 class Diagnosis(Struct, frozen=True):
-    """A finding: the fact, its consequence, and the fix.
-
-    `about` is the name of the check, a single word. The check that makes the finding sets its `harm`.
-    """
+    """A finding of the check `about`: the fact, its consequence, the fix, and its `harm` to the checked connection."""
 
     severity: Severity
     about: str
@@ -91,9 +88,7 @@ class Diagnosis(Struct, frozen=True):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
-        """Return the finding from a row that `row` returned. Raises KeyError for a row that lacks a field, or has an
-        unknown severity.
-        """
+        """Return the finding of a `row`. Raises KeyError for a missing field or an unknown severity."""
         return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
 
 

@@ -27,12 +27,9 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 
 
 def endpoints(slices: Iterable[Slice]) -> EndpointCount:
-    """Count the endpoints of a Service's slices.
-
-    An endpoint in two slices, for example while it moves, counts once. For two families, the larger number is used,
-    because a dual-stack pod has an address in each family.
-
-    Endpoints of a slice without ports (no container has the named targetPort) are never ready.
+    """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
+    For two families, the larger number is used, because a dual-stack pod has an address in each family. Endpoints of a
+    slice without ports (no container has the named targetPort) are never ready.
     """
     pieces = list(slices)
     if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
@@ -83,9 +80,8 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
-    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown.
-
-    This is the time of the Service's creation, or the last trigger time of its slices.
+    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown. This is
+    the time of the Service's creation, or the last trigger time of its slices.
     """
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)

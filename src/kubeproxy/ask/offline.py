@@ -61,9 +61,7 @@ class ReadDesk(Desk):
 
 
 def desk(arguments: argparse.Namespace) -> Desk:
-    """Return the Desk that answers as a proxy with these arguments would. Raises ConfigError for invalid arguments, and
-    the errors of `_read`.
-    """
+    """Return the Desk that answers as a proxy with these arguments. Raises ConfigError, and errors of `_read`."""
     options = _options(arguments)
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
@@ -80,8 +78,7 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
 
 class Planned:
-    """Stands for the engine and the health state when no proxy runs: nothing is queued, and every plan counts as
-    committed."""
+    """Stands for engine and health without a running proxy: nothing is queued, and every plan is committed."""
 
     awaits = ""
     queued: Mapping[ServiceName, Change] = {}
@@ -105,9 +102,7 @@ class Planned:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of a proxy with these arguments; a kubeconfig argument takes precedence over that of the
-    configuration file.
-    """
+    """Return the options of a proxy with these arguments; a kubeconfig argument replaces that of the file."""
     given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
     if "config" in given and "kubeconfig" in given:
         kubeconfig = given.pop("kubeconfig")

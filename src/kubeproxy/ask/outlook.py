@@ -51,11 +51,9 @@ STAYS: Final = (
 
 
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The effects of another configuration.
-
-    `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that clients notice. `node`: sysctls that are
-    set, and rules that are written and removed. `lacks`: a missing requirement of this node. `unknown`: effects that
-    could not be determined.
+    """The effects of another configuration. `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that
+    clients notice. `node`: sysctls that are set, and rules that are written and removed. `lacks`: a missing requirement
+    of this node. `unknown`: effects that could not be determined.
     """
 
     mode: str
@@ -105,9 +103,7 @@ def planned(world: Globals, objects: Iterable[Objects]) -> Planner:
 
 
 def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
-    """Return three values: the settings on this node, a missing requirement ('' for none), and remarks on a family left
-    out.
-    """
+    """Return the settings on this node, a missing requirement ('' for none), and remarks on a family left out."""
     settings = host.settings(new, facts.world.features.values)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
@@ -234,7 +230,6 @@ class ClientKind(NamedTuple):
 
 class Shift(Struct, frozen=True, rename="camel"):
     """An equal change for some Services: the outcomes of connections to `where` from `who`, before and after.
-
     `services` contains all of them as NAMESPACE/NAME.
     """
 
@@ -269,9 +264,7 @@ Local = Mapping[Family, Sequence[bytes]]
 
 
 class KnownPod(NamedTuple):
-    """A pod or a pod network: an address of the pod or in the network, the name in texts, and the Node,
-    '' if unknown.
-    """
+    """A pod or a pod network: an address, the name in texts, and the Node, '' if unknown."""
 
     address: bytes
     words: str
@@ -367,10 +360,8 @@ def _clients(
     family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
 ) -> list[ClientKind]:
     """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one of the
-    two configurations recognises as a pod.
-
-    Known pods are grouped by the configurations that recognise them; without known pods, a made-up pod represents each
-    configuration.
+    two configurations recognises as a pod. Known pods are grouped by the configurations that recognise them; without
+    known pods, a made-up pod represents each configuration.
     """
     found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
@@ -448,9 +439,7 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
 
 
 def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
-    """Yield the addresses that only one of the pod networks contains, because unknown clients may have
-    these addresses.
-    """
+    """Yield the addresses that only one of the pod networks contains: unknown clients may have these."""
     for family in Family:
         old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
         if old == new or {old.kind, new.kind} != {"network"}:

@@ -112,9 +112,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 
 
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
-    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError.
-
-    `ends`: see `covered`; `mark` is the mark of packets to masquerade.
+    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends`: see `covered`;
+    `mark` is the mark of packets to masquerade.
     """
     packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
@@ -159,9 +158,8 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
 
 
 def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError.
-
-    If `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
+    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError. If
+    `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
     """
     packet, here = connection.packet, connection.is_local
     entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)

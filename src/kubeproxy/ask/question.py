@@ -35,10 +35,7 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
 
 
 def addressed(source: str, target: str) -> Packet:
-    """Return the first packet of a connection to ADDRESS:PORT, for commands without a proxy.
-
-    Raises QuestionError.
-    """
+    """Return the first packet of a connection to ADDRESS:PORT, without a proxy. Raises QuestionError."""
     where, number, protocol = _parted(target)
     destination = pack(where.strip("[]"))
     if destination is None:

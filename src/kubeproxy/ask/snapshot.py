@@ -55,10 +55,9 @@ FINE_STATES: Final = ("programmed", "planned", "ignored")
 
 
 class Snapshot(NamedTuple):
-    """The state of a node.
-
-    `started` is in seconds since the epoch; `complete` is the state of a Service that is completely in the kernel;
-    `reach` returns the state of the connection to the API server, None if objects come from files.
+    """The state of a node. `started` is in seconds since the epoch; `complete` is the state of a Service that is
+    completely in the kernel; `reach` returns the state of the connection to the API server, None if objects come from
+    files.
     """
 
     options: Options

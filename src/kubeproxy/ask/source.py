@@ -69,8 +69,7 @@ Source: TypeAlias = "Running | Desk"
 
 
 def knowing(asked: Source) -> Facts:
-    """Return the proxy's facts. Raises NoAnswerError until the proxy has all Services and EndpointSlices, and its
-    Node."""
+    """Return the proxy's facts. Raises NoAnswerError until it has all lists, and its Node."""
     facts = asked.facts()
     if facts.awaits:
         raise NoAnswerError(

@@ -264,10 +264,7 @@ _LONGEST_NUMBER: Final = 9  # digits of a number: longer ones are invalid
 
 
 class Query(NamedTuple):
-    """The parameters of a request; '', b'' and 0 select everything. `after` is the last Service of the previous page.
-
-    `address` is packed.
-    """
+    """The parameters of a request; empty ones select everything, `after` the last Service of the previous page."""
 
     namespace: str = ""
     name: str = ""
@@ -354,9 +351,7 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
 
 
 class StatePage:
-    """Answers /debug/state. Services are written a few at a time, and the event loop runs in between. So the answer has
-    the state of each Service at the time of its writing.
-    """
+    """Answers /debug/state: a few Services at a time, each in its present state, between turns of the event loop."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

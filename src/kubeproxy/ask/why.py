@@ -62,9 +62,8 @@ class Target(Struct, frozen=True, rename="camel"):
 
 
 class Missing(Struct, frozen=True, rename="camel"):
-    """An endpoint that gets no new connections from this node, with the reason.
-
-    The cause is in `field` and `slice`; for a deleted endpoint `field` is the flag and `slice` is ''.
+    """An endpoint that gets no new connections from this node, with the reason. The cause is in `field` and `slice`;
+    for a deleted endpoint `field` is the flag and `slice` is ''.
     """
 
     address: str
@@ -74,13 +73,9 @@ class Missing(Struct, frozen=True, rename="camel"):
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The proxy's decision about one connection.
-
-    Texts are for people; `outcome` is one of model.answer.Outcome's values. `elsewhere` is the client's node, if that
-    node decides.
-
-    `service` is NAMESPACE/NAME and `port` the name of its port, '' when no Service has the address. `affinity` is in
-    seconds. `fixes` would let the connection pass.
+    """The proxy's decision about one connection. Texts are for people; `outcome` is one of model.answer.Outcome's
+    values. `elsewhere` is the client's node, if that node decides. `service` is NAMESPACE/NAME and `port` the name of
+    its port, '' when no Service has the address. `affinity` is in seconds. `fixes` would let the connection pass.
     """
 
     source: str
@@ -98,9 +93,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether, by this proxy's decision, the connection reaches an endpoint, or reaches the proxy and the
-        answer does not take the node out of load balancing.
-        """
+        """Return whether the proxy lets the connection reach an endpoint, or answers it as healthy."""
         return self.forwarded or (self.outcome == Outcome.HEALTH.value and all(step.passes for step in self.steps))
 
     @property
@@ -147,10 +140,8 @@ class Explained(Struct, frozen=True):
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return the outcome of a packet on this node, with its reasons.
-
-    This node also decides about packets of other nodes' clients to its own addresses, and about packets with a given
-    incoming interface.
+    """Return the outcome of a packet on this node, with its reasons. This node also decides about packets of other
+    nodes' clients to its own addresses, and about packets with a given incoming interface.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
@@ -180,9 +171,7 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the configured node name if there is no Node of this name, because this node may then be a Node with
-    another name; else ''.
-    """
+    """Return the configured node name if no Node has it: this node may be a Node of another name; else ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""
@@ -254,9 +243,7 @@ def _missing(one: Absent) -> Missing:
 
 
 def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str, bool]]:
-    """Return Node and zone of each destination of a plan, '' for an unknown one, and whether it is terminating and not
-    ready in all slices.
-    """
+    """Return Node, zone ('' if unknown) and whether it is terminating in all slices, of each destination."""
     key, found = plan.key, dict[bytes, tuple[str, str, bool]]()
     for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values():
         for port in piece.ports if piece.family is key.family else ():
@@ -319,9 +306,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
 
 
 def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
-    """Return the networks of this node's interfaces that have these addresses. For an address without a known network,
-    return the address.
-    """
+    """Return the networks of interfaces with these addresses, or the address without a known network."""
     known: dict[bytes, Range] = {}
     with suppress(NetlinkError):
         known = {one.ip: one.network for family in Family for one in local_addresses(family)}

@@ -26,9 +26,7 @@ Zones = Mapping[bytes, str]
 TIMEOUT: Final = 1.0
 """Seconds that a caller waits for the lock, and then for the answer."""
 LASTING: Final = 3.0
-"""Seconds for which an answer, or the fact that there was none, is reused, because an open page requests zones at each
-change of a Service.
-"""
+"""Seconds for which an answer, or its absence, is reused: an open page asks at each change of a Service."""
 MOST: Final = 8
 """Maximum number of Services with cached zones."""
 _NODES: Final = ("", "")
@@ -38,10 +36,8 @@ BURST: Final = 20
 
 
 class Places:
-    """A cache of zones of endpoints, and of Nodes.
-
-    `ask` fetches the zones of a Service from the source of objects; `nodes` fetches Node names by packed address. Only
-    one request runs at a time.
+    """A cache of zones of endpoints, and of Nodes. `ask` fetches the zones of a Service from the source of objects;
+    `nodes` fetches Node names by packed address. Only one request runs at a time.
     """
 
     def __init__(

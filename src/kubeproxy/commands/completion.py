@@ -117,10 +117,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def following(line: str) -> list[str]:
-    """Return the completions of a command line, each a word, or a word, a tab and its description.
-
-    For files, the only item is one of the answers of _PATHS.
-    """
+    """Return the completions of a line: words, maybe with a tab and a description, or an answer of _PATHS for files."""
     *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
     name = before.pop(0) if before and before[0] in COMMANDS else PROXY
     if not before and name == PROXY and not last.startswith("-"):
@@ -174,10 +171,8 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 
 
 def names(prefix: str, path: str) -> list[str]:
-    """Return the Services of the proxy at `path` that begin with `prefix`, as NAMESPACE/NAME.
-
-    If `prefix` has a colon, return the ports of the Service before it in the form NAMESPACE/NAME:80. Empty if no proxy
-    answers.
+    """Return the proxy's Services that begin with `prefix`, with a colon their ports as NAMESPACE/NAME:80; none without
+    a proxy.
     """
     from urllib.parse import quote  # noqa: PLC0415
 

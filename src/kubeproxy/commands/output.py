@@ -62,10 +62,7 @@ def marked(mark: str, text: str) -> None:
 
 
 def json(value: Any) -> None:
-    """Print an answer, a Struct or a dictionary, as JSON of docs/answers.schema.json, indented.
-
-    The version is that of this command, which in a container is the proxy's.
-    """
+    """Print an answer, a Struct or dictionary, as JSON of docs/answers.schema.json, with this command's version."""
     made = {"schemaVersion": SCHEMA_VERSION, "version": build().name} | msgspec.to_builtins(value)
     sys.stdout.buffer.write(msgspec.json.format(json_bytes(made), indent=2) + b"\n")
     sys.stdout.buffer.flush()

@@ -79,9 +79,7 @@ def _addresses(held: ProgrammedService) -> Iterator[str]:
 
 
 def _endpoints(held: ProgrammedService) -> tuple[int, int]:
-    """Return two numbers, those of the family with more endpoints: the endpoints that new connections of this node use,
-    and all endpoints that serve.
-    """
+    """Return the number of used endpoints and of all that serve, of the family with more endpoints."""
     by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
     for plan in held.plans:
         used, serving = by_family.setdefault(plan.key.family, (set(), set()))

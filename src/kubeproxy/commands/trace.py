@@ -70,9 +70,7 @@ def serving_of(explained: Explained) -> Serving | None:
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving | None]:
-    """Return two values: the first packet of the flow to trace, and its Service if that is known. Raises
-    KubeProxyError.
-    """
+    """Return the first packet of the flow to trace, and its Service if known. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
         packet = addressed(given.source, given.target)
         with contextlib.suppress(KubeProxyError):

@@ -14,9 +14,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_ip(text: str) -> Address | None:
-    """Return the IP address in a text, for an IPv4-mapped address the IPv4 address; None if invalid, for example with a
-    zone.
-    """
+    """Return the IP address in a text, IPv4 for an IPv4-mapped one; None if invalid, as with a zone."""
     packed = pack(text)
     return None if packed is None else ipaddress.ip_address(packed)
 

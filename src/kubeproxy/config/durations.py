@@ -26,9 +26,8 @@ _MOST_DIGITS: Final = 64  # numbers with more than 19 digits overflow; Python re
 
 
 class Duration(float):
-    """A duration: a float of seconds that also contains the exact nanoseconds, so that printing is exact.
-
-    Nanoseconds are limited to 64 bits signed, as in Go (about 292 years).
+    """A duration: a float of seconds that also contains the exact nanoseconds, so that printing is exact. Nanoseconds
+    are limited to 64 bits signed, as in Go (about 292 years).
     """
 
     __slots__ = ("nanoseconds",)

@@ -39,9 +39,7 @@ def json_name(name: str) -> str:
 
 
 class ConfigStruct(Struct, rename=json_name, frozen=True, kw_only=True):
-    """Base class of every part of the configuration: frozen, with keyword arguments only, and with Kubernetes' names in
-    JSON.
-    """
+    """Base class of every part of the configuration: frozen, keywords only, with Kubernetes' names in JSON."""
 
 
 @cache
@@ -61,8 +59,7 @@ def value_at(struct: Struct, path: str) -> Any:
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the connection to the API server. A qps or burst of 0 means the default; a negative qps means no
-    limit."""
+    """Settings of the connection to the API server; a qps or burst of 0 is the default, a negative qps no limit."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""
@@ -103,9 +100,7 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
-    """Connection tracking limits and timeouts. 0 keeps the kernel's value; null, as for every field,
-    means the default.
-    """
+    """Limits and timeouts of connection tracking; 0 keeps the kernel's value, null is the default."""
 
     max_per_core: int = 32768
     min: int = 131072
@@ -157,10 +152,8 @@ class IPVS(ConfigStruct, frozen=True, kw_only=True):
 
 
 class NFTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of nftables mode.
-
-    minSyncPeriod defaults to 0, not to 1 s like in the Go kube-proxy, because a change costs microseconds here, and
-    changes that arrive together are applied together.
+    """Settings of nftables mode. minSyncPeriod defaults to 0, not to 1 s like in the Go kube-proxy, because a change
+    costs microseconds here, and changes that arrive together are applied together.
     """
 
     masquerade_bit: int = 14

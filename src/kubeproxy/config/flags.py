@@ -12,10 +12,8 @@ from kubeproxy.features import FEATURES, STARTUP_TAINT, Feature
 
 
 class Flag(NamedTuple):
-    """One flag.
-
-    `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the field that
-    the flag sets, "" for another effect. `deprecated`: the last part of the deprecation notice.
+    """One flag. `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the
+    field that the flag sets, "" for another effect. `deprecated`: the last part of the deprecation notice.
     """
 
     name: str

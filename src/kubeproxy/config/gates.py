@@ -173,17 +173,13 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""Further gates that change the Go kube-proxy. Each has the setting that matches this proxy, and the reason why the
-opposite setting has no effect.
-"""
+"""Further gates that change the Go kube-proxy, with this proxy's setting, and why the other has no effect."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the mistake in setting a gate to a value, None if there is none. The text is that of other Kubernetes
-    components.
-    """
+    """Return the mistake in setting a gate to a value, as other components word it; None for none."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
@@ -206,9 +202,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on when these valid gates are set; AllAlpha and AllBeta set the gates that are not
-    listed.
-    """
+    """Return whether a gate is on with these valid gates; AllAlpha and AllBeta set those not listed."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)

@@ -36,10 +36,8 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_file(path: str | Path) -> KubeProxyConfiguration:
-    """Return the configuration in a YAML or JSON file.
-
-    Raises ConfigError when the file cannot be read, or with the mistakes of load_text after the file's name: one on the
-    same line, several on separate lines.
+    """Return the configuration in a YAML or JSON file. Raises ConfigError when the file cannot be read, or with the
+    mistakes of load_text after the file's name: one on the same line, several on separate lines.
     """
     try:
         text = _content(Path(path))
@@ -61,9 +59,7 @@ def load_text(text: str) -> KubeProxyConfiguration:
 
 def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
     """Return two values: the configuration in YAML or JSON text, defaulted and validated, and the mistakes of strict
-    reading.
-
-    Raises ConfigError with a line for each mistake, which starts with the path of its field.
+    reading. Raises ConfigError with a line for each mistake, which starts with the path of its field.
     """
     try:
         tree, duplicates = _tree(text)
@@ -93,8 +89,7 @@ def _log_lenient(strict: list[Mistake]) -> None:
 
 
 def _tree(text: str) -> YamlDocument:
-    """Return the first document of YAML text, or JSON text, which a YAML parser accepts except for tabs and rare
-    escapes."""
+    """Return the first document of YAML, or of JSON, which YAML parsers accept except tabs and rare escapes."""
     is_json = text.lstrip().startswith("{")
     try:
         documents = yaml_documents(text.replace("\t", " ") if is_json else text, _MAX_DEPTH, _MAX_VALUES)

@@ -23,17 +23,12 @@ from kubeproxy.config.messages import Mistake, negative, not_positive
 C = TypeVar("C", bound=ConfigurationFields)
 
 LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
-"""Whether NodePorts may answer on loopback addresses: never, on IPv4 loopback addresses, or through a relay of the
-proxy.
-"""
+"""Whether NodePorts may answer on loopback: never, on IPv4 addresses, or through a relay of the proxy."""
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
-"""Words that nodePortAddresses accepts in addition to networks; "primary" is known only at run time.
-
-Kubernetes 1.37 (KEP-6032) accepts all these words, in any combination; 1.36 accepts only `primary`.
-"""
+"""Words that nodePortAddresses accepts as well, as Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
 _SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # below IP_VS_SCHEDNAME_MAXLEN; part of the module's name
@@ -98,22 +93,17 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
     """If `mode` is empty, an unset setting takes its value from the iptables block, if the value there is not the
-    default.
-
-    So a configuration for the Go kube-proxy's default mode keeps its meaning.
+    default. So a configuration for the Go kube-proxy's default mode keeps its meaning.
     """
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:
-        """Return the JSON path of an attribute in the user's configuration: in the iptables block if it is
-        inherited."""
+        """Return the JSON path of an attribute, in the iptables block if it is inherited."""
         usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
         inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield an error if a bit number is out of range. An inherited bit is checked with the iptables block, as in
-        every mode.
-        """
+        """Yield an error if a bit is out of range; an inherited one is checked with the iptables block."""
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):
             yield from bit_mistakes(path, config.nftables.masquerade_bit)
@@ -131,8 +121,7 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" with the gate of Kubernetes 1.37, because rules of this mode cannot translate packets from
-        loopback."""
+        """Return "relayed" with 1.37's gate: rules of this mode cannot translate packets from loopback."""
         return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
 
 

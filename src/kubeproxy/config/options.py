@@ -31,9 +31,7 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 class PageAccess(NamedTuple):
-    """The networks of the clients that may open the page, empty for no page. `hosts` are the accepted names, in small
-    letters, and addresses.
-    """
+    """The networks whose clients may open the page, none for no page, and the accepted names and addresses."""
 
     networks: tuple[Network, ...] = ()
     hosts: frozenset[str] = frozenset()
@@ -191,9 +189,7 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with the deprecated port flags applied: 0 turns a server off; another value is the port
-    of an address without a port.
-    """
+    """Return the configuration with the port flags: 0 turns a server off, else the port of an address without one."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")

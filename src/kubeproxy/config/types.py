@@ -24,7 +24,6 @@ from kubeproxy.errors import ConfigError
 
 class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=True):
     """The whole configuration, with every default filled in; built without arguments it is the default configuration.
-
     An empty mode means nftables here, iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are
     IP:port, or empty (only by flag) for no such server. Only userspace mode reads portRange and udpIdleTimeout.
     """
@@ -41,8 +40,7 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def local_mode(self) -> str:
-        """The method of recognising pod traffic: ClusterCIDR (the default), NodeCIDR, BridgeInterface,
-        InterfaceNamePrefix."""
+        """The method of recognising pod traffic, by default ClusterCIDR."""
         return self.detect_local_mode or "ClusterCIDR"
 
     @property
@@ -52,8 +50,7 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
-        """The networks in clusterCIDR and ipvs.excludeCIDRs, in every mode: their families determine whether a node
-        counts as dual-stack."""
+        """The networks whose families determine, in every mode, whether a node counts as dual-stack."""
         return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property
@@ -109,10 +106,9 @@ _OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # the Go kube-p
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Return the configuration with values for the empty fields mode, detectLocalMode and nodePortAddresses.
-
-    With these values the configuration has the same meaning for the Go kube-proxy, which has another default mode, and
-    writes these fields too.
+    """Return the configuration with values for the empty fields mode, detectLocalMode and nodePortAddresses. With these
+    values the configuration has the same meaning for the Go kube-proxy, which has another default mode, and writes
+    these fields too.
     """
     usual = config.of_mode.nodeport_addresses
     return replace(

@@ -49,7 +49,6 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
     """Yield a sentence for each valid value that has no effect here, or that changes its meaning in a later release.
-
     From 1.37 on the Go kube-proxy warns of a mode that is not set, because its default becomes nftables in 1.40
     (KEP-5343).
     """

@@ -32,8 +32,7 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 10_000
-"""Number of endpoints (before and after, times frontends) above which a change is large: large changes are committed
-one by one, and each in parts."""
+"""Number of endpoints, times frontends, above which a change is large: committed alone, and in parts."""
 PART_SIZE = 6000
 """Number of elements of a part of a large change, unless a single port has more: some 30 ms of CPU time."""
 PORT, FRONTEND = 8, 4  # the cost of comparing a port and a frontend, as a number of elements
@@ -85,10 +84,9 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
-    """The plans of each Service; `take` computes them at the first access, on the thread of the access.
-
-    Reading the kernel takes a tenth of a second or more. In this time another kube-proxy may write newer plans, and
-    plans computed before the reading would restore a removed endpoint.
+    """The plans of each Service; `take` computes them at the first access, on the thread of the access. Reading the
+    kernel takes a tenth of a second or more. In this time another kube-proxy may write newer plans, and plans computed
+    before the reading would restore a removed endpoint.
     """
 
     def __init__(self, take: Callable[[], Plans]) -> None:
@@ -118,10 +116,9 @@ def retries() -> Backoff:
 
 
 class Backlog:
-    """The queued changes of one family: all changes since the last commit.
-
-    `stale`: the next sync compares everything with the kernel. `other_changes`: the next sync has changes that are not
-    of Services. `resting`: the kernel refused, and the next attempt is not due yet.
+    """The queued changes of one family: all changes since the last commit. `stale`: the next sync compares everything
+    with the kernel. `other_changes`: the next sync has changes that are not of Services. `resting`: the kernel refused,
+    and the next attempt is not due yet.
     """
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
@@ -207,9 +204,7 @@ class Backlog:
         return [(change.name, self._of(change.after)) for change in changes]
 
     def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> Plans:
-        """Return the desired plans of every Service; those of changed Services are first, in the order
-        of the changes.
-        """
+        """Return the desired plans of every Service, changed Services first in the order of changes."""
         ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
@@ -264,10 +259,8 @@ def is_large(change: Change, family: Family) -> bool:
 
 def first_part(change: Change, family: Family) -> Change:
     """Return the part of a change that is committed first: its first ports that differ, with up to PART_SIZE elements
-    or else a single port. The last part is the change itself.
-
-    Ports are independent: after each part a port has either its old or its new elements. If a frontend moves from one
-    port to another, the change has no parts.
+    or else a single port. The last part is the change itself. Ports are independent: after each part a port has either
+    its old or its new elements. If a frontend moves from one port to another, the change has no parts.
     """
     # By name and protocol of the port: the hash of a whole key takes a microsecond.
     old, new = ({plan.key[2:4]: plan for plan in _plans(entry, family)} for entry in (change.before, change.after))
@@ -319,9 +312,7 @@ def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
     """Join a change with the earlier change of the same Service. A Service that was added and then deleted leaves no
-    change.
-
-    Otherwise the changes would grow without limit while the kernel refuses.
+    change. Otherwise the changes would grow without limit while the kernel refuses.
     """
     earlier = known.get(change.name)
     if earlier is None:
@@ -336,15 +327,11 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 log = logging.getLogger("kubeproxy.engine")
 
 INTERVAL = 1.0
-"""Seconds between inspections. Each runs in a thread (some 70 microseconds), because it
-may read all rules.
-"""
+"""Seconds between inspections, each in a thread (some 70 microseconds), as it may read all rules."""
 
 
 class RepairPolicy:
-    """The policy of one family's inspections: thorough ones every `period` seconds, and after an
-    uncertain difference.
-    """
+    """Inspects thoroughly every `period` seconds, and after an uncertain difference."""
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
@@ -359,9 +346,7 @@ class RepairPolicy:
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def should_repair(self, difference: ForeignChange | None) -> bool:
-        """Return whether to repair the difference that an inspection found: a certain one at once, an uncertain one if
-        the next inspection finds a difference again.
-        """
+        """Return whether to repair: a certain difference at once, an uncertain one if found twice."""
         repair = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not repair
         return repair
@@ -373,9 +358,7 @@ class RepairPolicy:
 
 
 class Inspector:
-    """Inspects the backends between syncs; a sync holds the lock `kernel`. `repair` is called with each difference to
-    repair.
-    """
+    """Inspects the backends between syncs, which hold `kernel`; `repair` gets each difference to repair."""
 
     def __init__(
         self,

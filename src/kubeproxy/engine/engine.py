@@ -36,8 +36,8 @@ log = logging.getLogger("kubeproxy.engine")
 NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two warnings
 
 CATCH_UP = 0.05
-"""Seconds for which a full sync waits for events after it has read the kernel. During an upgrade another kube-proxy on
-this node may get the events earlier, and its changes must not be undone.
+"""Seconds for which a full sync waits for events after reading the kernel: during an upgrade another kube-proxy here
+may get them earlier, and its changes must not be undone.
 """
 
 _DISTURBED: Final = 2  # up to this number of consecutive refusals, another program's changes may be the cause
@@ -131,9 +131,7 @@ class Engine:
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return the plans of a Service that each family's kernel accepted last; `standing` has differences that arose
-        later.
-        """
+        """Return the plans that each family's kernel accepted last; `standing` has later differences."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
@@ -238,9 +236,7 @@ class Engine:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known, or the time to wait for the Node has passed. Raises Unsupported if the time
-        has passed and the mode needs the Node.
-        """
+        """Return whether the Node is known or its time is over. Raises Unsupported if the mode needs it."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -273,9 +269,8 @@ class Engine:
         asyncio.get_running_loop().call_later(min(left, self._warns_at - now), self._wake.set)
 
     def _check_family(self, node: Node | None) -> None:
-        """Raise Unsupported if the node does not serve the family of the Node's first known address.
-
-        Without an address the family is IPv4, as in the Go kube-proxy.
+        """Raise Unsupported if the node does not serve the family of the Node's first known address. Without an address
+        the family is IPv4, as in the Go kube-proxy.
         """
         if self._primary is not None:
             return
@@ -438,10 +433,8 @@ class Engine:
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
         """Log a refusal. If another program caused it, log once a minute, unless the two full syncs that follow are
-        refused too.
-
-        With two proxies in one mode nearly every change of one of them is refused, because the other proxy has already
-        written it.
+        refused too. With two proxies in one mode nearly every change of one of them is refused, because the other proxy
+        has already written it.
         """
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
@@ -453,9 +446,7 @@ class Engine:
             self._disturbances = 0
 
     def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
-        """Return a function that returns the plans of a full sync. The full sync calls it in its thread, after reading
-        the kernel.
-        """
+        """Return a function with the plans of a full sync, to be called after reading the kernel."""
         loop = asyncio.get_running_loop()
 
         def take() -> Plans:

@@ -46,8 +46,7 @@ class ServiceProblem(NamedTuple):
 
 
 Notice = ServiceProblem | Rejected | ForeignChange
-"""A problem for an operator: an unusable field of a Service, an unusable object or entry, or a change by another
-program that is being repaired."""
+"""A problem for an operator: an unusable field, object or entry, or a change by others under repair."""
 
 
 class Observer(Protocol):
@@ -57,8 +56,7 @@ class Observer(Protocol):
         """Events arrived that the next commits of these families will include."""
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        """The number of objects changed since the last call, and the number of objects not yet committed in all
-        families."""
+        """The number of objects changed since the last call, and that of objects not committed yet."""
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
         """A commit of these changes starts, or a full sync (None): `committed` or `refused` follows."""

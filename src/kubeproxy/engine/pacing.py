@@ -24,11 +24,9 @@ Clock = Callable[[], float]
 
 
 class Backoff:
-    """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`.
-
-    Each delay varies at random by up to the share `spread`, so that nodes do not retry at the same time. After
-    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures`
-    is the number of consecutive failures.
+    """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`. Each delay varies at random by
+    up to the share `spread`, so that nodes do not retry at the same time. After `healthy` seconds without a failure the
+    next delay is `first` again. `jitter` returns numbers in [0, 1). `failures` is the number of consecutive failures.
     """
 
     def __init__(
@@ -100,9 +98,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
-"""Seconds for which work may block the event loop. Work on 44,000 Services takes seconds; health checks, watches and
-requests must not wait so long.
-"""
+"""Seconds for which work may block the event loop: health checks, watches and requests cannot wait longer."""
 
 
 def end_of_turn() -> float:
@@ -122,7 +118,6 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 async def exhaust(transactions: Iterator[int]) -> None:
     """Run an iterator that commits transactions, in a thread: another program may hold the kernel's locks for seconds.
-
     A cancelled caller waits for the running transaction; a generator is closed.
     """
     stopped = threading.Event()
@@ -140,9 +135,8 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of a call in a thread. A cancelled caller waits for the end of the call.
-
-    A thread cannot be stopped, and the sockets and other resources that it uses are closed when the caller ends.
+    """Return the result of a call in a thread. A cancelled caller waits for the end of the call. A thread cannot be
+    stopped, and the sockets and other resources that it uses are closed when the caller ends.
     """
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
@@ -165,7 +159,6 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
 
 class Intake:
     """Applies events to a planner: a few at once, a long list in turns. `reject` receives unusable objects and entries.
-
     Events that arrive after a list wait until it is applied, except events of Nodes and ServiceCIDRs, because other
     parts of the program read these as well.
     """
@@ -181,9 +174,7 @@ class Intake:
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:
-        """Apply or queue events; return whether some of the events concern the node. Such events are
-        applied at once.
-        """
+        """Apply or queue events; return whether some concern the node, which are applied at once."""
         about_node = [event for event in events if _is_about_node(event)]
         if about_node:
             self._reject_all(self._planner.apply(about_node))

@@ -42,10 +42,9 @@ FAMILIES: dict[str, Family] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def pack(text: str) -> bytes | None:
-    """Return the packed form of an address (4 or 16 bytes), None for an invalid one or one with a zone.
-
-    Like the Go kube-proxy, which reads stored objects with ParseIPSloppy (k8s.io/utils/net), it ignores leading zeros,
-    and takes an IPv4-mapped IPv6 address as the IPv4 address.
+    """Return the packed form of an address (4 or 16 bytes), None for an invalid one or one with a zone. Like the Go
+    kube-proxy, which reads stored objects with ParseIPSloppy (k8s.io/utils/net), it ignores leading zeros, and takes an
+    IPv4-mapped IPv6 address as the IPv4 address.
     """
     try:
         address = inet_pton(_INET6 if ":" in text else _INET, text)
@@ -126,10 +125,9 @@ Range = tuple[bytes, bytes]
 
 
 def parse_network(text: str) -> Range | None:
-    """Return the network of a CIDR, with host bits cleared; None for an invalid one, for example with a netmask.
-
-    Like the Go kube-proxy, which reads stored objects with ParseCIDRSloppy (k8s.io/utils/net), it ignores blanks around
-    the CIDR, reads addresses as `pack` does, and takes an IPv4-mapped network of at least 96 bits as an IPv4 network.
+    """Return the network of a CIDR, with host bits cleared; None for an invalid one, for example with a netmask. Like
+    the Go kube-proxy, which reads stored objects with ParseCIDRSloppy (k8s.io/utils/net), it ignores blanks around the
+    CIDR, reads addresses as `pack` does, and takes an IPv4-mapped network of at least 96 bits as an IPv4 network.
     """
     address, slash, length = text.strip().rpartition("/")
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
@@ -165,7 +163,6 @@ def is_loopback(address: bytes) -> bool:
 
 def is_special(address: bytes) -> bool:
     """Return whether a packed address is loopback, link-local, multicast or broadcast, which no Service may have.
-
     Source: ValidateNonSpecialIP of Kubernetes' API server; among multicast addresses the API server refuses only
     link-local ones.
     """

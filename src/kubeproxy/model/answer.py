@@ -53,7 +53,6 @@ class Side(Enum):
 
 class Packet(NamedTuple):
     """The first packet of a connection. Addresses are packed; without a `source` the node picks one of its addresses.
-
     `interface` is the incoming interface, by which some clusters recognise pods, '' if unknown. `source_port` is 0 if
     unknown: the endpoint may depend on it.
     """
@@ -90,9 +89,7 @@ class Notice(Enum):
 
 
 class AnswerStep(Struct, frozen=True):
-    """One reason: whether the connection passes, the text, and the field of an object or configuration that is the
-    cause.
-    """
+    """A reason: whether the connection passes, a text, and the field that is the cause."""
 
     passes: bool
     text: str
@@ -108,10 +105,8 @@ class Choice(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """The outcome of a packet. `affinity` is in seconds, 0 for none.
-
-    `local_endpoints` is the count in a health check's answer: 200 with any, 503 with none. `absent` are the ineligible
-    endpoints with the reasons.
+    """The outcome of a packet. `affinity` is in seconds, 0 for none. `local_endpoints` is the count in a health check's
+    answer: 200 with any, 503 with none. `absent` are the ineligible endpoints with the reasons.
     """
 
     outcome: Outcome
@@ -159,9 +154,8 @@ class Index:
 def answer(
     planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None, index: Index | None = None
 ) -> Answer:
-    """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits.
-
-    If there are many calls, an `index` of the planner makes them faster.
+    """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits. If
+    there are many calls, an `index` of the planner makes them faster.
     """
     question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
     owned = question.owner()
@@ -347,8 +341,7 @@ class _Question:
         return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection of this node is refused; the kernel always refuses connections to the node's
-        addresses."""
+        """Return whether a connection of this node is refused: to the node's addresses it always is."""
         on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
         return self._habits.refuses_node or on_node
 

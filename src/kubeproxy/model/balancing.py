@@ -32,8 +32,7 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 
 LONGEST_START: Final = 3600  # the limit of seconds over which the share of a new endpoint grows
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The limit of characters in an annotation with weights (a few hundred Nodes), because every node parses each
-change."""
+"""The limit of characters of weights (a few hundred Nodes), because every node parses each change."""
 
 ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; a Node's name has no colon
 NO_ROOM: Final = (
@@ -147,10 +146,8 @@ def _unreadable(reason: str) -> _ByPlace:
 
 
 def entries(plans: Iterable[ServicePlan]) -> int:
-    """Return the number of entries for weights and tables, over all frontends of a Service's plans.
-
-    For weights it is the number that exact shares need; backends may round. The size of a Maglev table does not depend
-    on its endpoints.
+    """Return the number of entries for weights and tables, over all frontends of a Service's plans. For weights it is
+    the number that exact shares need; backends may round. The size of a Maglev table does not depend on its endpoints.
     """
     total = 0
     for plan in plans:
@@ -173,10 +170,8 @@ def expected_entries(service: Service) -> int:
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
     """Return the limit of entries for each frontend of a Service's plans in a family; `most` is the limit for all
-    frontends.
-
-    Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table would cost
-    every node four million entries.
+    frontends. Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table
+    would cost every node four million entries.
     """
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
@@ -225,9 +220,7 @@ def balanced(
 
 
 def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
-    """Return the hashing with the requested table, else with the largest table within the limit of entries; None if no
-    table fits.
-    """
+    """Return the hashing with the requested table, or the largest that fits; None if no table fits."""
     size = max([size for size in SIZES if size <= min(table, room)], default=0)
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
@@ -269,9 +262,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return the weights below FULL of the destinations of a port (name, protocol). If several weights apply to a
-    destination, the smallest counts.
-    """
+    """Return the weights below FULL of a port's (name, protocol) destinations, of several the smallest."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:

@@ -53,10 +53,8 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 
 class Claims:
-    """The owners of the frontends of one family, by Frontend.key.
-
-    `written` are the keys claimed with the right WRITTEN. The time of a claim on a contested key is logarithmic in the
-    number of its claimants.
+    """The owners of the frontends of one family, by Frontend.key. `written` are the keys claimed with the right
+    WRITTEN. The time of a claim on a contested key is logarithmic in the number of its claimants.
     """
 
     def __init__(self) -> None:
@@ -67,9 +65,8 @@ class Claims:
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[bytes]:
-        """Replace a Service's claims for one reason; return the contested keys with a new owner.
-
-        `old` and `new` differ when a Service was deleted and created again, and so has another age.
+        """Replace a Service's claims for one reason; return the contested keys with a new owner. `old` and `new` differ
+        when a Service was deleted and created again, and so has another age.
         """
         moved: set[bytes] = set()
         if old is not None and before:
@@ -132,9 +129,7 @@ class Claims:
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return two values for a family: the keys that the API server allocated to a Service, and the frontends with
-    addresses that users wrote into the Service.
-    """
+    """Return a Service's keys that the API server allocated, and the frontends that users wrote, of a family."""
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
@@ -242,9 +237,8 @@ class NodeBudget:
 
 
 class FairOrder:
-    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another one.
-
-    Waiting changes precede new ones. A namespace without waiting changes keeps its position.
+    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another one. Waiting
+    changes precede new ones. A namespace without waiting changes keeps its position.
     """
 
     def __init__(self) -> None:

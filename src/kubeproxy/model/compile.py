@@ -62,10 +62,8 @@ def compiling(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
 ) -> Generator[tuple[()], None, Compiled]:
     """Compile a Service and its slices (of all families, in any order) in steps; the generator's return value is the
-    result.
-
-    `growth` has the present percentage of new endpoints' shares; `most` is the limit of entries for weights and tables
-    in a family, 0 for equal shares.
+    result. `growth` has the present percentage of new endpoints' shares; `most` is the limit of entries for weights and
+    tables in a family, 0 for equal shares.
     """
     spec = service.spec
     if skipped(service):
@@ -258,9 +256,7 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 
 def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the ranges of each restricted family. An entry /0 opens its whole family; an invalid entry
-    opens nothing.
-    """
+    """Return the ranges of restricted families; an entry /0 opens its family, an invalid one nothing."""
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
     unreadable = False
@@ -386,10 +382,9 @@ def _asked(
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:
-    """Return the source ranges of the load balancer addresses, None without such addresses or without a restriction.
-
-    If the node's address is in the ranges, the load balancer addresses are added: the kernel picks such an address as
-    the source if a cloud's agent has put it on an interface of the node (allowFromNode in the Go kube-proxy).
+    """Return the source ranges of the load balancer addresses, None without such addresses or without a restriction. If
+    the node's address is in the ranges, the load balancer addresses are added: the kernel picks such an address as the
+    source if a cloud's agent has put it on an interface of the node (allowFromNode in the Go kube-proxy).
     """
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
     if ranges is None or not balancers:
@@ -425,9 +420,7 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
 
 
 class _Stock(NamedTuple):
-    """Three facts: whether the cluster pool has endpoints, whether the local pool has, and whether any endpoint is
-    usable.
-    """
+    """Whether the cluster pool has endpoints, whether the local pool has, and whether any is usable."""
 
     cluster: bool
     local: bool
@@ -458,10 +451,8 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
 
 
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
-    """Return the traffic of external IPs, load balancer addresses and NodePorts.
-
-    With externalTrafficPolicy Local, pods and the node itself are served as if their packets had left the cluster and
-    returned.
+    """Return the traffic of external IPs, load balancer addresses and NodePorts. With externalTrafficPolicy Local, pods
+    and the node itself are served as if their packets had left the cluster and returned.
     """
     if not stock.usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
@@ -474,9 +465,8 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
 
 
 def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
-    """Return the health check of a LoadBalancer with externalTrafficPolicy Local.
-
-    Ready endpoints of this node are counted by address, over all ports of a family's slices.
+    """Return the health check of a LoadBalancer with externalTrafficPolicy Local. Ready endpoints of this node are
+    counted by address, over all ports of a family's slices.
     """
     if not port or not plans:
         return None

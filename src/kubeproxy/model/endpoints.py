@@ -80,7 +80,6 @@ class Slice(Struct, frozen=True, gc=False):
 
 class PackedSlice(Struct, frozen=True, gc=False):
     """An EndpointSlice of a list, packed as soon as it is decoded, because a decoded slice has ten times the size.
-
     `piece` is None without a Service, or for an address type that cannot be programmed.
     """
 
@@ -97,9 +96,8 @@ def packed(source: objects.EndpointSlice) -> PackedSlice:
 
 
 def parse_slice(source: objects.EndpointSlice) -> Slice | None:
-    """Return the packed form of a slice, None for an address type that cannot be programmed (FQDN).
-
-    Invalid entries are left out and named in `problems`.
+    """Return the packed form of a slice, None for an address type that cannot be programmed (FQDN). Invalid entries are
+    left out and named in `problems`.
     """
     family = FAMILIES.get(source.address_type)
     if family is None:
@@ -244,10 +242,8 @@ def _names(entries: list[objects.NameHint] | None) -> tuple[str, ...]:
 
 class Selection(NamedTuple):
     """The selected endpoints of one service port: the pools for new connections, and all endpoints that may keep
-    established ones.
-
-    `usable`: some endpoint anywhere could take a connection. `local_addresses`: the addresses of the pools' endpoints
-    on this node.
+    established ones. `usable`: some endpoint anywhere could take a connection. `local_addresses`: the addresses of the
+    pools' endpoints on this node.
     """
 
     cluster: Pool
@@ -268,9 +264,7 @@ NONE = Selection((), (), (), (), False)
 
 
 def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[Slice, int]]]:
-    """Return, by name and protocol of a port, the slices that have the port, each with the port's index
-    in that slice.
-    """
+    """Return by name and protocol of a port the slices that have it, with the port's index there."""
     found: dict[tuple[str, int], list[tuple[Slice, int]]] = {}
     for piece in slices:
         for number, port in enumerate(piece.ports):
@@ -279,9 +273,8 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
 
 
 def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Return the pools of a service port from the slices of its Service and family that have the port.
-
-    `uses_cluster` and `uses_local`: whether the Service's policies can reach this pool; an unreachable pool is empty.
+    """Return the pools of a service port from the slices of its Service and family that have the port. `uses_cluster`
+    and `uses_local`: whether the Service's policies can reach this pool; an unreachable pool is empty.
     """
     if not matched:
         return NONE
@@ -310,9 +303,7 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of two endpoints with the same destination, one that does not terminate is
-    preferred, and then a local one.
-    """
+    """Return the endpoints by destination; of two, one that does not terminate is preferred, then a local one."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]
@@ -349,9 +340,8 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
     """Return the filter of the hints: by node if every endpoint has node hints and one of these names this node; else
-    by zone if the same is true for zones.
-
-    Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware hints).
+    by zone if the same is true for zones. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware
+    hints).
     """
     endpoints = list(ready)
     if endpoints and all(e.nodes for e in endpoints) and any(view.node in e.nodes for e in endpoints):

@@ -28,10 +28,9 @@ from kubeproxy.model.objects import (
 
 
 class Replaced(Struct, frozen=True):
-    """All existing objects of a resource, from a list: all other known objects are deleted.
-
-    EndpointSlices may be packed. `kept` names objects (namespace, name) that exist but could not be decoded; their last
-    state remains in use. None means that the names are unknown; then all known objects remain in use.
+    """All existing objects of a resource, from a list: all other known objects are deleted. EndpointSlices may be
+    packed. `kept` names objects (namespace, name) that exist but could not be decoded; their last state remains in use.
+    None means that the names are unknown; then all known objects remain in use.
     """
 
     resource: Resource
@@ -88,7 +87,6 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 def kept(found: Object) -> Object | PackedSlice:
     """Return an object of a long list in reduced form: a packed slice, or an equal Service that shares its parts.
-
     Unreduced, 10,000 Services take twice the memory, and their slices ten times as much; Python would not give most of
     this memory back.
     """

@@ -16,8 +16,8 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds after an update of a slice until an endpoint that left the slice counts as deleted: the endpoint may move to
-another slice, and the slices of a Service are written one after the other.
+"""Seconds after an update of a slice until an endpoint that left it counts as deleted: it may move to another slice,
+and a Service's slices are written one after the other.
 """
 
 DELETED: Final = 5.0
@@ -33,10 +33,8 @@ MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; if there 
 
 
 class Departed(NamedTuple):
-    """Changes since the last `look`.
-
-    `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes, network order). `taken` are new
-    addresses of endpoints.
+    """Changes since the last `look`. `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes,
+    network order). `taken` are new addresses of endpoints.
     """
 
     gone: tuple[bytes, ...] = ()
@@ -53,8 +51,7 @@ class _Missing(Struct, gc=False):
 
 
 class Departures:
-    """Follows the addresses of endpoints through all slices. A pod terminates with all its ports, so endpoints are
-    tracked by address."""
+    """Follows the addresses of endpoints through all slices, because a pod terminates with all its ports."""
 
     def __init__(self) -> None:
         self._slices: dict[bytes, int] = {}  # address to the number of slices that have it
@@ -115,9 +112,8 @@ class Departures:
             self._fresh[address] = _Missing(service, serves, UPDATED if after is not None else DELETED)
 
     def look(self, now: float, services: Container[ServiceName]) -> Departed:
-        """Return the changes since the last look; `now` is in seconds, `services` are the existing ones.
-
-        The deletion of slices together with their Service is no proof that its endpoints are deleted.
+        """Return the changes since the last look; `now` is in seconds, `services` are the existing ones. The deletion
+        of slices together with their Service is no proof that its endpoints are deleted.
         """
         for missing in self._fresh.values():
             missing.due = now + missing.grace

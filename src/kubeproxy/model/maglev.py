@@ -15,9 +15,7 @@ from typing import Final
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
 
 SEED: Final = 0x6B75_6265
-"""The seed of the kernel's hash. It is the same on all nodes and in all versions, because another seed would move
-clients to other endpoints.
-"""
+"""The seed of the kernel's hash, the same everywhere: another one would move clients to other endpoints."""
 
 SIZES: Final = (251, 1021, 4093)
 """Sizes of tables: primes, so that a permutation with any stride contains all slots."""
@@ -31,10 +29,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
-    """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime.
-
-    The destinations take turns: each takes the next free slot of its permutation. A destination with a smaller weight
-    gets fewer turns. The table depends only on the set of destinations, not on their order.
+    """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime. The destinations take
+    turns: each takes the next free slot of its permutation. A destination with a smaller weight gets fewer turns. The
+    table depends only on the set of destinations, not on their order.
     """
     if not pool:
         return ()
@@ -61,15 +58,11 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""If, in a round, the destinations without a turn outnumber those with a turn by more than this factor, a heap computes
-the next turn.
-"""
+"""A heap computes turns if, in a round, destinations without a turn outnumber others by more than this factor."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield the index of the destination of each turn, without end: a destination gets a turn when its sum of weights
-    reaches the largest weight.
-    """
+    """Yield the index of each turn's destination: those whose sums of weights reach the largest weight."""
     count, heaviest = len(weights), max(weights)
     if sum(weights) * _SPARSE < heaviest * count:
         yield from _sparse_turns(weights, heaviest)
@@ -83,9 +76,7 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same as `_turns`; faster if a round has few turns, for example with thousands of small weights and a
-    large one.
-    """
+    """Yield the same as `_turns`, faster with few turns a round, as with many small weights and a large one."""
     count, turns = len(weights), [1] * len(weights)
     # The round of the next turn and the destination's index as one number.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]

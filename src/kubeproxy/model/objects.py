@@ -22,9 +22,7 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Common settings of all objects: names are camelCase, unknown fields are ignored, and the garbage collector does
-    not track the objects, because they have no cycles.
-    """
+    """Common settings: camelCase names, unknown fields ignored, no garbage collection, as there are no cycles."""
 
 
 class Labels(ApiStruct, frozen=True):
@@ -178,9 +176,7 @@ class PlacedEndpoint(SliceEndpoint, frozen=True):
 
 
 class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with the zones of its endpoints. Zones are decoded only for weights by zone, because decoding
-    takes time.
-    """
+    """An EndpointSlice with its endpoints' zones, which are decoded only for weights by zone, for speed."""
 
     # The list is never written to, so its items may have a subtype.
     endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]

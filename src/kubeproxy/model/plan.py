@@ -45,16 +45,11 @@ class FrontendKind(IntEnum):
 
 NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that clients of the API write. The API server allocates each address of the other kinds to one
-Service.
-"""
+"""Kinds of addresses that clients of the API write; the API server allocates the others to one Service each."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
-    """One address that a client uses.
-
-    `key` is address, protocol (1 byte) and port (2 bytes, network order); a NodePort has no address.
-    """
+    """An address that clients use: address (none for a NodePort), protocol (1 byte) and port (2 bytes)."""
 
     kind: FrontendKind
     key: bytes
@@ -158,11 +153,9 @@ ROOM: Final = 1 << 16
 
 
 class Balance(Struct, frozen=True, gc=False):
-    """The shares of a service port's connections, if they are not equal.
-
-    `cluster` and `local` are the weights of the pools' destinations. `drained` are endpoints with weight 0, which are
-    in no pool and keep their connections. `hashing` is None for a random choice. `room` is the limit of entries for
-    each frontend: see balancing.room_for.
+    """The shares of a service port's connections, if they are not equal. `cluster` and `local` are the weights of the
+    pools' destinations. `drained` are endpoints with weight 0, which are in no pool and keep their connections.
+    `hashing` is None for a random choice. `room` is the limit of entries for each frontend: see balancing.room_for.
     """
 
     cluster: Weights = ()
@@ -208,9 +201,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with some of its frontends. Source ranges remain only if a load balancer address is among
-        these frontends.
-        """
+        """Return the plan with some frontends; source ranges stay with a load balancer address only."""
         balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
         return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
@@ -297,9 +288,7 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet from this address is a pod's; `interface` is the incoming interface,
-        '' if unknown.
-        """
+        """Return whether a packet is from a pod; `interface`: the incoming one, '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and len(source) == len(network[0]) and within(source, (network,))
@@ -338,9 +327,8 @@ ExternalIPs = Literal["served", "ignored"]
 
 
 class Globals(Struct, frozen=True):
-    """The node and its configuration, which hold for all Services.
-
-    `api_servers` are the keys of frontends (Frontend.key) that would hide this proxy's API server.
+    """The node and its configuration, which hold for all Services. `api_servers` are the keys of frontends
+    (Frontend.key) that would hide this proxy's API server.
     """
 
     node_name: str

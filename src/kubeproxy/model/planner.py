@@ -74,11 +74,9 @@ class Counts(Struct):
 
 
 class Planner:
-    """Holds the objects, reduced to the used fields, and the last plans of each Service.
-
-    `departures` tracks deleted endpoints, None unless resets are on. Two further states depend on the past: the
-    addresses of a deleted Node are kept (see `remembering`), and the shares of new endpoints grow with time (slow
-    start).
+    """Holds the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks deleted
+    endpoints, None unless resets are on. Two further states depend on the past: the addresses of a deleted Node are
+    kept (see `remembering`), and the shares of new endpoints grow with time (slow start).
     """
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
@@ -140,10 +138,9 @@ class Planner:
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
-        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts after each step.
-
-        Between steps the planner may be used, except for other events of the same resource. A resource counts as listed
-        after the last step of its list.
+        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts after each step. Between
+        steps the planner may be used, except for other events of the same resource. A resource counts as listed after
+        the last step of its list.
         """
         for event in events:
             rejected: list[Rejected] = []
@@ -243,9 +240,8 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services without the deferred ones.
-
-        A deleted Service is not deferred, because another Service may have its address already.
+        """Return the dirty Services without the deferred ones. A deleted Service is not deferred, because another
+        Service may have its address already.
         """
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))

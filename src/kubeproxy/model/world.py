@@ -32,10 +32,9 @@ PRIMARY = "primary"
 
 
 class Settings(Struct, frozen=True):
-    """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text.
-
-    `nodeport_addresses` are networks, or `primary` for the node's address. `loopback_nodeports`: NodePorts on loopback
-    are served by rules (IPv4), or by a relay (each family with a loopback network).
+    """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text. `nodeport_addresses`
+    are networks, or `primary` for the node's address. `loopback_nodeports`: NodePorts on loopback are served by rules
+    (IPv4), or by a relay (each family with a loopback network).
     """
 
     node_name: str
@@ -55,7 +54,6 @@ class Settings(Struct, frozen=True):
 
 class Surroundings(NamedTuple):
     """Inputs from the node and the cluster: the Node object, if any, service CIDRs, packed local addresses.
-
     `api_servers` are the addresses and ports of the API server, or of the HTTP proxy through which it is reached.
     """
 
@@ -199,10 +197,8 @@ def _nodeport_ips(
 def _health_check_only(
     settings: Settings, answering: tuple[bytes, ...] | None, around: Surroundings, family: Family
 ) -> tuple[bytes, ...]:
-    """Return the loopback addresses on which health check ports are served, but no NodePorts.
-
-    For health checks the Go kube-proxy treats loopback addresses like other addresses (GetNodeIPs of
-    pkg/proxy/util/nodeport_addresses.go).
+    """Return the loopback addresses on which health check ports are served, but no NodePorts. For health checks the Go
+    kube-proxy treats loopback addresses like other addresses (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
     """
     if answering is None:  # health checks are served on every address
         return ()
@@ -218,9 +214,7 @@ def compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort takes precedence over an external address: those on which NodePorts
-    answer, or the Node's addresses if NodePorts answer on all addresses.
-    """
+    """Return the addresses on which a NodePort precedes an external address; the Node's, if it answers on all."""
     ours = world.of(family)
     if ours is None:
         return ()

@@ -68,8 +68,7 @@ class Beside:
 
 
 class Flows:
-    """Counts of new connections, from a process that reads events of connection tracking and receives the frontends of
-    Services."""
+    """Counts of new connections, from a process that reads conntrack and receives the frontends of Services."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode
@@ -257,9 +256,7 @@ _LONGEST: Final = 1 << 20
 
 
 def ourselves() -> list[str]:
-    """Return the command that starts a second process of this program, which is either installed or one file (a
-    zipapp).
-    """
+    """Return the command that starts this program, installed or a zipapp, as a second process."""
     from zipfile import is_zipfile  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     program = Path(sys.argv[0])
@@ -269,9 +266,8 @@ def ourselves() -> list[str]:
 
 
 class Companion:
-    """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends.
-
-    `on_line` gets each line of its output, `ended` a sentence when it ends by itself. `greet` yields its first input.
+    """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends. `on_line` gets each line of its
+    output, `ended` a sentence when it ends by itself. `greet` yields its first input.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ class Happened(NamedTuple):
 
 
 class News:
-    """Collects changes.
-
-    `revision` counts settled changes, from a number that was not used before. A page with another revision loads all
-    Services.
-    """
+    """Collects changes; `revision` counts settled ones, from an unused number: pages with another reload."""
 
     def __init__(
         self,
@@ -184,9 +180,7 @@ class News:
         return self._seen.get(name, 0.0)
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether its changes are refused, its rules differ, or it is complete. The states of
-        Services depend on this.
-        """
+        """Return for each family whether it is refused, differs or is complete: states of Services depend on this."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -229,10 +223,7 @@ _LEAVING: Final = {"deleting": "pending"}
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
-    """Return the row of a Service, None if deleted; `seen` is the time of its last observed change, or 0.
-
-    A row is short, because there may be 10,000 rows.
-    """
+    """Return the short row of a Service, None if deleted; `seen` is the time of its last observed change, or 0."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None

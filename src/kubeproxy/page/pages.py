@@ -321,9 +321,7 @@ _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 
 
 class Content(Enum):
-    """The kind of requested content: the page, which contains no data of this node and may be linked to, or data of the
-    node.
-    """
+    """The requested content: the page, without data of this node and open to links, or data of the node."""
 
     PAGE = "the page"
     STATE = "the state of the node"

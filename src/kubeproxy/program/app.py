@@ -92,9 +92,7 @@ def run(options: Options) -> int:
 
 def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
     """Return three values: the options with the field `mode` filled in, that mode, and the node's settings. Raises
-    Unsupported.
-
-    When the default mode is not supported and the options name none, the fallback mode runs.
+    Unsupported. When the default mode is not supported and the options name none, the fallback mode runs.
     """
     try:
         return _in_mode(options)
@@ -132,9 +130,7 @@ async def opened(
 ) -> AsyncIterator[App]:
     """Return the program, ready to run. Steps that may fail without changing the host are first. `give_up` drops
     capabilities (lifetime.py). It is called when the host is prepared and no thread runs yet, with the files that are
-    read again later and the program that creates credentials.
-
-    Raises ConfigError, Unsupported or ApplyError.
+    read again later and the program that creates credentials. Raises ConfigError, Unsupported or ApplyError.
     """
     config, operations = options.config, mode.operations()
     metrics = ProxyMetrics()
@@ -177,8 +173,7 @@ def _set_up_logs(config: Logging) -> logs.Output:
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove the rules of other modes; repeat failed removals, for example while another program holds the iptables
-    lock."""
+    """Remove the rules of other modes; repeat failed removals, as while the iptables lock is held."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:

@@ -38,10 +38,8 @@ FIRST_SYNC_SECONDS = 300.0
 
 
 def postpone_garbage_collection() -> None:
-    """Collect no garbage until `resume_garbage_collection`; then at each 50,000th new container instead of the 700th.
-
-    The objects of the first sync remain and have no cycles. A search for cycles in these objects would take a tenth of
-    that sync's time at 10,000 Services, and more at 44,000.
+    """Collect no garbage until `resume_garbage_collection`, then at each 50,000th new container, not the 700th: a
+    search for cycles in the objects of the first sync would take a tenth of its time, and they have none.
     """
     gc.set_threshold(50_000, 20, 50)
     gc.disable()
@@ -138,10 +136,9 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
 
 
 def give_up(files: Iterable[str], plugin: str) -> None:
-    """Drop the capabilities that are not needed, also for child processes. A failure is logged.
-
-    `files` are read again later; `plugin` is the program that makes credentials, '' for none. With a plugin that has
-    its own rights (set-user-ID, capabilities) nothing is dropped, because the plugin would lose these rights.
+    """Drop the capabilities that are not needed, also for child processes. A failure is logged. `files` are read again
+    later; `plugin` is the program that makes credentials, '' for none. With a plugin that has its own rights
+    (set-user-ID, capabilities) nothing is dropped, because the plugin would lose these rights.
     """
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):

@@ -56,16 +56,11 @@ METRICS_PAGE = ("127.0.0.1", "10249")
 """Address of another kube-proxy's metrics port, which is asked for its mode if this proxy serves no metrics."""
 
 COMMANDS_AT_ONCE = 16
-"""Limit of connections at the socket. It is separate from that of the ports, so that flooded health ports do not block
-an operator.
-"""
+"""Limit of connections at the socket, apart from the ports', so that flooded ports block no operator."""
 
 
 class Served(NamedTuple):
-    """The parts of the program that its servers use.
-
-    `fail` ends the program with an error; `watched` sets the audience that changes are passed on to, None for none.
-    """
+    """The parts that servers use; `fail` ends the program, `watched` sets the audience of changes, None for none."""
 
     options: Options
     settings: Settings
@@ -287,9 +282,7 @@ class Neighbours:
 
 
 class TakenPort:
-    """Messages about a port that cannot be opened: one at the first failure, then one a minute. `say` is called with
-    each.
-    """
+    """Messages about a port that cannot be opened: one at the first failure, then one a minute."""
 
     def __init__(
         self, neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic

@@ -32,10 +32,7 @@ Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
 def removal(node: Node, key: str) -> bytes | None:
-    """Return the JSON patch that removes the taints of a key from a Node, None when it has none.
-
-    The patch tests each taint before it removes it, so that it fails if the list has changed.
-    """
+    """Return the JSON patch that removes a Node's taints of a key, or fails if their list changed; None for none."""
     taints = (node.spec.taints if node.spec is not None else None) or ()
     operations: list[dict[str, str]] = []
     for place in reversed([place for place, taint in enumerate(taints) if taint.key == key]):

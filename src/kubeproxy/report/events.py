@@ -42,9 +42,7 @@ patches. Raises SourceError or OSError when the server cannot be reached; the ca
 
 
 class ObjectReference(NamedTuple):
-    """The object of an event. The uid of a Node is replaced by its name, as in events of kubelet and the
-    Go kube-proxy.
-    """
+    """The object of an event; a Node's uid is its name, as in events of kubelet and the Go kube-proxy."""
 
     kind: str
     name: str
@@ -54,9 +52,7 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The fields that all events of a series share. Unlike in client-go, the note is among these fields, because it
-    names the unusable field of the object.
-    """
+    """The fields that a series shares: unlike in client-go also the note, which names the unusable field."""
 
     regarding: ObjectReference
     kind: EventType

@@ -30,30 +30,22 @@ UDP = 17
 
 LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
-"""Seconds until the second search for the flows of a change.
-
-The kernel adds a flow to connection tracking only when the flow's first packet leaves. So a packet that is under way
-during the change may add a flow to the old endpoint after the first search.
+"""Seconds until the second search for the flows of a change: a packet that is under way during the change adds its flow
+to connection tracking only when it leaves, maybe after the first search.
 """
 
 ANSWER_TIME = 0.2
-"""Seconds before flows to a removed endpoint are deleted, so that the endpoint can answer outstanding requests on a
-busy node.
-
-The Go kube-proxy removes such flows after a sync, which is up to a second later.
+"""Seconds in which a removed endpoint on a busy node can answer, before its flows are deleted; the Go kube-proxy
+removes them after a sync, up to a second later.
 """
 
 RETRY = 10.0  # seconds until flows that could not be removed are searched again; a change shortens this time
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
-"""Limit of frontends whose failed removal is repeated. There is a limit because every removal fails without the kernel
-module nf_conntrack_netlink.
-"""
+"""Limit of frontends whose removal is repeated: every one fails without the module nf_conntrack_netlink."""
 
 MOST_LOST = 100
-"""Limit of lost endpoints per frontend whose failed removal is repeated. Beyond this limit, all endpoints that do not
-serve count as lost.
-"""
+"""Limit of a frontend's lost endpoints to try again; beyond it, all endpoints that do not serve count as lost."""
 
 UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, for a flow without translation
 NOTHING_LOST: Endpoints = frozenset()
@@ -77,9 +69,7 @@ class Key(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Stale flows of a frontend: the flows to the endpoints in `lost`, or, if `lost` is None, to all endpoints not in
-    `serving`.
-    """
+    """Stale flows of a frontend: to the endpoints in `lost`, or, if that is None, to all not in `serving`."""
 
     serving: Endpoints
     lost: Endpoints | None
@@ -193,9 +183,7 @@ def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[Service
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the stale flows by the translation that each has, None if all flows to these frontends must
-    be searched.
-    """
+    """Return the stale flows by their translation, None if all flows to these frontends must be searched."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -208,9 +196,7 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """The serving endpoints by the kernel's key of a frontend. The endpoints may change while the kernel's table is
-    read.
-    """
+    """The serving endpoints by the kernel's key of a frontend, which may change while its table is read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -290,8 +276,7 @@ class FlowCleaner:
         self._held.add(family)
 
     def committing(self, family: Family, changes: Sequence[Change]) -> None:
-        """Keep flows to endpoints that these changes add: the kernel may use the endpoints before `changed` is
-        called."""
+        """Keep flows to endpoints that these changes add: the kernel may use them before `changed` is called."""
         looks = (self._first[family], self._underway[family], *(look for _, look in self._second[family]))
         if family in self._relays or not any(looks):
             return

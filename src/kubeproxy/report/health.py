@@ -181,10 +181,7 @@ _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S10
 
 
 class ServiceHealth:
-    """All health check ports of this node, by family. On the event loop's thread; call `stop` at the end.
-
-    A port in use is tried again every `retry` seconds; the other ports are served.
-    """
+    """The health check ports of this node, on the event loop's thread; one in use is tried every `retry` seconds."""
 
     def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:
         self._healthy = healthy
@@ -270,7 +267,6 @@ STATUS_SECONDS: Final = 5.0
 
 class Notifier:
     """Notifies systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify). Errors never fail the proxy.
-
     `address` is a socket's path, or its abstract name after an @, to which each notification is a datagram; '' sends
     none. `watchdog`: systemd kills a service that sends no WATCHDOG=1 for this number of seconds, 0 for never.
     """
@@ -299,9 +295,8 @@ class Notifier:
         self._send("STOPPING=1\nSTATUS=Stopping; the rules stay in the kernel")
 
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
-        """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled.
-
-        The datagrams prove that the event loop runs. systemd expects a WATCHDOG=1 each half of its timeout.
+        """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled. The datagrams prove that
+        the event loop runs. systemd expects a WATCHDOG=1 each half of its timeout.
         """
         if not self._address:
             return

@@ -82,9 +82,7 @@ _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
 
 @lru_cache(maxsize=512)
 def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
-    """Return two values: the message of a template, and the keys of the key=%s pairs at the template's end. There are
-    no keys if the template has other fields.
-    """
+    """Return a template's message, and the keys of its key=%s pairs at the end; none if it has other fields."""
     end = len(template)
     keys: list[str] = []
     for match in reversed(list(_PAIR.finditer(template))):
@@ -102,7 +100,6 @@ def _value(key: str, value: object) -> object:
 
 class JsonFormatter(logging.Formatter):
     """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v (not for errors), then key and value.
-
     The keys are those of the key=%s pairs at the message's end; error becomes err, and stacktrace has a traceback.
     """
 
@@ -130,9 +127,8 @@ Patterns = Sequence[tuple[str, int]]
 
 
 class Verbosity(logging.Filter):
-    """The filter of -v and --vmodule: as in klog, a pattern increases the verbosity of its files.
-
-    The files of a room share a logger, so loggers pass on each record that one of their files may show.
+    """The filter of -v and --vmodule: as in klog, a pattern increases the verbosity of its files. The files of a room
+    share a logger, so loggers pass on each record that one of their files may show.
     """
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
@@ -161,10 +157,9 @@ class Verbosity(logging.Filter):
 
 
 class StreamHandler(logging.Handler):
-    """Writes to file descriptors without waiting long for their readers.
-
-    A line waits 50 ms at most. After a dropped line, later lines do not wait; once the reader reads again, a line
-    reports the number of dropped lines. With a buffer (bytes), lines for `infos` are kept until it is full or flushed.
+    """Writes to file descriptors without waiting long for their readers. A line waits 50 ms at most. After a dropped
+    line, later lines do not wait; once the reader reads again, a line reports the number of dropped lines. With a
+    buffer (bytes), lines for `infos` are kept until it is full or flushed.
     """
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
@@ -253,10 +248,9 @@ class Output(NamedTuple):
 def setup(
     verbosity: int, log_format: str, patterns: Patterns = (), *, split_stream: bool = False, buffer: int = 0
 ) -> Output:
-    """Send all logging to standard error in this format (text or json), at klog's verbosity.
-
-    With `split_stream`, only errors go to standard error, and all other lines to standard output, through a buffer of
-    `buffer` bytes. Other libraries log warnings and errors only. Raises ConfigError for another format.
+    """Send all logging to standard error in this format (text or json), at klog's verbosity. With `split_stream`, only
+    errors go to standard error, and all other lines to standard output, through a buffer of `buffer` bytes. Other
+    libraries log warnings and errors only. Raises ConfigError for another format.
     """
     formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
     if log_format not in formatters:

@@ -397,10 +397,7 @@ def metrics_pages(
     state: Handler | None = None,
     asked_by: Callable[[str], None] | None = None,
 ) -> dict[str, Handler]:
-    """Return the pages by path: text, except /configz, which returns JSON; the Go kube-proxy has no /debug/state.
-
-    `asked_by` is called with the User-Agent header of each program on this node that requests /proxyMode.
-    """
+    """Return the pages by path; `asked_by` gets the User-Agent of each local request of /proxyMode."""
 
     def all_metrics(request: Request) -> Response:
         text = metrics.render()
@@ -427,10 +424,8 @@ def metrics_pages(
 
 def health_pages() -> Mapping[str, Handler]:
     """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with the metrics of its checks, which
-    DELETE resets.
-
-    Paths, texts and metrics as in k8s.io/apiserver's healthz and component-base's slis packages: the only check,
-    "ping", always succeeds. The state of the proxy is on the health port (health.py).
+    DELETE resets. Paths, texts and metrics as in k8s.io/apiserver's healthz and component-base's slis packages: the
+    only check, "ping", always succeeds. The state of the proxy is on the health port (health.py).
     """
     registry = MetricRegistry()
     text = "[STABLE] This metric records the result of a single healthcheck."

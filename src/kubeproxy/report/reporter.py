@@ -81,10 +81,7 @@ class Reporter:
         metrics.endpoint_changes_pending.set(pending.endpoints)
 
     async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
-        """Count all objects as changed every `period` seconds (configSyncPeriod), until cancelled.
-
-        The Go kube-proxy's counters do the same, because its informers deliver all objects again.
-        """
+        """Count all objects as changed every configSyncPeriod, as the Go kube-proxy, whose informers do so."""
         while True:
             await asyncio.sleep(period)
             self._count(objects())

@@ -345,19 +345,15 @@ def _is_answered(node: CheckedNode) -> bool:
 def surely_dropped(
     others: Iterable[Firewall], passing: Collection[PassingPacket], *, silently: bool = False
 ) -> list[Drop]:
-    """Return the chains of other programs that surely drop some of these packets.
-
-    `silently`: without chains that reject them, like our rules in the filter table of iptables. Raises
-    KubeProxyError.
+    """Return the chains of other programs that surely drop some of these packets. `silently`: without chains that
+    reject them, like our rules in the filter table of iptables. Raises KubeProxyError.
     """
     drops = (drop for one in others for drop in one.drops(passing, silently=silently))
     return [one for one in drops if not (one.unordered or one.untracks)]
 
 
 def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
-    """Return the findings on rules of other kube-proxies that catch a connection, beside a proxy of this mode. Raises
-    KubeProxyError.
-    """
+    """Return the findings on rules of other kube-proxies that catch a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
     return list(_left(node, NodeRules().sight, forwarded=True))

@@ -145,10 +145,7 @@ def _fix(trouble: str) -> str:
 
 
 def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
-    """Check the expiry of certificates and tokens, by name: client, authority, server, token.
-
-    Times are since the epoch.
-    """
+    """Check the expiry of certificates and tokens, by name: client, authority, server, token."""
     for name, (begins, end) in certificates.items():
         left = end - now
         soon = min(_SOON[name], _LAST_PART * (end - begins))

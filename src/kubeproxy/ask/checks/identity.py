@@ -17,11 +17,7 @@ _WHY_NAME: Final = (
 
 
 class ListeningPort(NamedTuple):
-    """A port on which the proxy should listen: its field of the configuration, its address, and the process that uses
-    it.
-
-    `holder` is the pid and name of the process, None if unknown; `bound`: some process listens.
-    """
+    """A port of a field for the proxy; `holder`: pid and name of the process that uses it, None if unknown."""
 
     field: str
     address: str

@@ -149,10 +149,9 @@ def _entrances() -> set[str]:
 
 
 def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces whose packets are not forwarded: packets of one connection, or all packets.
-
-    IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl
-    of all interfaces or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
+    """Check for interfaces whose packets are not forwarded: packets of one connection, or all packets. IPv4 depends on
+    the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl of all interfaces
+    or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
     """
     if node.mode.flows_end is FlowsEnd.PROXY:
         return
@@ -313,7 +312,6 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
 
 def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
-
     `own` are this node's addresses. Not counted as another uplink are a tunnel, an interface on top of the interface of
     the network (such as macvlan), and an interface without an address (such as a pod's).
     """
@@ -349,9 +347,8 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
-    """Check for bridges that do not return a pod's connection to itself, for all pods or for one client.
-
-    Only a mode that translates packets on the bridge itself needs hairpin mode. `share`: see `settings.hairpin`.
+    """Check for bridges that do not return a pod's connection to itself, for all pods or for one client. Only a mode
+    that translates packets on the bridge itself needs hairpin mode. `share`: see `settings.hairpin`.
     """
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return

@@ -49,9 +49,7 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
-    """Check whether the kernel would refuse a packet with a mark that a rule of policy routing tests. `refused_by`
-    returns the rule or route that refuses a packet.
-    """
+    """Check for marks of policy routing with which the kernel would refuse a packet; `refused_by` names the rule."""
     tested = marks() - {node.mark} if node.routed else ()
     for mark in tested:
         for packet in dict.fromkeys(node.routed):

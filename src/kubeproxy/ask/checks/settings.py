@@ -36,7 +36,6 @@ class Setting(NamedTuple):
 
 class InterfacePath(NamedTuple):
     """An interface with an address that clients use, its reverse path filter, and the interface of its answers.
-
     `clients` is the part of its own network to which answers leave so, '' for clients of other networks.
     """
 
@@ -126,10 +125,7 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
 def bridged(
     bridges: Iterable[Bridge], of_pods: Sequence[tuple[str, Family]], flows_end: FlowsEnd, harm: Harm = NOTHING
 ) -> Iterator[Diagnosis]:
-    """Check whether packets between pods of the same bridge pass the rules.
-
-    `of_pods`: interfaces with an address of a pod network, with its family.
-    """
+    """Check whether packets between pods of the same bridge pass the rules."""
     if flows_end is FlowsEnd.PROXY:
         return
     known = {bridge.name: bridge.filtered for bridge in bridges}
@@ -176,9 +172,7 @@ def down(
     harms: Mapping[str, Harm] = MappingProxyType({}),
 ) -> Iterator[Diagnosis]:
     """Check for interfaces that are down; by name, `roles` has the role of an interface's address, and `harms` the harm
-    if it is down.
-
-    A bridge without carrier is ignored: it has no ports before the first pod.
+    if it is down. A bridge without carrier is ignored: it has no ports before the first pod.
     """
     for one in interfaces:
         if one.name in roles and not (one.running or (one.up and one.name in bridges)):

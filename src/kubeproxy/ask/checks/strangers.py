@@ -46,10 +46,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
-    """Check for rules of modes that do not run; `mode` is the running one, '' if no proxy answers.
-
-    `place` is the address and port that the rules match, '' for all.
-    """
+    """Check for rules of other modes than the running `mode` ('' for none), for a `place` or '' for all places."""
     caught = f", with rules for {place}" * bool(place)
     places = [trace.what for trace in traces]
     for what in places if mode else ():
@@ -159,7 +156,6 @@ def untracking(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, *, is_answered: bool
 ) -> Iterator[Diagnosis]:
     """Report chains of other programs that surely take a connection, or its answers, out of connection tracking.
-
     `is_answered`: a program of this node listens on the destination, and receives packets that no rule translates.
     """
     for several, packets in _by_chain(one for one in drops if one.untracks):
@@ -183,10 +179,7 @@ def untracking(
 def firewalls(
     filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool, harm: Callable[[Filter], Harm] = lambda _: STOPS
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that drop packets to endpoints.
-
-    `ends_here`: the mode receives connections as local packets, for example because it has an interface for Services.
-    """
+    """Report chains of others that drop packets to endpoints; `ends_here`: connections are local packets."""
     noted: dict[str, list[Filter]] = {}
     for one in filters:
         through = one.hook in _FORWARDED or (one.hook == "input" and (flows_end is FlowsEnd.PROXY or ends_here))

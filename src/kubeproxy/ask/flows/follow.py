@@ -26,9 +26,7 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.setup import host, modes
 
 MOST_REMEMBERED = 1 << 16
-"""Maximum number of connections whose beginnings are stored, to compute their duration. If there are more, the oldest
-are removed.
-"""
+"""Maximum number of connections with a stored beginning, which gives their duration; the oldest are removed."""
 _RENEWAL = 5.0
 """Minimum seconds between two reloads of Services and pods; an unknown address causes a reload."""
 _RENEWAL_SHARE = 0.05
@@ -36,8 +34,7 @@ _RENEWAL_SHARE = 0.05
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """The beginning or the end of a connection. `time` is RFC 3339, `seconds` its duration, None if its beginning was
-    not seen."""
+    """The beginning or the end of a connection, which took `seconds`, None if its beginning was not seen."""
 
     time: str
     event: str
@@ -106,9 +103,7 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address. If a reload does not find the address either, the address causes no further
-        reload.
-        """
+        """Record an unknown address, which causes one reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -153,16 +148,11 @@ class Follower:
 
 
 MOST_SILENT = 1 << 17
-"""Maximum number of unanswered connections that are stored. If there are more, `unanswered` includes new
-connections.
-"""
+"""Maximum number of stored unanswered connections; beyond it, `unanswered` includes new connections."""
 
 
 class Cost(Struct, frozen=True, rename="camel"):
-    """The cost of a reading: `seconds` of listening, `processor_seconds` in total, and the number of connections read.
-
-    If the kernel sends no announcements (`announced` is False), new connections are not counted.
-    """
+    """The cost of a reading: `seconds` of listening, CPU time, connections; `new` ones only if `announced`."""
 
     seconds: float
     processor_seconds: float

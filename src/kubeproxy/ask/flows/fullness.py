@@ -29,10 +29,9 @@ class Filler(Struct, frozen=True, rename="camel"):
 
 
 class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of connection tracking.
-
-    `growth` is in entries a second. `refused` counts refusals between the two readings, `refused_before` those since
-    the start of the network namespace. `states` counts entries by protocol and state, of both families.
+    """The state of connection tracking. `growth` is in entries a second. `refused` counts refusals between the two
+    readings, `refused_before` those since the start of the network namespace. `states` counts entries by protocol and
+    state, of both families.
     """
 
     entries: int

@@ -23,10 +23,8 @@ _NOBODY: Final = b""
 
 
 class ConnectionCount(Struct):
-    """Numbers of connections by state.
-
-    `closing` connections are closed, but still in the kernel's table. `unanswered` connections are open and never had a
-    reply. `began` counts connections that began while this program listened.
+    """Numbers of connections by state. `closing` connections are closed, but still in the kernel's table. `unanswered`
+    connections are open and never had a reply. `began` counts connections that began while this program listened.
     """
 
     open: int = 0
@@ -142,10 +140,9 @@ def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -
 
 
 class EndpointUse(Struct, frozen=True, rename="camel"):
-    """The use of one endpoint.
-
-    `share` is its fraction of open and closing connections together, because short connections are rarely open at the
-    moment of a reading. `serving` is False for a removed endpoint; `pod` is '' if unknown.
+    """The use of one endpoint. `share` is its fraction of open and closing connections together, because short
+    connections are rarely open at the moment of a reading. `serving` is False for a removed endpoint; `pod` is '' if
+    unknown.
     """
 
     address: str

@@ -52,7 +52,6 @@ class KnownRules(NamedTuple):
 
 class Met(Struct, frozen=True, rename="camel"):
     """A packet in one base chain. `words` are the rules and decisions that matched, `verdict` is the result.
-
     `destination` is the packet's destination at that point: translation changes it.
     """
 
@@ -65,11 +64,9 @@ class Met(Struct, frozen=True, rename="camel"):
 
 
 class Journey(Struct, frozen=True, rename="camel"):
-    """The path of one packet through this node.
-
-    `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP error', or '' for another packet, and `reason` the
-    name of the error; `local`: this node sent it. `lost` is the reason why the packet ended on this node, '' if it
-    continued; `last` is the last hook that the packet passed.
+    """The path of one packet through this node. `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP
+    error', or '' for another packet, and `reason` the name of the error; `local`: this node sent it. `lost` is the
+    reason why the packet ended on this node, '' if it continued; `last` is the last hook that the packet passed.
     """
 
     direction: str
@@ -115,9 +112,8 @@ def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey that a step continues, or the index for a new journey.
-
-    The kernel's trace id of a packet changes on translation, and when it passes loopback or a bridge.
+    """Return the index of the journey that a step continues, or the index for a new journey. The kernel's trace id of a
+    packet changes on translation, and when it passes loopback or a bridge.
     """
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
@@ -173,9 +169,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of our chains, and the matching rules of other programs. Consecutive decisions have the
-    prefix LEFT only once.
-    """
+    """Yield the decisions of our chains and the matching rules of others, in a row the prefix LEFT only once."""
     shown = ""
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
@@ -276,9 +270,7 @@ def verdict(
 
 
 def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
-    """Return two values: the table of leftover rules that chose the destination instead of the running proxy's rules,
-    and that destination.
-    """
+    """Return the table of leftover rules that chose the destination instead of ours, and the destination."""
     for place, met in enumerate(request.met):
         if any(words.startswith(LEFT) for words in met.words):
             # A packet without a route meets no later chain, and has no entry: the rule alone has its destination.
@@ -314,9 +306,7 @@ class KeptFlow(NamedTuple):
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
-    """Return the advice for a flow to an address that is no endpoint of its Service. `selection` are the arguments of
-    conntrack(8) for its entry; `answered`: a reply arrived at any time.
-    """
+    """Return the advice for a flow to an address that is no endpoint of its Service; `selection`: see TracedReply."""
     if answered and protocol != PROTOCOLS["UDP"]:
         text = (
             "an established connection continues as long as this address answers, and new connections get an endpoint: "

@@ -32,9 +32,7 @@ PAUSE = 0.05
 
 class Seen(Struct, frozen=True):
     """The result of comparisons: the number of compared Services, the differences, and the parts that could not be
-    compared.
-
-    `on_their_way`: Services with queued changes. `unstable`: The Services that changed at every reading.
+    compared. `on_their_way`: Services with queued changes. `unstable`: The Services that changed at every reading.
     """
 
     services: int
@@ -90,10 +88,9 @@ def _settled(
 def _unowned(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
-    """Return elements that have no Service in a reading without a change of plans, or in every reading.
-
-    A single reading is not enough, because the elements of a new or removed endpoint may be read before or after the
-    plans with that endpoint.
+    """Return elements that have no Service in a reading without a change of plans, or in every reading. A single
+    reading is not enough, because the elements of a new or removed endpoint may be read before or after the plans with
+    that endpoint.
     """
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []

@@ -158,9 +158,7 @@ def _line(severity: Severity, what: str, fix: str = "") -> Diagnosis:
 
 
 class Report(Struct, frozen=True):
-    """The differences between kernel and plans, the outdated objects of the proxy, and further problems
-    as sentences.
-    """
+    """The differences between kernel and plans, the proxy's outdated objects, and problems as sentences."""
 
     facts: Facts
     seen: Seen
@@ -192,9 +190,7 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all Services; with `api` also compare the versions of all objects with the API server.
-    Raises KubeProxyError.
-    """
+    """Compare these Services, or all; with `api` also all versions with the API server. Raises KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         raise KubeProxyError(

@@ -43,10 +43,7 @@ class Limits(NamedTuple):
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow.
-
-    `lost` counts overruns of the kernel's messages, `legacy` the rules of iptables-legacy, which are not traced.
-    """
+    """The result for a flow; `lost`: overruns of messages, `legacy`: rules of iptables-legacy, not traced."""
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[paths.TracedReply, ...]
@@ -147,8 +144,7 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
 
 
 def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | None]) -> dict[paths.RuleKey, str]:
-    """Return the matching rules of other programs and of another kube-proxy, and our rules that dropped a packet, as
-    nft prints them."""
+    """Return the matching rules of others, and our rules that dropped a packet, as nft prints them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
