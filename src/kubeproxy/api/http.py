@@ -24,8 +24,7 @@ from kubeproxy.release import NUMBER, architecture
 
 log = logging.getLogger("kubeproxy.api")
 
-CONNECT_TIMEOUT = 10.0
-"""Timeout in seconds of opening a connection, including the TLS handshake."""
+CONNECT_TIMEOUT = 10.0  # timeout in seconds of opening a connection, including the TLS handshake
 
 REQUEST_TIMEOUT = 30.0
 """Seconds without a byte after which a request fails; a long list may take longer while bytes arrive."""

@@ -32,8 +32,7 @@ from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
 
-_PAGE: Final = 500
-"""Objects in one answer."""
+_PAGE: Final = 500  # objects in one answer
 
 _OF_SERVICE: Final = "kubernetes.io/service-name"
 

@@ -40,14 +40,12 @@ from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.api")
 
-POLL = 1.0
-"""Seconds between two scans without inotify."""
+POLL = 1.0  # seconds between two scans without inotify
 
 GRACE = 0.1
 """Seconds for which the objects of a missing or empty file are kept: editors save by renaming or truncating."""
 
-SETTLE = 0.005
-"""Seconds between the first event of inotify and the scan: saving a file causes several."""
+SETTLE = 0.005  # seconds between the first event of inotify and the scan: saving a file causes several
 
 MAX_FILE = 256 << 20
 
@@ -339,8 +337,7 @@ _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
 }
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 
-Key = tuple[Resource, str, str]
-"""Resource, namespace ('' for none) and name."""
+Key = tuple[Resource, str, str]  # resource, namespace ('' for none) and name
 
 
 class FileContent(NamedTuple):

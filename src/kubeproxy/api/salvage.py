@@ -18,8 +18,7 @@ from msgspec.structs import FieldInfo, fields
 from kubeproxy.model import objects
 from kubeproxy.model.plan import Problem
 
-DEPTH = 64
-"""Maximum nesting depth that is read; no used field is nested deeper than 8."""
+DEPTH = 64  # maximum nesting depth that is read; no used field is nested deeper than 8
 
 _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
     {
@@ -45,8 +44,7 @@ _ESCAPE = re.compile(
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _JSON_NAMES = {"str": "string", "int": "integer", "bool": "boolean"}
-FAILURES = (ValueError, RecursionError)
-"""The errors that a decoder may raise for any bytes."""
+FAILURES = (ValueError, RecursionError)  # the errors that a decoder may raise for any bytes
 
 
 class Salvaged(NamedTuple):

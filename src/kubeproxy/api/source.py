@@ -13,8 +13,7 @@ from kubeproxy.api.connection import LIST, OBJECT
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
 
-STALE: Final = 300.0
-"""Seconds without an answer about a resource before readiness reports it."""
+STALE: Final = 300.0  # seconds without an answer about a resource before readiness reports it
 
 REPEAT: Final = 60.0
 """Seconds after which a lasting failure is logged again, so that it is visible at the end of a log."""
@@ -168,8 +167,7 @@ def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) 
 class ListPace(Struct, frozen=True, kw_only=True):
     """Durations of listing and watching in seconds, and the page size. The defaults are for clusters."""
 
-    page: int = 500
-    """client-go's page size."""
+    page: int = 500  # client-go's page size
     watch_min: float = 300.0
     watch_max: float = 600.0
     """Shortest and longest duration of a watch, drawn at random to spread the load (client-go: 5 to 10 minutes)."""
@@ -177,19 +175,16 @@ class ListPace(Struct, frozen=True, kw_only=True):
     """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
     """Silence in a WatchList before its end mark after which the server counts as ignoring sendInitialEvents."""
-    trickle: float = 30.0
-    """Time within which at least connection.LEAST_PROGRESS bytes of a list must arrive."""
+    trickle: float = 30.0  # time within which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0
     """Silence of an open watch after which the resource is listed again; see recovery.Silence for the longer one."""
-    absent: float = 300.0
-    """Time between lists of a resource that the server does not have."""
+    absent: float = 300.0  # time between lists of a resource that the server does not have
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
     """First and last delay of doubling backoffs (client-go's), and the first of a connection, for booting nodes."""
-    healthy: float = 60.0
-    """Time without a failure after which the backoff starts from its first delay."""
+    healthy: float = 60.0  # time without a failure after which the backoff starts from its first delay
     relist: float = 0.5
     """Maximum random delay of a new list after 410 Gone, which all nodes receive at the same time."""
 

@@ -288,8 +288,7 @@ def _goes_back(known: str, seen: str) -> bool:
     return numbers and (len(seen), seen) < (len(known), known)
 
 
-TOGETHER: Final = 50
-"""Services in one request, by the label of their slices: 3 kB of a URL at most."""
+TOGETHER: Final = 50  # Services in one request, by the label of their slices: 3 kB of a URL at most
 
 BURST: Final = 20
 """Requests without a delay at the start; then one a second, so that frequent changes cause few requests."""

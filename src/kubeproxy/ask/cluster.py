@@ -19,14 +19,10 @@ from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
 
-TIMEOUT = 10.0
-"""Seconds to wait for the API server."""
-PODS_TIMEOUT = 5.0
-"""Seconds to wait for the names of pods."""
+TIMEOUT = 10.0  # seconds to wait for the API server
+PODS_TIMEOUT = 5.0  # seconds to wait for the names of pods
 TRIES = 5
-PAUSE = 0.2
-"""Seconds between two comparisons. An event reaches the proxy within milliseconds."""
-
+PAUSE = 0.2  # seconds between two comparisons. An event reaches the proxy within milliseconds.
 _PLACE = "the API server"
 
 Read = Mapping[ServiceName, Versions]

@@ -26,11 +26,9 @@ from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
 
-PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])
-"""Protocols of the probes of endpoints."""
+PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
 _FOREIGN: Final = ("firewall", "notrack")
-_OPEN: Final = ("endpoints", "proxy", "arrival", *_FOREIGN)
-"""The checks that can make the whole answer unknown."""
+_OPEN: Final = ("endpoints", "proxy", "arrival", *_FOREIGN)  # the checks that can make the whole answer unknown
 
 
 class Explanation(Struct, frozen=True):

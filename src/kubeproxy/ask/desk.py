@@ -20,8 +20,7 @@ from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.release import build
 
-_PROPOSED = 1000
-"""Maximum number of Services that completion proposes."""
+_PROPOSED = 1000  # maximum number of Services that completion proposes
 
 
 class Desk:

@@ -15,16 +15,11 @@ from kubeproxy.errors import NoAnswerError
 class Severity(IntEnum):
     """The severity of a finding, the worst first."""
 
-    BROKEN = 0
-    """Connections fail, or will fail at the next change."""
-    DEGRADED = 1
-    """Some connections fail, or will fail soon."""
-    UNKNOWN = 2
-    """The check could not run."""
-    NOTE = 3
-    """A possible cause if something does not work; no error by itself."""
-    FINE = 4
-    """The check ran and found nothing wrong."""
+    BROKEN = 0  # connections fail, or will fail at the next change
+    DEGRADED = 1  # some connections fail, or will fail soon
+    UNKNOWN = 2  # the check could not run
+    NOTE = 3  # a possible cause if something does not work; no error by itself
+    FINE = 4  # the check ran and found nothing wrong
 
     @property
     def mark(self) -> str:
@@ -32,8 +27,7 @@ class Severity(IntEnum):
         return ("x", "x", "?", "-", "ok")[self]
 
 
-End = tuple[bytes, int]
-"""An endpoint: packed address and port."""
+End = tuple[bytes, int]  # an endpoint: packed address and port
 
 
 class Effect(Enum):

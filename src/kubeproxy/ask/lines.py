@@ -9,11 +9,9 @@ from kubeproxy.ask.why import Missing, Why
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
-_SHOWN = 10
-"""Maximum number of endpoints in the text; `-o json` has them all."""
+_SHOWN = 10  # maximum number of endpoints in the text; `-o json` has them all
 
-Marked = tuple[Severity, str]
-"""A line below a heading, printed after the mark of its severity."""
+Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
 
 
 def counted(number: int, thing: str) -> str:

@@ -259,8 +259,7 @@ class _Met(NamedTuple):
     endpoints: frozenset[bytes] = frozenset()
 
 
-Local = Mapping[Family, Sequence[bytes]]
-"""The node's own addresses, packed."""
+Local = Mapping[Family, Sequence[bytes]]  # the node's own addresses, packed
 
 
 class KnownPod(NamedTuple):

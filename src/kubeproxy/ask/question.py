@@ -12,10 +12,8 @@ from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import LABEL
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
-NODE = "node"
-"""The source that means this node itself, with the address that the kernel picks."""
-_SHOWN = 3
-"""Maximum number of Services in other namespaces that an error message proposes."""
+NODE = "node"  # the source that means this node itself, with the address that the kernel picks
+_SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
 
 
 def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") -> Packet:

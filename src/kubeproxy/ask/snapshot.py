@@ -25,8 +25,7 @@ class Programmed(Protocol):
 
     planner: Planner
     local_addresses: Mapping[Family, Sequence[bytes]]
-    awaits: str
-    """The reason why nothing is written although all resources are listed, '' for none."""
+    awaits: str  # the reason why nothing is written although all resources are listed, '' for none
 
     @property
     def queued(self) -> Mapping[ServiceName, Change]:

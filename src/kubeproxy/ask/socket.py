@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
 
 _PACKED = (("Content-Type", "application/msgpack"),)
-_RUN = 100
-"""Services that are written before the event loop runs again: about a millisecond."""
+_RUN = 100  # Services that are written before the event loop runs again: about a millisecond
 
 
 def socket_pages(desk: Desk) -> dict[str, Handler]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
 
 
-AT_ONCE = 100
-"""Maximum number of Services in one request."""
+AT_ONCE = 100  # maximum number of Services in one request
 MANY = 1000
 """For more than this number of Services, a command requests all Services instead of each by its name."""
 

@@ -20,19 +20,14 @@ from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.control")
 
-Zones = Mapping[bytes, str]
-"""Zones of endpoints by packed address; endpoints without a zone are missing."""
+Zones = Mapping[bytes, str]  # zones of endpoints by packed address; endpoints without a zone are missing
 
-TIMEOUT: Final = 1.0
-"""Seconds that a caller waits for the lock, and then for the answer."""
+TIMEOUT: Final = 1.0  # seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
 """Seconds for which an answer, or its absence, is reused: an open page asks at each change of a Service."""
-MOST: Final = 8
-"""Maximum number of Services with cached zones."""
-_NODES: Final = ("", "")
-"""The cache key for the names of Nodes by packed address; other keys are Services."""
-BURST: Final = 20
-"""Maximum burst of requests; then one a second, for all pages and commands together."""
+MOST: Final = 8  # maximum number of Services with cached zones
+_NODES: Final = ("", "")  # the cache key for the names of Nodes by packed address; other keys are Services
+BURST: Final = 20  # maximum burst of requests; then one a second, for all pages and commands together
 
 
 class Places:

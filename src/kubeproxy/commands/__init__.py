@@ -23,14 +23,12 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Each command is the module with its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
 
-ALONE: Final = frozenset({"completion"})
-"""Commands that need neither a proxy nor objects."""
+ALONE: Final = frozenset({"completion"})  # commands that need neither a proxy nor objects
 
 HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running proxy"}
 """Commands that only the proxy itself starts."""
 
-YES, NO, UNKNOWN = 0, 1, 2
-"""Exit codes: no problem, a problem, and unknown."""
+YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, and unknown
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:

@@ -33,10 +33,8 @@ from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
 """The share of a processor for following connections while a page is open."""
-_EACH: Final = 1.0
-"""Seconds between two lines of flows."""
-_AGAIN: Final = 5.0
-"""Seconds between two checks whether the kernel announces connections."""
+_EACH: Final = 1.0  # seconds between two lines of flows
+_AGAIN: Final = 5.0  # seconds between two checks whether the kernel announces connections
 _EXPENDABLE: Final = "500"
 """oom_score_adj of this process; with the proxy's inherited value it would be killed last."""
 

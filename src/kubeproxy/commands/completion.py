@@ -27,8 +27,7 @@ from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
-TIMEOUT = 1.0
-"""Seconds to wait for a proxy after Tab was pressed."""
+TIMEOUT = 1.0  # seconds to wait for a proxy after Tab was pressed
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
 """The allowed characters of an answer: none of them is special to a shell."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}

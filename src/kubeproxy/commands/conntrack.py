@@ -25,8 +25,7 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 
 _UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries count as those of clients of none"
-_SHOWN = 10
-"""Maximum number of Services, and of clients, in the text; `-o json` has them all."""
+_SHOWN = 10  # maximum number of Services, and of clients, in the text; `-o json` has them all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,8 +34,7 @@ from kubeproxy.errors import QuestionError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import NOT_ANNOUNCED, Events, announced
 from kubeproxy.model.plan import ServiceName
 
-_SHOWN = 20
-"""Maximum number of rows of a table; `-o json` has them all."""
+_SHOWN = 20  # maximum number of rows of a table; `-o json` has them all
 _CLIENTS = 10
 
 

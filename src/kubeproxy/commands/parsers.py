@@ -14,8 +14,7 @@ from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
 from kubeproxy.config.modes import MODES
 from kubeproxy.config.pflag import SHORTHANDS, shown_default
 
-PROXY: Final = ""
-"""The name of the proxy itself among the names of subcommands."""
+PROXY: Final = ""  # the name of the proxy itself among the names of subcommands
 _VALUES = {
     "proxy-mode": tuple(MODES),
     "detect-local-mode": ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),

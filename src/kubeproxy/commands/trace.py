@@ -28,8 +28,7 @@ from kubeproxy.model.addresses import destination_text, front_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
-_SHOWN = 6
-"""Maximum number of paths of packets in the text; `-o json` has all packets."""
+_SHOWN = 6  # maximum number of paths of packets in the text; `-o json` has all packets
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,7 @@ _NICE = 5
 
 _START = "start kube-proxy on this node, which writes the missing rules; the command queried no proxy"
 
-_SHOWN = 50
-"""Maximum number of findings in the text; `-o json` has them all."""
+_SHOWN = 50  # maximum number of findings in the text; `-o json` has them all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -326,8 +326,7 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 
 log = logging.getLogger("kubeproxy.engine")
 
-INTERVAL = 1.0
-"""Seconds between inspections, each in a thread (some 70 microseconds), as it may read all rules."""
+INTERVAL = 1.0  # seconds between inspections, each in a thread (some 70 microseconds), as it may read all rules
 
 
 class RepairPolicy:

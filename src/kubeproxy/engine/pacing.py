@@ -19,8 +19,7 @@ from kubeproxy.model.events import Event, Rejected, Upserted
 from kubeproxy.model.objects import Node, ServiceCIDR
 from kubeproxy.model.planner import Planner
 
-Clock = Callable[[], float]
-"""Returns seconds of a monotonic clock."""
+Clock = Callable[[], float]  # returns seconds of a monotonic clock
 
 
 class Backoff:

@@ -120,8 +120,7 @@ def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
     return texts
 
 
-Range = tuple[bytes, bytes]
-"""The first and the last packed address of a range."""
+Range = tuple[bytes, bytes]  # the first and the last packed address of a range
 
 
 def parse_network(text: str) -> Range | None:

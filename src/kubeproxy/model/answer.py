@@ -439,8 +439,7 @@ class _Question:
 
 
 _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
-_RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")
-"""The loopback addresses on which the proxy listens for NodePorts."""
+_RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
 _NOT_RELAYED = {
     Loopback.RELAYED: "the proxy relays only TCP from loopback",
     Loopback.REFUSED: "nodePortAddresses has no loopback network",

@@ -40,11 +40,9 @@ NO_ROOM: Final = (
     " connections are shared evenly"
 )
 
-Growth = Mapping[bytes, int]
-"""The present percentage of the weight of each new endpoint, by packed address."""
+Growth = Mapping[bytes, int]  # the present percentage of the weight of each new endpoint, by packed address
 
-GROWN: Growth = {}
-"""The growth if there are no new endpoints."""
+GROWN: Growth = {}  # the growth if there are no new endpoints
 
 
 class BalanceRequests(Struct, frozen=True, gc=False):

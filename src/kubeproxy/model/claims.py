@@ -154,8 +154,7 @@ def written_addresses(service: Service) -> set[bytes | None]:
 
 
 SHARES: Final = 4  # a namespace gets at most this fraction of the entries: one in four
-TURN: Final = ROOM
-"""Number of entries to change in one sync; changing so many takes about 0.25 s of CPU time."""
+TURN: Final = ROOM  # number of entries to change in one sync; changing so many takes about 0.25 s of CPU time
 
 
 class _Asker(NamedTuple):

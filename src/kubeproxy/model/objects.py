@@ -17,8 +17,7 @@ Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
 LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A label of RFC 1123: the name of a namespace, a Service or a port."""
 
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-"""The API's int32."""
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the API's int32
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):

@@ -13,11 +13,9 @@ from msgspec import Struct, structs
 from kubeproxy.features import Features
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
-ServiceName = tuple[str, str]
-"""Namespace and name of a Service."""
+ServiceName = tuple[str, str]  # namespace and name of a Service
 
-Pool = tuple[bytes, ...]
-"""Destinations (address and port, packed), sorted, without repetition."""
+Pool = tuple[bytes, ...]  # destinations (address and port, packed), sorted, without repetition
 
 
 class ServicePortKey(NamedTuple):
@@ -322,8 +320,7 @@ class FamilyGlobals(Struct, frozen=True):
     health_check_only_ips: tuple[bytes, ...] = ()
 
 
-ExternalIPs = Literal["served", "ignored"]
-"""The treatment of spec.externalIPs of all Services."""
+ExternalIPs = Literal["served", "ignored"]  # the treatment of spec.externalIPs of all Services
 
 
 class Globals(Struct, frozen=True):

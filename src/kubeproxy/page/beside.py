@@ -28,17 +28,12 @@ from kubeproxy.model.planner import Change, Planner
 Tell = Callable[[str, Any], None]
 """Sends an event of a kind to all pages: a value to encode as JSON, or bytes of JSON."""
 
-EACH: Final = 30.0
-"""Minimum seconds between two periodic checks for problems."""
-LEAST: Final = 5.0
-"""Minimum seconds between the end of a check and the next check that a page requests."""
-SOON: Final = 2.0
-"""Seconds from a change of a family's state to the next check."""
-SHARE: Final = 0.002
-"""Maximum share of a CPU for the checks for problems. Expensive checks run less often."""
+EACH: Final = 30.0  # minimum seconds between two periodic checks for problems
+LEAST: Final = 5.0  # minimum seconds between the end of a check and the next check that a page requests
+SOON: Final = 2.0  # seconds from a change of a family's state to the next check
+SHARE: Final = 0.002  # maximum share of a CPU for the checks for problems. Expensive checks run less often.
 _STEP: Final = 200
-_MOST_OBJECTS: Final = 100
-"""Maximum number of unusable fields of objects in an event."""
+_MOST_OBJECTS: Final = 100  # maximum number of unusable fields of objects in an event
 
 
 class Beside:
@@ -249,10 +244,8 @@ log = logging.getLogger("kubeproxy.page")
 
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
-TIMEOUT: Final = 2.0
-"""Seconds to wait for the end of the process before it is killed."""
-_LONGEST: Final = 1 << 20
-"""Maximum bytes of a line of its output, and of its unread input."""
+TIMEOUT: Final = 2.0  # seconds to wait for the end of the process before it is killed
+_LONGEST: Final = 1 << 20  # maximum bytes of a line of its output, and of its unread input
 
 
 def ourselves() -> list[str]:
@@ -353,8 +346,7 @@ async def end(process: Process) -> None:
                 return
 
 
-QUESTION_SECONDS: Final = 10.0
-"""Timeout of a question in seconds, including the wait for earlier questions."""
+QUESTION_SECONDS: Final = 10.0  # timeout of a question in seconds, including the wait for earlier questions
 
 
 class UnansweredError(KubeProxyError):

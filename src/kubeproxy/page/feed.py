@@ -27,16 +27,13 @@ from kubeproxy.page.news import News
 log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
-PAUSE: Final = 0.25
-"""Minimum seconds between two messages to the pages."""
-IDLE: Final = 1.0
-"""Maximum seconds between two messages."""
+PAUSE: Final = 0.25  # minimum seconds between two messages to the pages
+IDLE: Final = 1.0  # maximum seconds between two messages
 ALIVE: Final = 15.0
 """Seconds without an event before a page gets a comment, so that HTTP proxies keep the connection."""
 LINGER: Final = 3.0
 """Seconds for which the tasks continue after the last page, so that a page that reloads finds the same state."""
-WAITING: Final = 8
-"""Maximum number of messages that wait for a page."""
+WAITING: Final = 8  # maximum number of messages that wait for a page
 
 _RETRY: Final = b"retry: 1000\n\n"
 _COMMENT: Final = b":\n\n"

@@ -25,9 +25,7 @@ from kubeproxy.report.metrics import NETFILTER, conntrack
 MOST_ROWS: Final = 200
 """Maximum number of rows in a message; if more Services changed, the page loads all Services again."""
 MOST_CHANGES: Final = 20
-MOST_ARRIVALS: Final = 1 << 16
-"""Maximum number of Services with a stored time of arrival."""
-
+MOST_ARRIVALS: Final = 1 << 16  # maximum number of Services with a stored time of arrival
 Message = dict[str, Any]
 
 
@@ -218,8 +216,7 @@ Row = tuple[str, str, int, int, str, str, list[str], float]
 """Name, state, numbers of ready and of all endpoints, type, letters of `flags` and T if terminating endpoints alone
 serve, addresses, time of the last change."""
 
-_LEAVING: Final = {"deleting": "pending"}
-"""States of /debug/state that the page shows as one state."""
+_LEAVING: Final = {"deleting": "pending"}  # states of /debug/state that the page shows as one state
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:

@@ -33,8 +33,7 @@ from kubeproxy.page.news import News, Row, row_of
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
-_RUN: Final = 100
-"""Number of Services that are written before the event loop runs again."""
+_RUN: Final = 100  # number of Services that are written before the event loop runs again
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 

@@ -122,8 +122,7 @@ class JsonFormatter(logging.Formatter):
         return json_bytes(line).decode()
 
 
-Patterns = Sequence[tuple[str, int]]
-"""--vmodule: patterns of file names without .py, and their verbosity."""
+Patterns = Sequence[tuple[str, int]]  # --vmodule: patterns of file names without .py, and their verbosity
 
 
 class Verbosity(logging.Filter):

@@ -52,8 +52,7 @@ from kubeproxy.setup import host, modes
 GREETING_PATIENCE = 1.0
 """Timeout in seconds for the API server: all checks of a healthy node take less than two."""
 
-_OUTRANKED = ("hostnameOverride:", "logging.")
-"""Fields that a flag may set although a file is given."""
+_OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set although a file is given
 
 
 class Checkup(Struct):

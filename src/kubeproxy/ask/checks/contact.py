@@ -11,8 +11,7 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
-QUIET: Final = 60.0
-"""Seconds without a watch that are still normal: a new list after an error takes less."""
+QUIET: Final = 60.0  # seconds without a watch that are still normal: a new list after an error takes less
 SKEW: Final = 30.0
 """Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}

@@ -140,8 +140,7 @@ def dropping(
         )
 
 
-HarmOfPackets = Callable[..., Harm]
-"""Returns the harm if packets are lost (see CheckedNode.harm_of)."""
+HarmOfPackets = Callable[..., Harm]  # returns the harm if packets are lost (see CheckedNode.harm_of)
 _UNMARKED: Final = " that are not masqueraded"
 _PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"

@@ -27,10 +27,8 @@ from kubeproxy.setup import host, modes
 
 MOST_REMEMBERED = 1 << 16
 """Maximum number of connections with a stored beginning, which gives their duration; the oldest are removed."""
-_RENEWAL = 5.0
-"""Minimum seconds between two reloads of Services and pods; an unknown address causes a reload."""
-_RENEWAL_SHARE = 0.05
-"""Maximum fraction of the time for reloads."""
+_RENEWAL = 5.0  # minimum seconds between two reloads of Services and pods; an unknown address causes a reload
+_RENEWAL_SHARE = 0.05  # maximum fraction of the time for reloads
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):

@@ -12,12 +12,10 @@ from kubeproxy.ask.flows.users import MOST_CLIENTS, ServedPorts
 from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Level, Refusals, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 
-NEARLY_FULL: Final = 0.9
-"""The fraction of the limit from which the table counts as nearly full."""
+NEARLY_FULL: Final = 0.9  # the fraction of the limit from which the table counts as nearly full
 _SOON: Final = 60.0
 """If the table, at its present growth, would be full within this number of seconds, this is a problem."""
-_MANY: Final = 0.25
-"""The fraction of all entries above which a single Service or client is reported as a cause."""
+_MANY: Final = 0.25  # the fraction of all entries above which a single Service or client is reported as a cause
 _TCP = 6
 
 

@@ -22,10 +22,8 @@ class ProcessorShare(NamedTuple):
     idle: float
 
 
-COMMAND: Final = ProcessorShare(0.4, 0.12)
-"""The shares for a command in the foreground."""
-LOOK: Final = 0.25
-"""Seconds between measurements of CPU time."""
+COMMAND: Final = ProcessorShare(0.4, 0.12)  # the shares for a command in the foreground
+LOOK: Final = 0.25  # seconds between measurements of CPU time
 _MOST: Final = 1 << 16
 
 
@@ -73,8 +71,7 @@ class Sampled:
             self._changed(one_in)
 
 
-MOST_SERVICES: Final = 200
-"""Maximum number of Services in an answer. The busiest Services are in it."""
+MOST_SERVICES: Final = 200  # maximum number of Services in an answer. The busiest Services are in it.
 MOST_ENDPOINTS: Final = 100
 """Maximum number of endpoints of a Service in an answer. The busiest endpoints are in it."""
 

@@ -16,8 +16,7 @@ DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
 """Prefix of the decision of a chain that belongs to another mode than the running one."""
 
-_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")
-"""The destination in the text of a rule."""
+_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # the destination in the text of a rule
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _REASONS = {
@@ -29,11 +28,9 @@ _REASONS = {
     **dict.fromkeys(((1, 0x0B00), (58, 0x0300)), "hop limit exceeded"),
 }
 """ICMP errors, by protocol, and type and code."""
-_NEAR = 16
-"""Maximum number of earlier packets to search for the packet of a step."""
+_NEAR = 16  # maximum number of earlier packets to search for the packet of a step
 
-RuleKey = tuple[int, str, str, int]
-"""A rule: family of its table, table, chain, handle."""
+RuleKey = tuple[int, str, str, int]  # A rule: family of its table, table, chain, handle
 
 
 class KnownRules(NamedTuple):

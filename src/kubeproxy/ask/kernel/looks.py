@@ -24,10 +24,8 @@ from kubeproxy.setup import modes
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
 """Returns these Services from the proxy, all if none is given."""
 
-LOOKS = 6
-"""Maximum number of readings for a Service that changes in the meantime."""
-PAUSE = 0.05
-"""Seconds between two readings."""
+LOOKS = 6  # maximum number of readings for a Service that changes in the meantime
+PAUSE = 0.05  # seconds between two readings
 
 
 class Seen(Struct, frozen=True):

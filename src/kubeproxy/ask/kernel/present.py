@@ -225,12 +225,9 @@ def _troubles(facts: Facts) -> Iterator[str]:
             yield f"the proxy is repairing ({one.family.label}): {one.difference}"
 
 
-TIMEOUT = 1.0
-"""Seconds to wait for a connection."""
+TIMEOUT = 1.0  # seconds to wait for a connection
 _UDP_TIMEOUT = 0.2
-MOST = 20
-"""Endpoints that are tried."""
-
+MOST = 20  # endpoints that are tried
 _TCP, _UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 
 

@@ -27,10 +27,8 @@ from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
-MOST_STEPS = 20_000
-"""Maximum number of trace steps to keep; a packet has 10 to 100."""
-_SETTLE = 0.5
-"""Seconds to wait for answers after the last requested packet."""
+MOST_STEPS = 20_000  # maximum number of trace steps to keep; a packet has 10 to 100
+_SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
 
 
