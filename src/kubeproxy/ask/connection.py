@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import PassingPacket
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
 
@@ -95,7 +96,7 @@ class Explanation(Struct, frozen=True):
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
-        is_planned = self.why.forwarded and self._leaves_open("proxy")
+        is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
@@ -132,6 +133,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         held = (Target(pin[0], 1.0, why.endpoints[0].masqueraded),)
     if held:
         why = replace(why, endpoints=held)
+    why = replace(why, endpoints=tuple(_seen(why.endpoints, packet)))
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why)]
     if asked.running:
@@ -145,6 +147,18 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     return Explanation(why, tuple(findings), probes)
 
 
+def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
+    """Yield endpoints with the client address that they see; the kernel picks the address of a masqueraded connection
+    by the route to the endpoint. It is determined for the endpoints that are probed.
+    """
+    for number, one in enumerate(endpoints):
+        client = None if one.masqueraded else packet.source
+        with suppress(KubeProxyError):
+            if client is None and number < present.MOST:
+                client = source_for((pack(one.host) or b"") if one.masqueraded else packet.destination)
+        yield replace(one, client=unpack(client) if client is not None else "")
+
+
 def _probed_for(
     node: CheckedNode, rules: NodeRules, packet: Packet, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
@@ -154,7 +168,7 @@ def _probed_for(
         return present.ProbedFor()
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
     is_node = packet.source is None or any(packet.source in each for each in local.values())
-    is_node = is_node or node.mode.flows_end is FlowsEnd.PROXY
+    is_node = is_node or (node.mode.flows_end is FlowsEnd.PROXY and not why.direct)
     own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
     try:
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
@@ -218,10 +232,11 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
-    whole = CheckedConnection(packet, local, bool(node.mode.interface), arrival(node, packet))
+    taken_in = bool(node.mode.interface) and not why.direct
+    whole = CheckedConnection(packet, local, taken_in, arrival(node, packet), direct=why.direct)
     ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
-    at_proxy = node.mode.flows_end is FlowsEnd.PROXY
+    at_proxy = node.mode.flows_end is FlowsEnd.PROXY and not why.direct
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
     balance = explained.plan.balance if explained.plan is not None else None
     is_kept = why.affinity or whole.taken_in or at_proxy or packet.protocol != PROTOCOLS["TCP"]

@@ -34,14 +34,16 @@ class CheckedConnection(Struct, frozen=True, dict=True):
     addresses.
 
     `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
-    `arrival`: the interface of incoming packets, '' for the interface of the route to the client. The kernel is asked
-    once for each route of the connection as a whole. Properties raise NetlinkError.
+    `arrival`: the interface of incoming packets, '' for the interface of the route to the client. `direct`: the
+    destination is the endpoint's own address, so no rule translates the packets. The kernel is asked once for each
+    route of the connection as a whole. Properties raise NetlinkError.
     """
 
     packet: Packet
     local: Collection[bytes]
     taken_in: bool = False
     arrival: str = ""
+    direct: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -83,7 +85,7 @@ def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
         yield made.request(hook, _FIRST, _LAST)
         yield made.request("input", _FIRST, _SERVERS)
     else:
-        yield made.request(hook, _FIRST, _DESTINATION)._replace(tracked=True)
+        yield made.request(hook, _FIRST, _DESTINATION)._replace(tracked=not connection.direct)
 
 
 def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
@@ -92,7 +94,7 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
-    made = _Made(packet, (entrance, exit_), end, not connection.taken_in)
+    made = _Made(packet, (entrance, exit_), end, not (connection.taken_in or connection.direct))
     if connection.taken_in:
         yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     elif here:

@@ -31,7 +31,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
-from kubeproxy.model.answer import Answer, AnswerStep, Notice, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, ServicePlan
 from kubeproxy.model.world import pod_cidrs
@@ -40,7 +40,8 @@ from kubeproxy.model.world import pod_cidrs
 class Target(Struct, frozen=True, rename="camel"):
     """An eligible endpoint: address and port, probability, the client address that the endpoint sees, its Node ('' if
     unknown), and whether its answers return through this node. Answers must return here, because this node reverses the
-    translation. `terminating`: it is terminating and serving, and used because no endpoint is ready.
+    translation. `terminating`: it is terminating and serving, and used because no endpoint is ready. `client` is the
+    client address that the endpoint sees, '' if it is not determined.
     """
 
     address: str
@@ -50,6 +51,7 @@ class Target(Struct, frozen=True, rename="camel"):
     zone: str = ""
     returns: bool = True
     terminating: bool = False
+    client: str = ""
 
     @property
     def host(self) -> str:
@@ -102,9 +104,15 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.outcome == Outcome.FORWARDED.value
 
     @property
+    def direct(self) -> bool:
+        """Return whether the destination is the endpoint itself, so that no rule of the proxy concerns it."""
+        return [one.address for one in self.endpoints] == [self.destination.partition("/")[0]]
+
+    @property
     def heading(self) -> str:
         """Return the answer in one line."""
-        return self.heading_with("kube-proxy forwards it" if self.forwarded else "")
+        by = "kube-proxy forwards it" if not self.direct else "this node forwards it, untranslated"
+        return self.heading_with(by if self.forwarded else "")
 
     def heading_with(self, decision: str) -> str:
         """Return the answer in one line, with this text for the decision of this node if it is not empty."""
@@ -141,13 +149,15 @@ class Explained(Struct, frozen=True):
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """Return the outcome of a packet on this node, with its reasons. This node also decides about packets of other
-    nodes' clients to its own addresses, and about packets with a given incoming interface.
+    nodes' clients to its own addresses and endpoints, and about packets with a given incoming interface.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
-        made = _own_port(snapshot, packet) or made
+        made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or made
     client = home(snapshot, packet.source)
-    there = None if packet.interface or packet.destination in snapshot.addresses else client
+    direct = made.outcome is Outcome.FORWARDED and made.plan is None
+    ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
+    there = None if packet.interface or ends_here else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
     asked = made.plan is not None or packet.source == packet.destination  # a Node connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
@@ -167,6 +177,22 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
         if packet.protocol == PROTOCOLS["TCP"] and port == str(packet.port) and answers:
             step = AnswerStep(True, f"{place_text(destination, packet.port)} is this proxy's own port", field)
             return Answer(Outcome.HEALTH, (step,), Notice.ANSWER)
+    return None
+
+
+def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
+    """Return the answer of an endpoint's own address and port, to which packets go untranslated; None for another
+    destination.
+    """
+    address, port = packet.destination, (packet.protocol, packet.port)
+    for (namespace, name), pieces in snapshot.planner.slices.items():
+        for piece in pieces.values():
+            is_port = any((one.protocol, one.port) == port for one in piece.ports)
+            if is_port and piece.family is family_of(address) and piece.holds(address) and address != packet.source:
+                text = f"{place_text(address, packet.port)} is an endpoint of {namespace}/{name}: no rule translates it"
+                step = AnswerStep(True, text, "endpoints[].addresses")
+                choice = Choice(address + PORT_BYTES[packet.port], 1.0, masqueraded=False)
+                return Answer(Outcome.FORWARDED, (step,), Notice.ENDPOINT, choices=(choice,))
     return None
 
 
@@ -218,9 +244,11 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
     the connection is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
+    node_of = dict(_nodes(snapshot, packet.destination)) if made.plan is None else {}
+    unplanned = (next(iter(node_of), ""), "", False)
     is_own = packet.source in snapshot.addresses
     for one in made.choices:
-        node, zone, terminating = places.get(one.destination, ("", "", False))
+        node, zone, terminating = places.get(one.destination, unplanned)
         is_itself = one.destination[:-2] == packet.source
         returns = is_own or one.masqueraded or (not is_itself and node in {own, ""})
         returns = returns or not (is_away or (is_itself and not node))

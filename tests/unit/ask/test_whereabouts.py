@@ -213,3 +213,23 @@ def test_a_health_check_port_without_local_endpoints_takes_the_node_out(ready, p
 def test_the_proxys_own_ports_are_answered_by_it(target, outcome):
     there = subject()
     assert explain(there, packet(there, "node", target)).why.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "heading", "node"),
+    [
+        ("10.244.1.7", "10.244.0.7:8080", "this node forwards it, untranslated", HERE),
+        ("192.0.2.99", "10.244.0.7:8080", "this node forwards it, untranslated", HERE),
+        ("10.244.0.7", "10.244.1.7:8080", "this node forwards it, untranslated", THERE),
+        ("10.244.1.7", "10.244.2.7:8080", f"decided on {THERE}, where the client is; here it would be: not ours", None),
+        ("10.244.0.7", "10.244.1.7:8081", "not ours", None),
+        ("10.244.0.7", "10.244.1.7:8080/udp", "not ours", None),
+        ("10.244.0.7", "10.244.0.7:8080", "not ours", None),
+    ],
+)
+def test_an_endpoints_own_address_is_forwarded_untranslated(source, target, heading, node):
+    there = subject(GATEWAY)
+    why = explain(there, packet(there, source, target)).why
+    assert f": {heading}" in why.heading
+    assert [one.node for one in why.endpoints] == ([node] if node else [])
+    assert why.direct is bool(node)

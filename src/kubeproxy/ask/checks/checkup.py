@@ -115,7 +115,7 @@ def look_at(node: CheckedNode) -> Checkup:
 
 def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
     """Run the checks for a connection that the proxy forwards: other parts of the node, and the state of the proxy."""
-    report = look_at_knowledge(node)
+    report = Checkup([], []) if node.direct else look_at_knowledge(node)
     _look_at_way(report, node, rules)
     report.findings = worst_first(report.findings)
     return report
@@ -283,11 +283,11 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
 
 def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     sight = rules.sight
-    if node.running:
+    if node.running and not node.direct:
         traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
             yield from programming.there(traces, node.families, node.mode.name)
-    elif node.facts is not None and not node.proxies:
+    elif node.facts is not None and not node.direct and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from _left(node, sight, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))

@@ -90,6 +90,11 @@ class CheckedNode(Struct, frozen=True):
         return [(family, part) for family, part in each if part is not None]
 
     @property
+    def direct(self) -> bool:
+        """Whether the connection goes to an endpoint's own address, so that no rule of the proxy concerns it."""
+        return bool(self.targets) and not self.served
+
+    @property
     def proxies(self) -> list[processes.ProxyProcess]:
         """The kube-proxies that run here, asked or not: those that /proc shows, and the process that listens on the
         control socket. /proc does not show a proxy of another PID namespace, or with a command line of another name.
@@ -153,7 +158,7 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
     the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl of all interfaces
     or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
     """
-    if node.mode.flows_end is FlowsEnd.PROXY:
+    if node.mode.flows_end is FlowsEnd.PROXY and not node.direct:
         return
     names = _entrances()
     for family in node.families:
@@ -340,7 +345,7 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
     the client directly, unless it sees this node as the client.
     """
     met = [each for each in node.passing if each.hook == "forward" and each.interfaces[0] == each.interfaces[1]]
-    lost = [each for each in met if node.end_of(each) not in node.masqueraded]
+    lost = [each for each in met if not node.direct and node.end_of(each) not in node.masqueraded]
     names = {each.interfaces[0] for each in lost}
     of_pods = [one for one in _pod_interfaces(node) if node.packet is None or one[0] in names]
     return settings.bridged(bridges(), of_pods, node.mode.flows_end, node.harm_of(lost))

@@ -34,7 +34,8 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
             continue
         by, is_silent = refused_by(packet), code in _SILENT
         asked = node.packet
-        if asked is not None and packet.destination == asked.destination and not packet.arrival:
+        is_first = asked is not None and packet.destination == asked.destination and not packet.arrival
+        if is_first and not node.direct:
             yield _untranslated(packet, by)
         elif is_silent and not by and packet.source is not None:
             if (packet.source, packet.arrival) not in astray:
