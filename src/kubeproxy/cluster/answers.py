@@ -49,6 +49,11 @@ class _Answer(Struct, rename="camel", kw_only=True):
     mode: str = ""
 
 
+class _Probe(Struct):
+    address: str
+    problem: str
+
+
 class WhyAnswer(_Answer):
     """An answer of `why`."""
 
@@ -56,6 +61,7 @@ class WhyAnswer(_Answer):
     answer: Literal["yes", "no", "unknown"]
     why: Why
     findings: list[dict[str, str]]
+    probes: list[_Probe]
     fixes: list[str]
     next: str
 
@@ -64,11 +70,21 @@ class WhyAnswer(_Answer):
         """Its findings."""
         return list(map(Diagnosis.from_row, self.findings))
 
+    @property
+    def severity(self) -> Severity:
+        """The severity of the outcome."""
+        return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
+
+    def cause(self, *, probes: bool) -> str:
+        """Return the worst finding that is an error, or leaves the answer open, '' for none; with or without probes."""
+        found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]
+        kept = [one for one in found if probes or one.about != "endpoints"]
+        return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
+
     def facts(self) -> Iterator[Fact]:
         """Yield the outcome of the connection, and its causes."""
-        severity = {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
-        yield Fact(severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
+        yield Fact(self.severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
 
 
 class DoctorAnswer(_Answer):

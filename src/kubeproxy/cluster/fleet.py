@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Final
 
@@ -46,11 +46,17 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question: the answers as JSON values if they are printed (`whole`), and their facts."""
+    """The replies to one question: the answers as JSON values if they are printed (`whole`), and their facts.
 
-    def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
+    `each` has the arguments of nodes with other arguments.
+    """
+
+    def __init__(
+        self, command: str, arguments: Sequence[str], *, whole: bool, each: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.command = command
         self.arguments = arguments
+        self._each = each or {}
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.whole = whole
@@ -71,10 +77,10 @@ class Fleet:
         if self.command in {"why", "flows"}:
             self.answers[reply.node] = answer
 
-    @property
-    def words(self) -> list[str]:
-        """The arguments of the node's command; none of them can be an option. A `--` alone is refused by argparse."""
-        return ["--", *self.arguments] if self.arguments else []
+    def words(self, node: str) -> list[str]:
+        """Return the arguments of a node's command; none of them can be an option. argparse refuses a `--` alone."""
+        arguments = self._each.get(node, self.arguments)
+        return ["--", *arguments] if arguments else []
 
     @property
     def answered(self) -> int:
@@ -151,7 +157,7 @@ def _reply(
         return Reply(node=place.node, problem=place.problem), None, ()
     reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
     try:
-        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words])
+        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place.node)])
         if not printed.text.lstrip().startswith(b"{"):
             reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
             reply.problem = "" if reply.go else printed.reason

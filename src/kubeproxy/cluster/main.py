@@ -18,13 +18,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from kubeproxy.ask.question import NODE
-from kubeproxy.cluster import show
+from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
+from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, ask
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
-from kubeproxy.commands import completed, output
+from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output
 from kubeproxy.errors import QuestionError
 from kubeproxy.release import build
 
@@ -119,7 +120,21 @@ def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Name
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node else None
     if elsewhere is not None and elsewhere.node in found.places:
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), arguments)
-    return _answer(given, fleet, names.known)
+    return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet))
+
+
+def _deliveries(given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet) -> list[Delivery]:
+    """Query the nodes of the endpoints, if one node gave the answer. Interfaces of that node do not concern them."""
+    near = next(iter(fleet.answers.values()), None)
+    if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
+        return []
+    chosen = ends.asked(near, fleet.replies[0].node)
+    places = [found.places.get(node) or ProxyPlace(node, problem="no kube-proxy was found there") for node in chosen]
+    each = {node: ends.question(end, near.why.destination) for node, end in chosen.items()}
+    there = Fleet("why", (), whole=fleet.whole, each=each)
+    ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
+    answers = {node: one for node, one in there.answers.items() if isinstance(one, WhyAnswer)}
+    return [Delivery(chosen[reply.node], reply, answers.get(reply.node)) for reply in there.replies]
 
 
 def _asked(
@@ -138,16 +153,19 @@ def _options(given: argparse.Namespace) -> list[str]:
     return options + [f"--{name}={values[name]}" for name in ("interface", "seconds") if values.get(name)]
 
 
-def _answer(given: argparse.Namespace, fleet: Fleet, known: Mapping[str, str]) -> int:
+def _answer(
+    given: argparse.Namespace, fleet: Fleet, known: Mapping[str, str], deliveries: Sequence[Delivery] = ()
+) -> int:
     """Print the answers; return the exit code."""
     answer = next(iter(fleet.answers.values()), None)
     if given.output == "json":
-        show.json(fleet)
+        show.json(fleet, deliveries)
     elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
-        show.one(fleet.replies[0], answer, known)
+        show.one(fleet.replies[0], answer, known, deliveries)
     else:
         show.many(fleet, known)
-    return fleet.status()
+    codes = {fleet.status(), *(one.status for one in deliveries)}
+    return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes)
 
 
 def _warn(text: str) -> None:

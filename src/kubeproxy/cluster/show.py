@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.flows.users import EndpointUse, PortUse, numbers
+from kubeproxy.cluster import ends
 from kubeproxy.cluster.answers import FlowsAnswer, WhyAnswer
+from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
@@ -18,18 +20,31 @@ _FACTS = 200
 """Maximum number of facts that all nodes have in common."""
 
 
-def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str]) -> None:
-    """Print the answer of `why` of one node, in the form of the node's command, with names after addresses."""
+def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: Sequence[Delivery]) -> None:
+    """Print the answer of `why` of one node, in the form of the node's command, with names after addresses; then the
+    results of the nodes of endpoints.
+    """
     output.say(f"asked on {reply.node}, {_pod(reply)}")
-    output.say(named(answer.heading, known))
+    output.say(named(ends.heading(reply.node, answer, deliveries), known))
     for severity, text in lines.connection(answer.why, answer.diagnoses):
         output.marked(severity.mark, named(text, known))
-    for fix in answer.fixes:
+    for each in deliveries:
+        output.marked(each.severity.mark, named(each.text, known))
+        for finding in each.answer.diagnoses if each.answer is not None else ():
+            output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
+    near = {"", reply.node, *(each.reply.node for each in deliveries)}
+    if deliveries and (others := sum(end.node not in near for end in answer.why.endpoints)):
+        output.marked(output.NOTE, f"the nodes of {lines.counted(others, 'more endpoint')} were not asked")
+    for fix in answer.fixes if not ends.drops_elsewhere(answer, deliveries) else ():
         output.say(f"Fix: {fix}")
-    if answer.next:
-        namespace, _, pod = reply.pod.partition("/")
-        output.say(f"Next: which rules of {reply.node} its packets meet:")
-        output.say(f"  kubectl -n {namespace} exec {pod} -- {answer.next}")
+    for node, fix in ((each.reply.node, fix) for each in deliveries if each.answer for fix in each.answer.fixes):
+        output.say(f"Fix: on {node}: {fix}")
+    culprit = ends.drops_elsewhere(answer, deliveries) and min(deliveries, key=lambda each: each.severity)
+    where, next_ = (culprit.reply, culprit.answer and culprit.answer.next) if culprit else (reply, answer.next)
+    if next_:
+        namespace, _, pod = where.pod.partition("/")
+        output.say(f"Next: which rules of {where.node} its packets meet:")
+        output.say(f"  kubectl -n {namespace} exec {pod} -- {next_}")
 
 
 def many(fleet: Fleet, known: Mapping[str, str]) -> None:
@@ -55,8 +70,9 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
         output.marked(output.UNSEEN, f"no answer of {_nodes(nodes)}: {reason}")
 
 
-def json(fleet: Fleet) -> None:
+def json(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> None:
     """Print all answers, and their common facts, as JSON in the form of docs/answers.schema.json."""
+    one = next((one for one in fleet.answers.values() if isinstance(one, WhyAnswer) and len(fleet.replies) == 1), None)
     output.json(
         {
             "command": fleet.command,
@@ -70,6 +86,11 @@ def json(fleet: Fleet) -> None:
                     "lacking": each.lacking,
                 }
                 for each in fleet.differences()
+            ],
+            "heading": ends.heading(fleet.replies[0].node, one, deliveries) if one is not None else "",
+            "deliveries": [
+                {"severity": each.severity.name.lower(), "text": each.text, "endpoint": each.end, "node": each.reply}
+                for each in deliveries
             ],
             **fleet.counts(),
         }

@@ -1,0 +1,104 @@
+"""Both ends of a connection: the answer of the client's node, and those of the nodes of its endpoints on delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.ask.finding import Severity
+from kubeproxy.ask.why import Target
+from kubeproxy.cluster.answers import WhyAnswer
+from kubeproxy.cluster.fleet import Reply
+from kubeproxy.commands import exit_code
+
+MOST: Final = 4
+"""Maximum number of nodes of endpoints that are queried."""
+
+
+class Delivery(Struct):
+    """The delivery of a connection's packets to one endpoint: the reply of the endpoint's node, and its answer, None
+    without one.
+    """
+
+    end: Target
+    reply: Reply
+    answer: WhyAnswer | None = None
+
+    @property
+    def cause(self) -> str:
+        """Why the node does not deliver the packets, '' if it does."""
+        return self.answer.cause(probes=True).replace("this node", self.reply.node) if self.answer is not None else ""
+
+    @property
+    def text(self) -> str:
+        """The result in one line."""
+        end = f"{self.end.address} ({self.end.share:.1%} of the connections)"
+        node, answer = self.reply.node, self.answer
+        if answer is None:
+            reason = f"it has the Go kube-proxy {self.reply.go}" if self.reply.go else self.reply.problem
+            return f"{node}, which has {end}, gave no answer: {reason}"
+        if not answer.why.direct:
+            return f"the proxy of {node} does not have {end} as an endpoint"
+        if answer.answer == "yes":
+            return f"{node} delivers to {end}"
+        return f"{node} {'does not' if answer.answer == 'no' else 'may not'} deliver to {end}: {self.cause}"
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of the result. A Go kube-proxy cannot answer, which is no error."""
+        if self.answer is None or not self.answer.why.direct:
+            return Severity.NOTE if self.reply.go else Severity.UNKNOWN
+        return self.answer.severity
+
+    @property
+    def status(self) -> int:
+        """The exit code of the result."""
+        return exit_code(wrong=self.severity is Severity.BROKEN, unknown=self.severity is Severity.UNKNOWN)
+
+
+def asked(answer: WhyAnswer, node: str) -> dict[str, Target]:
+    """Return one endpoint of each node to query, by node: none for the node of the answer, and first those endpoints
+    that a probe of this node did not reach.
+    """
+    failed = {one.address for one in answer.probes if one.problem}
+    ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
+    chosen: dict[str, Target] = {}
+    for one in sorted(ends, key=lambda one: one.address not in failed):
+        chosen.setdefault(one.node, one)
+    return dict(list(chosen.items())[:MOST]) if answer.why.forwarded and answer.why.elsewhere is None else {}
+
+
+def question(end: Target, destination: str) -> tuple[str, str]:
+    """Return the arguments of `kube-proxy why` on the node of an endpoint; `destination` is that of the connection."""
+    return end.client, f"{end.address}/{destination.rpartition('/')[2]}"
+
+
+def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
+    """Return the first line: the connection, and the node that drops it."""
+    connection, _, decision = answer.heading.partition(": ")
+    return f"{connection}: {'; '.join(_parts(node, answer, decision, deliveries))}"
+
+
+def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
+    """Return whether nodes of endpoints alone keep the connection from endpoints: the node of the answer has no finding
+    but its probes.
+    """
+    return any(one.severity < Severity.NOTE for one in deliveries) and not answer.cause(probes=False)
+
+
+def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Delivery]) -> Iterator[str]:
+    fine = [one.reply.node for one in deliveries if one.severity is Severity.FINE]
+    carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
+    is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
+    if is_open or not drops_elsewhere(answer, deliveries):
+        if answer.answer == "yes" or not deliveries:
+            yield f"{decision}, and {carried}" if fine else decision
+        else:
+            yield f"on {node}, {decision.replace('this node', node)}"
+            if fine and not answer.cause(probes=False):
+                yield f"{carried}: see the network between the nodes"
+    for one in sorted(deliveries, key=lambda one: one.severity):
+        if one.severity < Severity.NOTE:
+            yield f"{one.text} ({one.severity.mark})"

@@ -1,0 +1,195 @@
+"""`kubectl kubeproxy why` of a connection between nodes, with a stand-in for kubectl: the node that drops is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeproxy.cluster.main import main
+from kubeproxy.commands import NO, UNKNOWN, YES
+from support.answers import valid
+from support.kubectl_stand_in import StandIn
+
+Json = dict[str, Any]
+Ask = Callable[..., tuple[int, str]]
+SERVICE = "10.244.0.7 -> 10.96.0.10:80/tcp"
+FORWARDED = f"{SERVICE}: kube-proxy forwards it"
+CODES = {"yes": YES, "no": NO, "unknown": UNKNOWN}
+GUARD = "table inet firewall, chain guard: drops what goes to 10.244.1.8:3000"
+SILENT = "TCP from this node to 10.244.1.8:3000: no answer within 1 s"
+
+
+def end(address: str, node: str, client: str = "10.244.0.7") -> Json:
+    return {"address": address, "share": 0.5, "masqueraded": False, "node": node, "client": client}
+
+
+def found(severity: str, about: str, what: str) -> Json:
+    return {"severity": severity, "about": about, "what": what, "why": "", "fix": f"mend {about}"}
+
+
+def why(heading: str, answer: str, destination: str, ends: list[Json], findings: tuple[Json, ...] = ()) -> Json:
+    decision = {
+        "source": "10.244.0.7",
+        "destination": destination,
+        "outcome": "forwarded",
+        "clientSees": "the answer of the endpoint",
+        "endpoints": ends,
+    }
+    lost = any(one["about"] == "endpoints" for one in findings)
+    probes = [
+        {"address": "10.244.1.8:3000", "protocol": "TCP", "seconds": 1, "problem": "no answer" * lost, "refused": False}
+    ]
+    parts = {"findings": findings, "probes": probes, "fixes": [one["fix"] for one in findings], "next": ""}
+    out = {"schemaVersion": 1, "version": "0.1.0", "heading": heading, "answer": answer, "why": decision, **parts}
+    return {"out": json.dumps(out), "status": CODES[answer]}
+
+
+def near(answer: str, *findings: Json, ends: list[Json] | None = None, heading: str = FORWARDED) -> Json:
+    ends = ends if ends is not None else [end("10.244.0.9:3000", "node-a"), end("10.244.1.8:3000", "node-b")]
+    return why(heading, answer, "10.96.0.10:80/tcp", ends, findings)
+
+
+def far(answer: str, *findings: Json) -> Json:
+    place = "10.244.1.8:3000"
+    return why(f"10.244.0.7 -> {place}/tcp: forwarded", answer, f"{place}/tcp", [end(place, "node-b")], findings)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path)
+
+
+@pytest.fixture
+def ask(cluster: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ask:
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setenv("PATH", cluster.install())
+        status = main(["why", "10.244.0.7", "10.96.0.10:80", *words])
+        return status, capfd.readouterr().out
+
+    return run
+
+
+def asked(cluster: StandIn) -> list[list[str]]:
+    """The pod and the arguments of each command."""
+    calls = [call for call in cluster.calls if "exec" in call]
+    return sorted([call[call.index("--") - 1].removeprefix("kube-proxy-py-"), *call[-2:]] for call in calls)
+
+
+DROPS = found("broken", "firewall", GUARD)
+LATE = found("broken", "api", "the API server is away")
+NEAR_PROBE, NEAR_DOUBT = found("broken", "endpoints", SILENT), found("unknown", "endpoints", SILENT)
+THERE = "10.244.1.8:3000 (50.0% of the connections)"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "status", "decision"),
+    [
+        (near("yes"), far("yes"), YES, "kube-proxy forwards it, and node-b delivers it"),
+        (near("yes"), far("no", DROPS), NO, f"node-b does not deliver to {THERE}: {GUARD} (x)"),
+        (near("no", NEAR_PROBE), far("no", DROPS), NO, f"node-b does not deliver to {THERE}: {GUARD} (x)"),
+        (
+            near("unknown", NEAR_DOUBT),
+            far("unknown", NEAR_DOUBT),
+            UNKNOWN,
+            f"node-b may not deliver to {THERE}: TCP from node-b to 10.244.1.8:3000: no answer within 1 s (?)",
+        ),
+        (
+            near("no", DROPS, heading=f"{SERVICE}: it does not get through: {GUARD} (x)"),
+            far("yes"),
+            NO,
+            f"on node-a, it does not get through: {GUARD} (x)",
+        ),
+        (
+            near("no", LATE, heading=f"{FORWARDED}, not all is well (x)"),
+            far("no", DROPS),
+            NO,
+            f"on node-a, kube-proxy forwards it, not all is well (x); node-b does not deliver to {THERE}: {GUARD} (x)",
+        ),
+        (
+            near("unknown", NEAR_DOUBT, heading=f"{SERVICE}: forwarded, if this node can (?)"),
+            far("yes"),
+            UNKNOWN,
+            "on node-a, forwarded, if node-a can (?); node-b delivers it: see the network between the nodes",
+        ),
+        (
+            near("yes"),
+            {"err": "Error: no kube-proxy answers at /run/x\n", "status": 2},
+            UNKNOWN,
+            f"kube-proxy forwards it; node-b, which has {THERE}, gave no answer: no kube-proxy answers at /run/x (?)",
+        ),
+    ],
+)
+def test_the_first_line_names_the_node_that_drops(
+    cluster: StandIn, ask: Ask, here: Json, there: Json, status: int, decision: str
+):
+    cluster.node("node-a", **here)
+    cluster.node("node-b", **there)
+    code, text = ask()
+    assert text.splitlines()[1] == f"{SERVICE}: {decision}"
+    assert code == status
+    assert asked(cluster) == [
+        ["node-a", "10.244.0.7", "10.96.0.10:80"],
+        ["node-b", "10.244.0.7", "10.244.1.8:3000/tcp"],
+    ]
+    code, text = ask("-o", "json")
+    whole = valid("cluster", text)
+    assert (code, whole["heading"]) == (status, f"{SERVICE}: {decision}")
+    assert [one["node"]["node"] for one in whole["deliveries"]] == ["node-b"]
+
+
+def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("unknown", NEAR_DOUBT))
+    cluster.node("node-b", **far("no", DROPS))
+    _, text = ask()
+    assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: on node-b: mend firewall"]
+
+
+def test_a_node_with_the_go_kube_proxy_is_no_error(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes"))
+    refusal = {"err": "Error: unknown shorthand flag: 'o' in -o\n", "status": 1}
+    cluster.node("node-b", app="kube-proxy", **refusal, version="Kubernetes v1.36.0\n")
+    status, text = ask()
+    assert (status, text.splitlines()[1]) == (YES, FORWARDED)
+    assert f"-  node-b, which has {THERE}, gave no answer: it has the Go kube-proxy v1.36.0" in text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        near("yes", ends=[end("10.244.1.8:3000", "node-b", client="")]),  # of a release that does not state the client
+        near("yes", ends=[end("10.244.1.8:3000", "")]),
+        near("yes", ends=[end("10.244.1.8:3000", "node-a")]),
+        near("yes", ends=[]),
+    ],
+)
+def test_no_node_is_asked_about_endpoints_without_node_or_client(cluster: StandIn, ask: Ask, answer: Json):
+    cluster.node("node-a", **answer)
+    cluster.node("node-b", **far("yes"))
+    assert ask()[0] == YES
+    assert len(asked(cluster)) == 1
+
+
+def test_at_most_four_nodes_are_asked_and_first_those_that_a_probe_did_not_reach(cluster: StandIn, ask: Ask):
+    ends = [end(f"10.244.{n}.9:3000", f"node-{n}") for n in range(2, 7)] + [end("10.244.1.8:3000", "node-b")]
+    cluster.node("node-a", **near("unknown", NEAR_DOUBT, ends=ends))
+    cluster.node("node-b", **far("yes"))
+    status, text = ask()
+    assert [pod for pod, *_ in asked(cluster)] == ["node-a", "node-b"]
+    assert status == UNKNOWN
+    assert "which has 10.244.4.9:3000 (50.0% of the connections), gave no answer: no kube-proxy was found there" in text
+    assert "10.244.5.9:3000 (50.0% of the connections)" not in text
+    assert "-  the nodes of 2 more endpoints were not asked" in text
+
+
+def test_a_proxy_that_does_not_have_the_endpoint_cannot_tell(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes"))
+    cluster.node("node-b", **why("x -> y: not ours", "no", "10.244.1.8:3000/tcp", []))
+    status, text = ask()
+    assert status == UNKNOWN
+    assert (
+        f"kube-proxy forwards it; the proxy of node-b does not have {THERE} as an endpoint (?)" in text.splitlines()[1]
+    )
