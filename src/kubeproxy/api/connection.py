@@ -1,5 +1,4 @@
 """One HTTP/1.1 connection on asyncio: one exchange at a time. Retries and the choice of connections are in http.py.
-
 data_received passes body bytes on at once, because they are on the path from an API write to a packet. The end of a
 connection, for any reason, ends its exchange, so that no caller waits without end.
 """
@@ -185,7 +184,7 @@ class ApiConnection(asyncio.Protocol):
             self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
             return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(MalformedAnswer(f"{self._peer}: the answer is no HTTP{_tls_hint(data)}"))
+            self._fail(MalformedAnswer(f"{self._peer}: the answer is no HTTP{_TLS_HINT * data.startswith(_ALERT)}"))
             return
         except Exception as error:
             self._fail(error)
@@ -286,9 +285,8 @@ class ApiConnection(asyncio.Protocol):
             exchange.done.set_exception(error)
 
 
-def _tls_hint(data: bytes) -> str:
-    # A TLS alert (RFC 8446, 6): a TLS server answers a request without TLS with an alert.
-    return ", but TLS: the server's URL must begin with https" if data.startswith(b"\x15\x03") else ""
+_ALERT: Final = b"\x15\x03"  # of TLS (RFC 8446, 6): the answer of a TLS server to a request without TLS
+_TLS_HINT: Final = ", but TLS: the server's URL must begin with https"
 
 
 JOINED: Final = 10.0
@@ -308,11 +306,7 @@ class Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lookups: dict[tuple[object, ...], _Lookup] = {}
-
-    def looks_up(self, host: str) -> bool:
-        """Return whether a lookup of a host is under way."""
-        return any(question[0] == host for question in self._lookups)
+        self.lookups: dict[tuple[object, ...], _Lookup] = {}
 
     async def getaddrinfo(  # noqa: D102 - see asyncio
         self,
@@ -325,9 +319,9 @@ class Loop(asyncio.SelectorEventLoop):
         flags: int = 0,
     ) -> list[Any]:
         question = (host, port, family, type, proto, flags)
-        lookup = self._lookups.get(question)
+        lookup = self.lookups.get(question)
         if lookup is None or self.time() - lookup.began >= JOINED:
-            lookup = self._lookups[question] = _Lookup(self.time(), self.create_future())
+            lookup = self.lookups[question] = _Lookup(self.time(), self.create_future())
             threading.Thread(target=self._look_up, args=(question, lookup), name="lookup", daemon=True).start()
         found = await asyncio.shield(lookup.found)
         if isinstance(found, Exception):
@@ -345,11 +339,11 @@ class Loop(asyncio.SelectorEventLoop):
 
     def _answered(self, question: tuple[Any, ...], lookup: _Lookup, found: list[Any] | Exception) -> None:
         lookup.found.set_result(found)
-        if self._lookups.get(question) is lookup:
-            del self._lookups[question]
+        if self.lookups.get(question) is lookup:
+            del self.lookups[question]
 
 
 def is_looked_up(host: str) -> bool:
     """Return whether the running loop has a lookup of a host under way."""
     loop = asyncio.get_running_loop()
-    return isinstance(loop, Loop) and loop.looks_up(host)
+    return isinstance(loop, Loop) and any(question[0] == host for question in loop.lookups)

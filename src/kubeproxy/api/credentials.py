@@ -1,6 +1,5 @@
-"""Credentials for the API server: fixed headers, a rotating token file, or an exec plugin.
-
-Tokens are never logged. If credentials are unavailable, SourceError is raised, and the caller tries again.
+"""Credentials for the API server: fixed headers, a rotating token file, or an exec plugin. Tokens are never logged. If
+credentials are unavailable, SourceError is raised, and the caller tries again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Decodes bytes of the API into typed objects and events: pages of lists, lines of watches. Pure.
-
-Usually one typed msgspec decode; only objects that fail it are decoded leniently, one by one (salvage.py), so that a
-wrong object becomes a Rejected and all other objects are not affected.
+"""Decodes bytes of the API into typed objects and events: pages of lists, lines of watches. Pure. Usually one typed
+msgspec decode; only objects that fail it are decoded leniently, one by one (salvage.py), so that a wrong object becomes
+a Rejected and all other objects are not affected.
 """
 
 from __future__ import annotations

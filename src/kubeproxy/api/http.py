@@ -1,6 +1,5 @@
-"""A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches.
-
-Failures are raised as typed errors (status.py). A request that may have had an effect is never repeated.
+"""A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches. Failures
+are raised as typed errors (status.py). A request that may have had an effect is never repeated.
 """
 
 from __future__ import annotations
@@ -251,7 +250,8 @@ class HttpClient:
             return ApiConnection(server.authority, self._lost)
 
         host, port = (proxy.host, proxy.port) if proxy else (server.host, server.port)
-        happy = None if _is_address(host) else _HAPPY_EYEBALLS_DELAY
+        is_address = ":" in host or host.replace(".", "").isdigit()
+        happy = None if is_address else _HAPPY_EYEBALLS_DELAY
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.places.take(frozenset((str(address[0]), port) for *_, address in found))
         if proxy is not None and context is not None:
@@ -316,10 +316,6 @@ class _Stopwatch:
         report, self._report = self._report, None
         if report is not None:
             report(self._finished._replace(seconds=time.monotonic() - self._start))
-
-
-def _is_address(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdigit()
 
 
 def _seconds(text: str | None) -> float | None:

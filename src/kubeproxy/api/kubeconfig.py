@@ -1,7 +1,6 @@
-"""Reads a kubeconfig file, or the service account of a pod, into a Cluster.
-
-Only the entries of the current context are decoded, so that an invalid entry for another cluster has no effect. Every
-error is a ConfigError that names the file and the field. Source: clientcmd and transport of client-go.
+"""Reads a kubeconfig file, or the service account of a pod, into a Cluster. Only the entries of the current context are
+decoded, so that an invalid entry for another cluster has no effect. Every error is a ConfigError that names the file
+and the field. Source: clientcmd and transport of client-go.
 """
 
 from __future__ import annotations

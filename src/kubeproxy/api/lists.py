@@ -1,7 +1,6 @@
 """Requests that are made once, for commands: versions of objects, zones of endpoints, names of pods and Nodes, the
-server's certificate and clock.
-
-The proxy itself decodes slices without names, and without zones, except for Services with weights by zone (watch.py).
+server's certificate and clock. The proxy itself decodes slices without names, and without zones, except for Services
+with weights by zone (watch.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change.
-
-Delivers the same events as the watches of an API server (watch.py). A file may have several documents and List kinds.
-An invalid document does not affect the other documents.
+"""The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change. Delivers
+the same events as the watches of an API server (watch.py). A file may have several documents and List kinds. An invalid
+document does not affect the other documents.
 """
 
 from __future__ import annotations
@@ -197,7 +196,8 @@ class ManifestSource:
         zones: dict[bytes, str] = {}
         for name, signature in (self._list_folder() or {}).items():
             known = self._files.get(name)
-            concerned = known is None or any(_is_of(one, service) for one in known.found.values())
+            found = known.found.values() if known is not None else ()
+            concerned = known is None or any(isinstance(s, EndpointSlice) and service_of(s) == service for s in found)
             if concerned and signature.size <= MAX_FOR_ZONES:
                 zones |= (zone for one in self._again(name, {service}) for zone in _zones(one))
         return zones
@@ -301,10 +301,6 @@ def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, 
     because the invalid part may be any of them. So a mistake in a file never deletes an object.
     """
     return content.found if content.whole else {**last, **content.found}
-
-
-def _is_of(found: Object, service: ServiceName) -> bool:
-    return isinstance(found, EndpointSlice) and service_of(found) == service
 
 
 def _zones(found: Object) -> Iterator[tuple[bytes, str]]:

@@ -1,8 +1,6 @@
-"""The HTTP proxy in front of the API server, and the tunnel through it.
-
-The proxy is the kubeconfig's proxy-url. Without a proxy-url, HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment
-determine the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy. No message and no repr contains the
-proxy's password.
+"""The HTTP proxy in front of the API server, and the tunnel through it. The proxy is the kubeconfig's proxy-url.
+Without a proxy-url, HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment determine the proxy, as in Go's net/http
+and golang.org/x/net/http/httpproxy. No message and no repr contains the proxy's password.
 """
 
 from __future__ import annotations

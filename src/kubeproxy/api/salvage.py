@@ -1,5 +1,4 @@
 """Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the invalid ones. Pure.
-
 Slower than strict decoding (decode.py), and only for objects that failed it. Only JSON types are checked; ports,
 addresses and other values are not validated.
 """
@@ -7,13 +6,14 @@ addresses and other values are not validated.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, defstruct
 from msgspec.json import Decoder
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import fields
 
 from kubeproxy.model import objects
 from kubeproxy.model.plan import Problem
@@ -184,14 +184,8 @@ def _build_list(items: list[Raw], kind: Any, path: str, problems: list[Problem])
     return kept
 
 
-@cache
-def _fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
-    return fields(kind)
-
-
-@cache
-def _decoder(kind: Any) -> Decoder[Any]:
-    return Decoder(kind)
+_fields = cache(fields)
+_decoder: Callable[[Any], Decoder[Any]] = cache(Decoder)
 
 
 @cache

@@ -1,8 +1,7 @@
-"""Lists and watches the resources of an API server, and delivers events to a sink.
-
-The protocol is client-go's reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after
-410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of Services with
-weights by zone: for every endpoint of a cluster they would cost time and memory.
+"""Lists and watches the resources of an API server, and delivers events to a sink. The protocol is client-go's
+reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after 410. Reactions to failures
+and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone: for every
+endpoint of a cluster they would cost time and memory.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ TRIES = 5
 PAUSE = 0.2  # seconds between two comparisons. An event reaches the proxy within milliseconds.
 _PLACE = "the API server"
 
-Read = Mapping[ServiceName, Versions]
-
 
 def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: float) -> T:
     """Return the API server's answer, if it arrives in time. Raises NoAnswerError."""
@@ -68,17 +66,13 @@ def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Fin
             time.sleep(PAUSE)
         read: dict[ServiceName, Versions] = {}
         for name in names or (None,):
-            read |= _read(facts, name)
+            read |= ask(facts, partial(versions, service=name), TIMEOUT)
         held = {one.name: one for one in held_by(names)}
         now = list(_differences(read, held, _staleness(facts)))
         before = [finding for finding in now if finding in before] if attempt else now
         if not before:
             return []
     return before
-
-
-def _read(facts: Facts, name: ServiceName | None) -> Read:
-    return ask(facts, partial(versions, service=name), TIMEOUT)
 
 
 def _staleness(facts: Facts) -> str:
@@ -88,7 +82,9 @@ def _staleness(facts: Facts) -> str:
     return f"; its watches heard nothing of {', '.join(stale)}" if stale else ""
 
 
-def _differences(read: Read, held: Mapping[ServiceName, ProgrammedService], stale: str) -> Iterator[Finding]:
+def _differences(
+    read: Mapping[ServiceName, Versions], held: Mapping[ServiceName, ProgrammedService], stale: str
+) -> Iterator[Finding]:
     for name in sorted(read.keys() | {n for n, one in held.items() if one.version is not None}):
         there, ours = read.get(name), held.get(name)
         if there is None:

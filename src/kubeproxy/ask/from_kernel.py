@@ -1,7 +1,6 @@
-"""The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome?
-
-The present rules may be those of any kube-proxy, and are only read. The new rules are those that this program would
-write for a configuration. They are written into an empty network namespace and read back from there.
+"""The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
+present rules may be those of any kube-proxy, and are only read. The new rules are those that this program would write
+for a configuration. They are written into an empty network namespace and read back from there.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def desk(arguments: argparse.Namespace) -> Desk:
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
     planner, reach = asyncio.run(_read(options, settings))
-    addresses = _local(settings)
+    addresses = host.packed_local_addresses(settings.families, modes.interfaces())
     node = planner.nodes.get(settings.node_name)
     cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
     planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
@@ -102,16 +102,12 @@ class Planned:
 def _options(arguments: argparse.Namespace) -> Options:
     """Return the options of a proxy with these arguments; a kubeconfig argument replaces that of the file."""
     given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
-    if "config" in given and "kubeconfig" in given:
-        kubeconfig = given.pop("kubeconfig")
-        options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
-        client = replace(options.config.client_connection, kubeconfig=kubeconfig)
-        return replace(options, config=replace(options.config, client_connection=client))
-    return build_options(parse([f"--{name}={value}" for name, value in given.items()]))
-
-
-def _local(settings: Settings) -> Mapping[Family, list[bytes]]:
-    return host.packed_local_addresses(settings.families, modes.interfaces())
+    kubeconfig = given.pop("kubeconfig") if {"config", "kubeconfig"} <= given.keys() else ""
+    options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
+    if not kubeconfig:
+        return options
+    client = replace(options.config.client_connection, kubeconfig=kubeconfig)
+    return replace(options, config=replace(options.config, client_connection=client))
 
 
 async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:

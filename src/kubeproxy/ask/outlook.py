@@ -1,7 +1,6 @@
-"""The question of `kube-proxy plan`: what another configuration would change for clients and on this node.
-
-For each address of each Service, model/answer.py computes the outcome of a connection from a pod, from this node and
-from elsewhere, in each of the two configurations. Further differences between two modes follow from the modes' habits.
+"""The question of `kube-proxy plan`: what another configuration would change for clients and on this node. For each
+address of each Service, model/answer.py computes the outcome of a connection from a pod, from this node and from
+elsewhere, in each of the two configurations. Further differences between two modes follow from the modes' habits.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from kubeproxy.ask.checks.node import number
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.leftovers import leftover_chains
@@ -23,7 +23,7 @@ from kubeproxy.config.addresses import Network
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import KubeProxyError, Unsupported
 from kubeproxy.kernel import chains, route
-from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
+from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
@@ -146,12 +146,10 @@ def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
     """Return a sentence for each sysctl that would change."""
     lines = []
     for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
-        try:
-            actual = int(read_sysctl(key))
-        except (KubeProxyError, ValueError):
+        actual = number(key)
+        if actual is None:
             lines.append(f"sysctl {key.replace('/', '.')}: {wanted}, which this kernel does not have now")
-            continue
-        if actual != wanted and not (key == NF_CONNTRACK_MAX and actual > wanted):
+        elif actual != wanted and not (key == NF_CONNTRACK_MAX and actual > wanted):
             lines.append(f"sysctl {key.replace('/', '.')}: {actual} -> {wanted}")
     return lines
 
@@ -414,9 +412,6 @@ def _late(network: Range) -> bytes:
     """Return the second to last address of a network: most probably no endpoint has it."""
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
-
-
-# -- differences that are not in the outcomes --------------------------------------------------------------------------
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:

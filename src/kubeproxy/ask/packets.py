@@ -1,5 +1,4 @@
 """The packets of one connection at the hooks of this node, before and after translation, for checks of others' rules.
-
 Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same priority may run
 before or after it. At the hook output, the interface follows from the route to the original destination, even after
 translation. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.

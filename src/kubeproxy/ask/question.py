@@ -24,12 +24,12 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
     name means its first cluster IP of the source's family, and its port may be given by name.
     """
     where, number, protocol = _parted(target)
-    client, client_port = source_of(source)
+    client = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
         name = _service_name(where)
-        destination, number = _service_address(snapshot, name, number, protocol, client)
-    return _packet(client, destination, protocol, number, interface)._replace(source_port=client_port)
+        destination, number = _service_address(snapshot, name, number, protocol, client[0])
+    return _packet(client, destination, protocol, number, interface)
 
 
 def addressed(source: str, target: str) -> Packet:
@@ -38,14 +38,16 @@ def addressed(source: str, target: str) -> Packet:
     destination = pack(where.strip("[]"))
     if destination is None:
         raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
-    client, client_port = source_of(source)
-    return _packet(client, destination, protocol, number, "")._replace(source_port=client_port)
+    return _packet(source_of(source), destination, protocol, number)
 
 
-def _packet(client: bytes | None, destination: bytes, protocol: str, number: str, interface: str) -> Packet:
+def _packet(
+    source: tuple[bytes | None, int], destination: bytes, protocol: str, number: str, interface: str = ""
+) -> Packet:
+    client, client_port = source
     if client is not None and len(client) != len(destination):
         raise QuestionError(f"{unpack(client)} and the destination are of different IP families")
-    return Packet(client, destination, PROTOCOLS[protocol], _port(number), interface)
+    return Packet(client, destination, PROTOCOLS[protocol], _port(number), interface, client_port)
 
 
 def _parted(target: str) -> tuple[str, str, str]:

@@ -1,7 +1,5 @@
-"""The routes of the control socket, which pass questions to the Desk of a running proxy.
-
-Short answers are written at once. Long answers are written a few Services at a time, and the event loop runs in
-between.
+"""The routes of the control socket, which pass questions to the Desk of a running proxy. Short answers are written at
+once. Long answers are written a few Services at a time, and the event loop runs in between.
 """
 
 from __future__ import annotations

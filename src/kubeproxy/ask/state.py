@@ -5,7 +5,7 @@ parameters of a request, and which Services they find.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,6 @@ from kubeproxy.model.plan import (
     NOTHING,
     Action,
     Balance,
-    Compiled,
     Detector,
     FamilyGlobals,
     Frontend,
@@ -57,8 +56,10 @@ def node(snapshot: Snapshot) -> Json:
         families[family.label] = {
             **kernels[family],
             "lastSynced": snapshot.health.last_updated(family.label),
-            "nodeAddresses": _texts(ours.node_ips),
-            "nodePortAddresses": "all but loopback" if ours.nodeport_ips is None else _texts(ours.nodeport_ips),
+            "nodeAddresses": list(map(unpack, ours.node_ips)),
+            "nodePortAddresses": "all but loopback"
+            if ours.nodeport_ips is None
+            else list(map(unpack, ours.nodeport_ips)),
             "podTraffic": _detector(ours.detector),
         }
     return {
@@ -96,12 +97,12 @@ def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
         found["ports"] = [_port(plan, pieces.values()) for plan in means.plans]
     if state not in {snapshot.complete, "ignored"}:
         found["committed"] = [_port(plan, pieces.values()) for plan in snapshot.engine.committed(name)]
-    _add_rest(found, means)
+    if means.health is not None:
+        counts = {family.label: count for family, count in means.health.counts}
+        found["healthCheck"] = {"port": means.health.port, "localEndpoints": counts}
+    if means.problems:
+        found["problems"] = [f"{problem.field}: {problem.reason}" for problem in means.problems]
     return found
-
-
-def _texts(addresses: Iterable[bytes]) -> list[str]:
-    return [unpack(address) for address in addresses]
 
 
 def _detector(detector: Detector) -> str:
@@ -166,14 +167,6 @@ def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:
 def _networks(first: bytes, last: bytes) -> list[str]:
     ends = ip_address(first), ip_address(last)
     return [str(network) for network in summarize_address_range(*ends)]
-
-
-def _add_rest(found: Json, compiled: Compiled) -> None:
-    if compiled.health is not None:
-        counts = {family.label: count for family, count in compiled.health.counts}
-        found["healthCheck"] = {"port": compiled.health.port, "localEndpoints": counts}
-    if compiled.problems:
-        found["problems"] = [f"{problem.field}: {problem.reason}" for problem in compiled.problems]
 
 
 _POOLS = (

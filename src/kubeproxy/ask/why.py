@@ -168,8 +168,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
     """Return the answer of the proxy's own health or metrics port, None for another port or address."""
-    config, destination = snapshot.options.config, packet.destination
-    own = ("healthzBindAddress", config.healthz_bind_address), ("metricsBindAddress", config.metrics_bind_address)
+    own, destination = snapshot.options.config.own_addresses.items(), packet.destination
     for field, text in own if destination in snapshot.addresses or is_loopback(destination) else ():
         host, port = split_host_port(text) or ("", "")
         bound = pack(host) or b""
@@ -309,7 +308,7 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
         )
         return
     for source in (ours.node_ips if ours is not None else ()) if packet.source is None else (packet.source,):
-        yield f"add {_network(source)} to spec.loadBalancerSourceRanges"
+        yield f"add {network_text((source, source))} to spec.loadBalancerSourceRanges"
 
 
 def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
@@ -339,11 +338,6 @@ def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
     with suppress(NetlinkError):
         known = {one.ip: one.network for family in Family for one in local_addresses(family)}
     return dict.fromkeys(network_text(known.get(address, (address, address))) for address in addresses)
-
-
-def _network(address: bytes) -> str:
-    """Return the network of one packed address as text."""
-    return network_text((address, address))
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:

@@ -1,6 +1,5 @@
-"""The subcommands of kube-proxy, by name, each with a summary.
-
-They run in a separate process, query the proxy over its control socket, and read the kernel themselves.
+"""The subcommands of kube-proxy, by name, each with a summary. They run in a separate process, query the proxy over its
+control socket, and read the kernel themselves.
 """
 
 import os

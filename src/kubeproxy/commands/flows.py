@@ -155,9 +155,6 @@ def _print_cost(cost: Cost) -> None:
         output.marked(output.NOTE, f"new ones are not counted: {NOT_ANNOUNCED}")
 
 
-# -- as they begin and end ----------------------------------------------------------------------------------------
-
-
 def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
     """Print connections as they begin and end, until Ctrl-C or for --seconds; return the exit code."""
     if not announced():
@@ -169,7 +166,7 @@ def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, gi
         output.marked(output.NOTE, f"pods are shown by their addresses: {known.trouble}")
     end = time.monotonic() + given.seconds if given.seconds else float("inf")
     with Events.open(where.wanted) as events:
-        sampled = Sampled(events, _say_rate if people else _say_rate_json)
+        sampled = Sampled(events, _say_rate if people else lambda one_in: output.json_line({"one_in": one_in}))
         follower = Follower(known)
         try:
             while time.monotonic() < end:
@@ -190,10 +187,6 @@ def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, gi
 def _say_rate(one_in: int) -> None:
     text = f"one connection in {one_in} is followed from now on" if one_in > 1 else "all are followed again"
     output.marked(output.NOTE, text)
-
-
-def _say_rate_json(one_in: int) -> None:
-    output.json_line({"one_in": one_in})
 
 
 def _print_end(sampled: Sampled, *, people: bool) -> None:

@@ -1,6 +1,5 @@
-"""The argparse parsers: of each subcommand, and of the proxy itself.
-
-A subcommand parses its arguments with its parser. Completion and the manual pages are generated from all parsers.
+"""The argparse parsers: of each subcommand, and of the proxy itself. A subcommand parses its arguments with its parser.
+Completion and the manual pages are generated from all parsers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Parses addresses like Go's net and k8s.io/utils/net: IPs, CIDRs, "IP:port". Pure; None means invalid.
-
-Leading zeros in IPv4 numbers are decimal, as in Go before 1.17, which Kubernetes keeps for old configurations.
+"""Parses addresses like Go's net and k8s.io/utils/net: IPs, CIDRs, "IP:port". Pure; None means invalid. Leading zeros
+in IPv4 numbers are decimal, as in Go before 1.17, which Kubernetes keeps for old configurations.
 """
 
 from __future__ import annotations

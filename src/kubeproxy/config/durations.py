@@ -1,7 +1,6 @@
-"""Go's time.Duration as text, such as "1h30m", "250ms" and "1.5s".
-
-Parsing and printing follow Go's time.ParseDuration and Duration.String exactly, rounding and limits included,
-because operators copy such values between this proxy, kubeadm and the Go kube-proxy.
+"""Go's time.Duration as text, such as "1h30m", "250ms" and "1.5s". Parsing and printing follow Go's time.ParseDuration
+and Duration.String exactly, rounding and limits included, because operators copy such values between this proxy,
+kubeadm and the Go kube-proxy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36): frozen structs with their defaults.
-
-A struct built without arguments is the default configuration. Attributes are snake_case, JSON names are Kubernetes'.
+"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36): frozen structs with their defaults. A
+struct built without arguments is the default configuration. Attributes are snake_case, JSON names are Kubernetes'.
 Differences from the Go kube-proxy are noted at the field.
 """
 

@@ -1,5 +1,4 @@
 """The table of all command line flags. Light to import. pflag.py parses a command line, and options.py applies it.
-
 Names, kinds and defaults are those of the Go kube-proxy 1.36; the help text has the differences.
 """
 

@@ -1,7 +1,6 @@
-"""The proxy modes in the configuration: the blocks and flags of each, and the checks of its settings.
-
-A mode is a ModeConfig in the list below, and a folder with its name in kubeproxy.backends, which programs the kernel.
-Its own block is a struct in fields.py.
+"""The proxy modes in the configuration: the blocks and flags of each, and the checks of its settings. A mode is a
+ModeConfig in the list below, and a folder with its name in kubeproxy.backends, which programs the kernel. Its own block
+is a struct in fields.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Converts a command line to Options: merges the flags with the configuration file.
-
-The rules are the Go kube-proxy's: with --config the file replaces all flags except those named in
-flags.KEPT_WITH_CONFIG; flags are applied after the defaults, so that the flag value 0 remains 0.
+"""Converts a command line to Options: merges the flags with the configuration file. The rules are the Go kube-proxy's:
+with --config the file replaces all flags except those named in flags.KEPT_WITH_CONFIG; flags are applied after the
+defaults, so that the flag value 0 remains 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--".
-
-Texts of flags are converted to values and back as in Go's flag and Kubernetes' API libraries. Each parser raises
-ValueError with Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for.
-Light to import.
+"""Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--". Texts of
+flags are converted to values and back as in Go's flag and Kubernetes' API libraries. Each parser raises ValueError with
+Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for. Light to import.
 """
 
 from __future__ import annotations
@@ -95,11 +93,6 @@ def parse_list(text: str) -> tuple[str, ...]:
         return tuple(next(csv.reader([text], strict=True)))
     except csv.Error as error:
         raise ValueError(f"{text}: a double quote must open and close a whole value ({error})") from None
-
-
-def show_list(values: Sequence[str]) -> str:
-    """Return a list of values as pflag prints it."""
-    return "[" + ",".join(values) + "]"
 
 
 def parse_bool_map(text: str) -> dict[str, bool]:
@@ -202,7 +195,7 @@ KINDS: Mapping[str, ValueKind] = {
     "quantity": ValueKind(parse_quantity),
     "ip": ValueKind(_ip),
     "ipport": ValueKind(_ip_port),
-    "strings": ValueKind(parse_list, show_list, lambda old, new: old + new),
+    "strings": ValueKind(parse_list, lambda values: f"[{','.join(values)}]", lambda old, new: old + new),
     "mapStringBool": ValueKind(parse_bool_map, show_bool_map, lambda old, new: {**old, **new}),
     "pattern=N,...": ValueKind(parse_patterns, show_patterns, lambda old, new: old + new),
 }

@@ -44,6 +44,11 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
         return self.detect_local_mode or "ClusterCIDR"
 
     @property
+    def own_addresses(self) -> dict[str, str]:
+        """The addresses of the health and the metrics server, '' for none, by field."""
+        return {"healthzBindAddress": self.healthz_bind_address, "metricsBindAddress": self.metrics_bind_address}
+
+    @property
     def cluster_cidrs(self) -> tuple[str, ...]:
         """The CIDRs in clusterCIDR: none, one, or one of each family."""
         return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()

@@ -1,5 +1,4 @@
 """Checks the values of a configuration, independent of the node: reports all mistakes, and notices about valid values.
-
 The rules are those of the Go kube-proxy 1.36. Two rules accept more here: mode may be userspace, and an empty
 metricsBindAddress (only possible by flag) means no metrics server, as upstream documents it.
 """
@@ -62,8 +61,7 @@ def notices(config: KubeProxyConfiguration) -> Iterator[str]:
 
 def _gates(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     for name, value in config.feature_gates.items():
-        mistake = gate_problem(name, value)
-        if mistake:
+        if mistake := gate_problem(name, value):
             yield Mistake(f"featureGates.{name}", mistake)
 
 
@@ -132,10 +130,7 @@ def _modes(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 def _addresses(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     if parse_ip(config.bind_address) is None:
         yield Mistake("bindAddress", f'expected an IP address, got "{config.bind_address}"')
-    for path, value in (
-        ("healthzBindAddress", config.healthz_bind_address),
-        ("metricsBindAddress", config.metrics_bind_address),
-    ):
+    for path, value in config.own_addresses.items():
         if value and (message := _host_port_mistake(value)):
             yield Mistake(path, message)
 

@@ -1,8 +1,7 @@
-"""Converts YAML text to plain values, with limits of nesting and size; reports keys that occur more than once.
-
-Scalars get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's
-composer recurses, so deep nesting overflows the stack; and aliases can expand a kilobyte without limit. So nesting and
-size are checked on the parser's events before any value is built.
+"""Converts YAML text to plain values, with limits of nesting and size; reports keys that occur more than once. Scalars
+get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's composer
+recurses, so deep nesting overflows the stack; and aliases can expand a kilobyte without limit. So nesting and size are
+checked on the parser's events before any value is built.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The changes of one address family that are not in the kernel yet, the state of the family's rules, and inspections:
-each second, each backend does its periodic work and checks the kernel for changes by other programs.
-
-Each family has its own pace of retries, so that one family does not wait while the kernel refuses the other family's
-changes.
+each second, each backend does its periodic work and checks the kernel for changes by other programs. Each family has
+its own pace of retries, so that one family does not wait while the kernel refuses the other family's changes.
 """
 
 from __future__ import annotations

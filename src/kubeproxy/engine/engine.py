@@ -1,6 +1,5 @@
-"""The sync loop: it joins the pure model to the backends, decides when to sync, and reports to an observer.
-
-Nothing is written before every needed resource has been listed, and the Node is known or its absence is accepted.
+"""The sync loop: it joins the pure model to the backends, decides when to sync, and reports to an observer. Nothing is
+written before every needed resource has been listed, and the Node is known or its absence is accepted.
 docs/architecture.md defines the stages of an event: arrived, compiled, queued, committed, refused, settled.
 """
 
@@ -319,7 +318,9 @@ class Engine:
         counts, self.planner.counts = self.planner.counts, Counts()
         self._uncommitted.services += counts.services
         self._uncommitted.endpoints += counts.endpoints
-        fresh = await self._compile()
+        fresh = await self._take_dirty()
+        self._pass_departures()
+        self._set_alarm()
         current: list[Family] = []
         # Refused families are last: their attempts may take long.
         for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
@@ -343,14 +344,8 @@ class Engine:
         if not self._never_committed:
             self.ready.set()
 
-    async def _compile(self) -> list[Change]:
-        """Compile dirty Services; queue the changes for every family, and return the changes."""
-        fresh = await self._take_dirty()
-        self._pass_departures()
-        self._set_alarm()
-        return fresh
-
     async def _take_dirty(self) -> list[Change]:
+        """Compile dirty Services; queue the changes for every family, and return the changes."""
         fresh: list[Change] = []
         self.planner.tick(time.monotonic())
         async for changes in in_turns(self.planner.taking()):
@@ -364,7 +359,6 @@ class Engine:
         return fresh
 
     def _pass_departures(self) -> None:
-        """Pass deleted endpoints to the backends."""
         departures = self.planner.departures
         if departures is None:
             return

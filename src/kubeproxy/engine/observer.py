@@ -1,7 +1,6 @@
-"""The engine's reports on its work, in the terms of docs/architecture.md.
-
-An event arrives. A change is compiled, and queued for each family. In each family it is committed (it is in the
-family's rules) or refused. It is settled when every family that is not refused has committed it.
+"""The engine's reports on its work, in the terms of docs/architecture.md. An event arrives. A change is compiled, and
+queued for each family. In each family it is committed (it is in the family's rules) or refused. It is settled when
+every family that is not refused has committed it.
 """
 
 from __future__ import annotations

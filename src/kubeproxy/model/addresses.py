@@ -1,6 +1,5 @@
-"""Addresses, families and protocols of the model: packed, as the kernel takes them.
-
-A destination is an address followed by a port in network byte order: 6 bytes for IPv4, 18 for IPv6.
+"""Addresses, families and protocols of the model: packed, as the kernel takes them. A destination is an address
+followed by a port in network byte order: 6 bytes for IPv4, 18 for IPv6.
 """
 
 from __future__ import annotations
@@ -188,12 +187,8 @@ def merge_ranges(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
     """Return the union of ranges of one family as disjoint, sorted ranges."""
     merged: list[Range] = []
     for first, last in sorted(ranges):
-        if merged and _adjoins(merged[-1][1], first):
+        if merged and int.from_bytes(first, "big") <= int.from_bytes(merged[-1][1], "big") + 1:
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
             merged.append((first, last))
     return tuple(merged)
-
-
-def _adjoins(last: bytes, first: bytes) -> bool:
-    return int.from_bytes(first, "big") <= int.from_bytes(last, "big") + 1

@@ -1,7 +1,6 @@
-"""The outcome of a connection on this node, with its reasons, from plans and a packet. Pure.
-
-The reasons are the Service that has the address, the origin of the client, policies, source ranges, and the endpoints
-that are eligible or left out (choosing.py). The recorded conformance cases check the outcomes against real packets.
+"""The outcome of a connection on this node, with its reasons, from plans and a packet. Pure. The reasons are the
+Service that has the address, the origin of the client, policies, source ranges, and the endpoints that are eligible or
+left out (choosing.py). The recorded conformance cases check the outcomes against real packets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Weights and consistent hashing: annotations of Services and EndpointSlices, and their effect on pools. Pure.
-
-A weight is 0 to 100, by default 100; an endpoint's share of the connections is its weight divided by the sum of all
-weights. The weight 0 drains an endpoint. See docs/balancing.md.
+"""Weights and consistent hashing: annotations of Services and EndpointSlices, and their effect on pools. Pure. A weight
+is 0 to 100, by default 100; an endpoint's share of the connections is its weight divided by the sum of all weights. The
+weight 0 drains an endpoint. See docs/balancing.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """The eligible endpoints of a connection, with their probabilities, and the other endpoints, with the reasons. Pure.
-
 Only answers to questions (answer.py) use this module. Plans do not contain the reasons, because these follow from
 slices and pools.
 """

@@ -1,5 +1,4 @@
 """The things for which Services compete on a node: addresses with ports, and entries for weights and hash tables. Pure.
-
 The owner of a claimed address is the Service of the allocation, else the oldest Service. So a user who may write
 externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go kube-proxy the owner is random.
 """

@@ -1,5 +1,4 @@
 """The compiler: computes the ServicePlans of one Service from its objects. Pure; the only implementation of the rules.
-
 Source: docs/reference.md "Service semantics", with the differences; kube-proxy v1.36 pkg/proxy/serviceport.go and the
 proxiers.
 """

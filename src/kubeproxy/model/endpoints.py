@@ -1,5 +1,4 @@
 """The endpoints of a Service, and the selection of those that take new connections: readiness, termination, topology.
-
 Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go.
 """
 

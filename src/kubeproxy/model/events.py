@@ -1,6 +1,5 @@
-"""Events from a source of objects: complete lists, changed objects, deleted objects, unusable objects.
-
-An event names the objects to compile again, never an action. The order of events of different objects does not matter.
+"""Events from a source of objects: complete lists, changed objects, deleted objects, unusable objects. An event names
+the objects to compile again, never an action. The order of events of different objects does not matter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Tracker of deleted endpoints: those that were terminating when they left their slices. Pure.
-
-An endpoint that leaves in another state (its label changed, it is not ready) may still serve its connections. No object
-contains the last state of a deleted endpoint. Therefore the tracker keeps it.
+"""Tracker of deleted endpoints: those that were terminating when they left their slices. Pure. An endpoint that leaves
+in another state (its label changed, it is not ready) may still serve its connections. No object contains the last state
+of a deleted endpoint. Therefore the tracker keeps it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Maglev: the endpoint of each slot of a table, and the slot of each client. Pure, and the same on every node.
-
-Source: Eisenbud and others, "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016), section 3.4; for
-the client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jhash (include/linux/jhash.h).
+"""Maglev: the endpoint of each slot of a table, and the slot of each client. Pure, and the same on every node. Source:
+Eisenbud and others, "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016), section 3.4; for the
+client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jhash (include/linux/jhash.h).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Kubernetes objects of the API, decoded to the used fields only.
-
-Defaults are the API's zero values; only JSON types are validated. Null lists and maps occur in real answers (a
-bookmark's object), so every list and map may be None.
+"""Kubernetes objects of the API, decoded to the used fields only. Defaults are the API's zero values; only JSON types
+are validated. Null lists and maps occur in real answers (a bookmark's object), so every list and map may be None.
 Source: core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36.
 """
 

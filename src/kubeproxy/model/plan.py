@@ -1,6 +1,5 @@
-"""The plans of Services on this node, in terms that are independent of the mode.
-
-Plans are frozen, hold packed addresses and share equal parts: 100,000 endpoints are normal.
+"""The plans of Services on this node, in terms that are independent of the mode. Plans are frozen, hold packed
+addresses and share equal parts: 100,000 endpoints are normal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The objects of the cluster and the plans of this node: events in, changed plans out. Pure.
-
-Level-triggered: an event marks its Service as dirty, and `take` compiles dirty Services. Order and grouping of events
-do not matter: plans depend only on the last state of each object.
+"""The objects of the cluster and the plans of this node: events in, changed plans out. Pure. Level-triggered: an event
+marks its Service as dirty, and `take` compiles dirty Services. Order and grouping of events do not matter: plans depend
+only on the last state of each object.
 """
 
 from __future__ import annotations
@@ -378,9 +377,6 @@ class Planner:
             return wanted
         return Compiled(tuple(plans), wanted.health, wanted.problems + tuple(problems))
 
-    def _mark(self, name: ServiceName) -> None:
-        self._dirty[name] = None
-
     def _upsert(self, obj: Object | PackedSlice, rejected: list[Rejected]) -> ServiceName:
         """Add or replace an object; return its name."""
         name = (intern(obj.metadata.namespace or ""), obj.metadata.name)
@@ -390,7 +386,7 @@ class Planner:
                 if asks(obj.metadata.annotations) and BALANCING.value(self.world):
                     self._budget.expect(name, obj.metadata.creation_timestamp or "", expected_entries(obj))
                 self.counts.services += 1
-                self._mark(name)
+                self._dirty[name] = None
         elif isinstance(obj, PackedSlice):
             self._upsert_slice(name, obj, rejected)
         elif isinstance(obj, EndpointSlice):
@@ -429,7 +425,7 @@ class Planner:
         siblings[name[1]] = parsed
         self._service_of[name] = owner
         self.counts.endpoints += 1
-        self._mark(owner)
+        self._dirty[owner] = None
         if parsed.triggered is not None and self.complete:
             self._triggers.setdefault(owner, []).append(Trigger(parsed.family, parsed.triggered))
 
@@ -443,7 +439,7 @@ class Planner:
             return
         if known.zones != parsed.zones:
             self.slices[owner][name[1]] = structs.replace(known, zones=parsed.zones)
-            self._mark(owner)
+            self._dirty[owner] = None
 
     def _drop_slice(self, name: ServiceName) -> None:
         owner = self._service_of.pop(name, None)
@@ -456,14 +452,14 @@ class Planner:
         if not siblings:
             del self.slices[owner]
         self.counts.endpoints += 1
-        self._mark(owner)
+        self._dirty[owner] = None
         self._triggers.pop(owner, None)  # only updates have trigger times, not deletions, as in EndpointsChangeTracker
 
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":
             if self.services.pop(name, None) is not None:
                 self.counts.services += 1
-                self._mark(name)
+                self._dirty[name] = None
         elif resource == "endpointslices":
             self._drop_slice(name)
         elif resource == "servicecidrs":

@@ -1,6 +1,5 @@
-"""The globals of the plans, from the configuration, the Node, the ServiceCIDRs and the local addresses.
-
-Source: docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
+"""The globals of the plans, from the configuration, the Node, the ServiceCIDRs and the local addresses. Source:
+docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Events for open pages: one message for all of them, at most four times a second.
-
-Nothing runs while no page is open: the first page starts the tasks, and they end LINGER seconds after the last page.
-Messages are not stored for a page that does not read: it skips messages, and then gets a new greeting, so that it loads
-everything again.
+"""Events for open pages: one message for all of them, at most four times a second. Nothing runs while no page is open:
+the first page starts the tasks, and they end LINGER seconds after the last page. Messages are not stored for a page
+that does not read: it skips messages, and then gets a new greeting, so that it loads everything again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """Collects the changes since the last message to the pages into the next message, with rows for the list of Services.
-
 It does not use the event loop or the pages. The size is limited, regardless of the number of changes between two
 messages.
 """
@@ -69,8 +68,6 @@ class News:
         self._since = self._clock()
         self._troubles = self._trouble()
 
-    # -- changes ------------------------------------------------------------------------------------------------------
-
     def arrived(self, events: Iterable[Event]) -> None:
         """See observer.Audience."""
         now = self._clock()
@@ -117,8 +114,6 @@ class News:
         # MOST_ROWS + 1 means that there are too many.
         if len(self._touched) <= MOST_ROWS:
             self._touched[name] = None
-
-    # -- messages -----------------------------------------------------------------------------------------------------
 
     def take(self) -> Message:
         """Return the message for pages, and reset."""

@@ -1,5 +1,4 @@
 """The page: its routes below /ui/, the answers to its requests, and the access rules. Loaded at the first request.
-
 Short answers are written at once, the list of Services in steps of a hundred, with the event loop running in between.
 """
 
@@ -10,6 +9,7 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -128,12 +128,8 @@ def _service(request: Request, desk: Desk) -> Response:
 
     # Without zones to read the answer is one piece, because an answer in pieces ends its connection, and a page sends
     # several requests a second while endpoints change.
-    zones = places.held(service) if _has_endpoints(found) else {}
+    zones = places.held(service) if any(one.endpoints for held in found for one in held.slices.values()) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
-
-
-def _has_endpoints(found: Iterable[Objects]) -> bool:
-    return any(piece.endpoints for held in found for piece in held.slices.values())
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
@@ -226,17 +222,12 @@ async def _listed(
     yield b'{"revision":%d,"services":[' % revision
     first = True
     for start in range(0, len(names), _RUN):
-        rows = _encoded(filter(None, map(row, names[start : start + _RUN])))
+        rows = msgspec.json.encode(list(filter(None, map(row, names[start : start + _RUN]))))[1:-1]  # no brackets
         if rows:
             yield rows if first else b"," + rows
             first = False
         await asyncio.sleep(0)
     yield b"]}\n"
-
-
-def _encoded(rows: Iterable[Row]) -> bytes:
-    """Return rows as items of a JSON list, without its brackets."""
-    return msgspec.json.encode(list(rows))[1:-1]
 
 
 async def _zipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -302,17 +293,13 @@ def page(html: bytes) -> Response:
 
 def _hashes(html: bytes, element: bytes) -> list[str]:
     """Return the hashes of the contents of all elements of a kind, in the form of CSP."""
-    return list(dict.fromkeys(_each(html, element)))
-
-
-def _each(html: bytes, element: bytes) -> Iterator[str]:
     from base64 import b64encode  # noqa: PLC0415 - as above
     from hashlib import sha256  # noqa: PLC0415
 
-    for found in re.finditer(_INLINE % (element, element), html, re.DOTALL | re.IGNORECASE):
-        # A browser replaces CRLF by LF before it computes the hash.
-        text = found[1].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        yield f"'sha256-{b64encode(sha256(text).digest()).decode()}'"
+    found = re.finditer(_INLINE % (element, element), html, re.DOTALL | re.IGNORECASE)
+    # A browser replaces CRLF by LF before it computes the hash.
+    texts = [one[1].replace(b"\r\n", b"\n").replace(b"\r", b"\n") for one in found]
+    return list(dict.fromkeys(f"'sha256-{b64encode(sha256(text).digest()).decode()}'" for text in texts))
 
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
@@ -377,10 +364,7 @@ class Whole:
         def row(name: ServiceName) -> Row | None:
             return row_of(snapshot, name, news.seen(name))
 
-        def beside(tell: Callable[[str, Any], None]) -> Beside:
-            return Beside(snapshot, tell)
-
-        self._feed = Feed(news, lambda: facts(desk), watched, beside)
+        self._feed = Feed(news, lambda: facts(desk), watched, partial(Beside, snapshot))
         self.handlers: Mapping[str, Handler] = page_pages(
             options.page, desk, self._feed, row, FormQuestions(options.control_socket).why
         )

@@ -345,8 +345,7 @@ class App:
         """Return the status line of this service for systemd."""
         if self._engine.progress is not None:
             return str(self._engine.progress)
-        reasons = self._health.unready()
-        if reasons:
+        if reasons := self._health.unready():
             return "Not ready: " + "; ".join(reasons.values())
         return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
 

@@ -1,9 +1,7 @@
 """The life of the program: its tasks, the signals that end it, the exit code, pauses of the garbage collector, and the
-capabilities that it keeps.
-
-The program ends when a task fails, when it is stopped, or by a signal; a second signal ends it at once. Capabilities
-that are not needed after the start are dropped: modules are loaded, sysctls, limits and the OOM score are set before.
-docs/operating.md has a table of the capabilities that are kept, with the reasons.
+capabilities that it keeps. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends
+it at once. Capabilities that are not needed after the start are dropped: modules are loaded, sysctls, limits and the
+OOM score are set before. docs/operating.md has a table of the capabilities that are kept, with the reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import kubeproxy
@@ -146,8 +143,10 @@ def give_up(files: Iterable[str], plugin: str) -> None:
             "Keeping all capabilities: the credential plugin would lose rights of its own plugin=%s", path
         )
         return
+    legacy = [name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name)]
+    own = kubeproxy.__file__, os.__file__  # of this program and of Python: modules are loaded later
     try:
-        wanted = needed(_legacy_commands(), beyond_permission([*files, *_program()]), path)
+        wanted = needed(legacy, beyond_permission([*files, *own]), path)
         keep_only(wanted)
         forbid_new_privileges()
     except ApplyError as error:
@@ -158,18 +157,8 @@ def give_up(files: Iterable[str], plugin: str) -> None:
     )
 
 
-def _legacy_commands() -> tuple[str, ...]:
-    """Return the commands of iptables' legacy variant, which open a raw socket."""
-    return tuple(name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name))
-
-
 def _is_legacy(name: str) -> bool:
     try:
         return not name.endswith("-nft") and not xtables.commands(name).uses_nft
     except ApplyError:
         return True
-
-
-def _program() -> tuple[str, ...]:
-    """Return files of this program and of Python, because modules are loaded later."""
-    return (str(Path(kubeproxy.__file__)), os.__file__)

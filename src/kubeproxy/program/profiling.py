@@ -1,6 +1,5 @@
-"""/debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level.
-
-The paths are those of Go's net/http/pprof; the content is Python's, as text.
+"""/debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level. The paths are those
+of Go's net/http/pprof; the content is Python's, as text.
 """
 
 from __future__ import annotations

@@ -307,6 +307,4 @@ class TakenPort:
 
 
 def _advice(ours: str, theirs: str) -> str:
-    if ours == theirs:
-        return "stop one of them"
-    return "both write rules for the same Services, stop one of them"
+    return "both write rules for the same Services, " * (ours != theirs) + "stop one of them"

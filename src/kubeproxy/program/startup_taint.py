@@ -1,5 +1,4 @@
 """The taint that prevents pods on a new node until its Services work: removed once, after the first full sync.
-
 Kubernetes issue 75890: if pods start before the rules are in place, their first connections fail. The kubelet sets the
 taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness".
 """

@@ -1,7 +1,6 @@
-"""Kubernetes Events (events.k8s.io/v1) on the objects of users: built, aggregated, limited, sent.
-
-Recording never fails and never waits; `run` sends. Without an API server events are only logged. Aggregation and limits
-as in client-go (tools/events, tools/record).
+"""Kubernetes Events (events.k8s.io/v1) on the objects of users: built, aggregated, limited, sent. Recording never fails
+and never waits; `run` sends. Without an API server events are only logged. Aggregation and limits as in client-go
+(tools/events, tools/record).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Removal of stale UDP flows: entries of connection tracking that a change made invalid.
-
-kernel/conntrack/udp_flows.py removes them. A deleted Service counts as a Service without endpoints. Source:
-docs/reference.md "Conntrack clean-up".
+"""Removal of stale UDP flows: entries of connection tracking that a change made invalid. kernel/conntrack/udp_flows.py
+removes them. A deleted Service counts as a Service without endpoints. Source: docs/reference.md "Conntrack clean-up".
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Health and readiness of the proxy itself: the pages /healthz, /livez and /readyz on port 10256. The health check
 ports of Services (healthCheckNodePort), by which load balancers find nodes with endpoints. Notifications to systemd.
-
 Bodies and rules as in pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36; /readyz is ours.
 """
 

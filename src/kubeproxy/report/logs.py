@@ -1,7 +1,6 @@
-"""Log output like the Go kube-proxy's: klog's text or component-base's JSON, on standard error, without secrets.
-
-A message has the form "Message key=%s key=%r". A record is one line for any text (server/text.py). A slow reader
-never stops the proxy: lines are dropped and counted.
+"""Log output like the Go kube-proxy's: klog's text or component-base's JSON, on standard error, without secrets. A
+message has the form "Message key=%s key=%r". A record is one line for any text (server/text.py). A slow reader never
+stops the proxy: lines are dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The metrics that every mode has; a mode registers its other metrics.
-
-Names, help, labels and buckets as in pkg/proxy/metrics and component-base of Kubernetes 1.36. OwnMetrics has the
-metrics that the Go kube-proxy lacks. kubeproxy.registry has the counters and their rendering. The pages of the metrics
-port (10249) have paths and content types as in cmd/kube-proxy's metrics server of v1.36.
+"""The metrics that every mode has; a mode registers its other metrics. Names, help, labels and buckets as in
+pkg/proxy/metrics and component-base of Kubernetes 1.36. OwnMetrics has the metrics that the Go kube-proxy lacks.
+kubeproxy.registry has the counters and their rendering. The pages of the metrics port (10249) have paths and content
+types as in cmd/kube-proxy's metrics server of v1.36.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Consequences of a sync: metrics, health, events, health check ports, stale UDP flows. The engine's observer.
-
-This module has no effect on the programmed rules.
+"""Consequences of a sync: metrics, health, events, health check ports, stale UDP flows. The engine's observer. This
+module has no effect on the programmed rules.
 """
 
 from __future__ import annotations
@@ -136,9 +135,11 @@ class Reporter:
                     self._checks[change.name] = change.after.health
                 else:
                     self._checks.pop(change.name, None)
-            self._count_without_local(change)
-            self._count_services(change.before, -1)
-            self._count_services(change.after, 1)
+            for compiled, step in ((change.before, -1), (change.after, 1)):
+                self._count_services(compiled, step)
+                for policy, family in _without_local(compiled):
+                    count = self._without_local[policy, family] = self._without_local[policy, family] + step
+                    self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
         self._show_services()
         if checks_changed:
             self._service_health.sync(_ports(self._checks))
@@ -148,12 +149,6 @@ class Reporter:
                 log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
         if self.audience is not None:
             self.audience.settled(changes)
-
-    def _count_without_local(self, change: Change) -> None:
-        for compiled, step in ((change.before, -1), (change.after, 1)):
-            for policy, family in _without_local(compiled):
-                count = self._without_local[policy, family] = self._without_local[policy, family] + step
-                self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
         plans, counted, lacking = compiled.plans, None, None

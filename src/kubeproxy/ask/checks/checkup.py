@@ -1,6 +1,5 @@
-"""Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing.
-
-The checks are independent: a check that cannot run is reported as unknown, and all other checks still run.
+"""Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing. The
+checks are independent: a check that cannot run is reported as unknown, and all other checks still run.
 """
 
 from __future__ import annotations
@@ -201,9 +200,6 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
             report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read from here")
 
 
-# -- the API server ----------------------------------------------------------------------------------------------------
-
-
 def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
     assert node.facts is not None  # noqa: S101 - callers have a proxy
     path = node.config.client_connection.kubeconfig
@@ -235,9 +231,6 @@ def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
         yield from identity.networked(facts.node, node.config.local_mode)
 
 
-# -- the proxy ---------------------------------------------------------------------------------------------------------
-
-
 def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
     try:
         config, _ = read_text(node.path(path).read_text(encoding="utf-8"))
@@ -252,11 +245,7 @@ def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
 
 def _ports(node: CheckedNode) -> Iterator[identity.ListeningPort]:
     listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
-    fields = (
-        ("healthzBindAddress", node.config.healthz_bind_address),
-        ("metricsBindAddress", node.config.metrics_bind_address),
-    )
-    for field, address in fields:
+    for field, address in node.config.own_addresses.items():
         place = split_host_port(address) if address else None
         if place is not None:
             number = int(place[1])
@@ -276,9 +265,6 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
     else:
         only = f"Services are served by {able.families[0].label} alone"
         yield from programming.able(able.lack, Severity.DEGRADED, only)
-
-
-# -- other programs ----------------------------------------------------------------------------------------------------
 
 
 def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:

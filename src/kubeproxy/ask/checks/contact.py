@@ -62,7 +62,10 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
             cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
-        one, names = max(several, key=_gravity), ", ".join(each.resource for each in several)
+        one, names = (
+            max(several, key=lambda each: (not each.synced, each.stale)),
+            ", ".join(each.resource for each in several),
+        )
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
@@ -97,10 +100,6 @@ def outdated(reach: Reach) -> Iterator[Diagnosis]:
     """Check whether the objects may be outdated; a short time without the server is not reported."""
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
         yield from reached(reach)
-
-
-def _gravity(one: WatchStanding) -> tuple[bool, float]:
-    return not one.synced, one.stale
 
 
 _UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"

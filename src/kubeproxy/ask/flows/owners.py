@@ -1,11 +1,10 @@
-"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure.
-
-The page's process that follows connections receives the changes as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
+"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure. The page's process that
+follows connections receives the changes as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -21,20 +20,17 @@ has no address.
 
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
     """Return the frontends of a Service's plans."""
-    return tuple(_keys(plans))
+    return tuple(
+        _nodeport(plan.key.family, one.nodeport_key) if one.kind is FrontendKind.NODEPORT else one.key
+        for plan in plans
+        for one in plan.frontends
+    )
 
 
 def keys_by_port(plans: Iterable[ServicePlan]) -> dict[str, Keys]:
     """Return the frontends of a Service's plans by port and family, such as http/TCP/IPv4."""
     named = ((plan.key, plan) for plan in plans)
     return {f"{k.port_name}/{PROTOCOL_NAMES[k.protocol]}/{k.family.label}": keys_of([plan]) for k, plan in named}
-
-
-def _keys(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
-    for plan in plans:
-        for frontend in plan.frontends:
-            is_nodeport = frontend.kind is FrontendKind.NODEPORT
-            yield _nodeport(plan.key.family, frontend.nodeport_key) if is_nodeport else frontend.key
 
 
 def _nodeport(family: int, key: bytes) -> bytes:

@@ -1,7 +1,6 @@
-"""Tracked connections, counted by service port, endpoint and client. Pure.
-
-A connection belongs to the service port of the destination that its client used. In a mode in which client connections
-end at the proxy, the connections of the node itself to an endpoint count for that endpoint.
+"""Tracked connections, counted by service port, endpoint and client. Pure. A connection belongs to the service port of
+the destination that its client used. In a mode in which client connections end at the proxy, the connections of the
+node itself to an endpoint count for that endpoint.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
     """Yield the decisions of our chains and the matching rules of others, in a row the prefix LEFT only once."""
-    shown = ""
+    shown, leads_on = "", ruleset.decision
     for step in run.steps:
         decision = ruleset.decision(step.table, step.chain)
         if decision is not None:
@@ -175,12 +175,8 @@ def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
             shown = LEFT if decision.startswith(LEFT) else ""
             if shown and step.verdict == ACCEPT and _CHOSEN.search(_text(step, ruleset)):
                 yield f'rule "{_text(step, ruleset)}"'
-        elif step.kind == "rule" and step.handle and not _leads_to_ours(step, ruleset):
+        elif step.kind == "rule" and step.handle and (not step.leads_to or leads_on(step.table, step.leads_to) is None):
             yield f'rule "{_text(step, ruleset)}"'
-
-
-def _leads_to_ours(step: Step, ruleset: KnownRules) -> bool:
-    return bool(step.leads_to) and ruleset.decision(step.table, step.leads_to) is not None
 
 
 def _text(step: Step, ruleset: KnownRules) -> str:

@@ -1,9 +1,7 @@
 """Compares the kernel with the plans until each difference is confirmed, because the proxy and other programs change it
-in the meantime.
-
-A Service's difference counts if two readings show it, and the proxy had the same plan of the Service before, between
-and after these readings. An element without a Service counts as a difference if it has no Service in two passes over
-everything.
+in the meantime. A Service's difference counts if two readings show it, and the proxy had the same plan of the Service
+before, between and after these readings. An element without a Service counts as a difference if it has no Service in
+two passes over everything.
 """
 
 from __future__ import annotations

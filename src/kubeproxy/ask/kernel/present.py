@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -252,10 +253,9 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
         return ()
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most questions need no probe
 
-    attempt = _tcp if protocol == _TCP else _udp
     chosen = [one.address for one in endpoints[:MOST]]
     with ThreadPoolExecutor(len(chosen)) as pool:
-        return tuple(pool.map(attempt, chosen))
+        return tuple(pool.map(partial(_attempt, protocol), chosen))
 
 
 class ProbedFor(NamedTuple):
@@ -319,35 +319,21 @@ def _blocked(what: str, drop: Drop, harm: Harm) -> Diagnosis:
     return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; a Service's connection has other packets")
 
 
-def _tcp(address: str) -> Probe:
-    began = time.monotonic()
+def _attempt(protocol: int, address: str) -> Probe:
+    """Connect; over UDP send an empty datagram: a closed port answers with an ICMP error, an open one not at all."""
+    began, family = time.monotonic(), socket.AF_INET6 if address.startswith("[") else socket.AF_INET
+    kind, timeout = (socket.SOCK_DGRAM, _UDP_TIMEOUT) if protocol == _UDP else (socket.SOCK_STREAM, TIMEOUT)
     try:
-        with _socket(address, socket.SOCK_STREAM) as sock:
-            sock.settimeout(TIMEOUT)
+        with socket.socket(family, kind | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(timeout)
             sock.connect(place_of_text(address))
+            if protocol == _UDP:
+                sock.send(b"")
+                sock.recv(1)
     except OSError as error:
-        return _failed(address, "TCP", began, error)
-    return Probe(address, "TCP", time.monotonic() - began)
-
-
-def _udp(address: str) -> Probe:
-    """Send an empty datagram: a closed port answers with an ICMP error."""
-    began = time.monotonic()
-    try:
-        with _socket(address, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(_UDP_TIMEOUT)
-            sock.connect(place_of_text(address))
-            sock.send(b"")
-            sock.recv(1)
-    except TimeoutError:
-        return Probe(address, "UDP", time.monotonic() - began)
-    except OSError as error:
-        return _failed(address, "UDP", began, error)
-    return Probe(address, "UDP", time.monotonic() - began)
-
-
-def _socket(address: str, kind: int) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET, kind | socket.SOCK_CLOEXEC)
+        if not (protocol == _UDP and isinstance(error, TimeoutError)):
+            return _failed(address, PROTOCOL_NAMES[protocol], began, error)
+    return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
 
 
 def end_of(address: str) -> End:
