@@ -34,7 +34,7 @@ def behind(monkeypatch):
 
     def compare(read, *answers):
         said = [list(answer) for answer in answers]
-        monkeypatch.setattr(cluster, "_read", lambda *_: read)
+        monkeypatch.setattr(cluster, "ask", lambda *_: read)
         return cluster.behind(lambda _: said.pop(0) if len(said) > 1 else said[0], Facts, [A])
 
     return compare
