@@ -261,7 +261,6 @@ class ExecPlugin(Credentials):
 
 
 async def _end_of(stream: asyncio.StreamReader) -> bytes:
-    """Return the end of a stream's content."""
     kept = b""
     while data := await stream.read(_READ_AHEAD):
         kept = (kept + data)[-_READ_AHEAD:]

@@ -257,7 +257,6 @@ class Reflector:
             raise OutOfStep(f"the server went back from version {known} to {changes.version[:20]}, as after a restore")
 
     def _deliver(self, objects: list[Object | PackedSlice], rejected: list[Rejected], version: str) -> None:
-        """Deliver a complete list."""
         resource = self.target.resource
         self._sink([Replaced(resource, objects, kept_identities(objects, rejected)), *rejected])
         self.status.synced = True
@@ -343,7 +342,6 @@ class Zones:
             self._wake.set()
 
     def _release(self) -> None:
-        """Pass on the delayed events."""
         held, self._held = self._held, None
         if self._timer is not None:
             self._timer.cancel()

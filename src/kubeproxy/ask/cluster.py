@@ -76,7 +76,6 @@ def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Fin
 
 
 def _staleness(facts: Facts) -> str:
-    """Return the state of the proxy's watches as a text."""
     watched = facts.reach.watched if facts.reach is not None else ()
     stale = [f"{one.resource} for {one.stale:.0f} s" for one in watched if one.stale >= 1]
     return f"; its watches heard nothing of {', '.join(stale)}" if stale else ""

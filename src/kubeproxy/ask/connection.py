@@ -61,7 +61,6 @@ class Explanation(Struct, frozen=True):
         return frozenset(present.end_of(one.address) for one in self.why.endpoints)
 
     def _lost(self, *effects: Effect) -> frozenset[End]:
-        """Return the endpoints to which findings with these effects stop packets."""
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _leaves_open(self, about: str) -> bool:
@@ -208,7 +207,6 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
 
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
-    """Check the bridge of a client that may reach itself."""
     ends = (one for one in why.endpoints if one.masqueraded)
     share = sum(one.share for one in ends if one.host == why.source)
     if share:

@@ -84,7 +84,6 @@ def _port(text: str) -> int:
 
 
 def _service_name(text: str) -> ServiceName:
-    """Return the Service with the name in a text."""
     if not _names_service(text):
         raise QuestionError(f"{text!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
     namespace, slash, name = text.partition("/")

@@ -360,7 +360,6 @@ class StatePage:
         return Response(200, TEXT if query.text else JSON, self._pieces(query))
 
     async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
-        """Yield the matching Services in order, with pauses for the event loop."""
         if query.namespace and query.name:
             yield (query.namespace, query.name)
             return

@@ -312,7 +312,6 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
 
 
 def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
-    """Yield fixes for an address and port without a Service on this node."""
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
@@ -341,7 +340,6 @@ def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
 
 
 def _endpoint_fixes(made: Answer) -> Iterator[str]:
-    """Yield fixes for a Service without endpoints."""
     assert made.plan is not None  # noqa: S101 - the caller checked
     key = made.plan.key
     service, kubectl = f"{key.namespace}/{key.name}", f"kubectl -n {key.namespace}"

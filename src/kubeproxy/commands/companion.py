@@ -156,7 +156,6 @@ def _flow_message(
 
 
 def _hear(lines: Lines, owners: Owners) -> None:
-    """Apply changed Services from the input. Raises EOFError."""
     for line in lines.here():
         _put(owners, line)
 

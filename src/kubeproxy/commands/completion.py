@@ -158,7 +158,6 @@ def _short(text: str) -> str:
 
 
 def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
-    """Yield the possible values that begin with a prefix."""
     name = action.metavar
     if name in _PATHS:
         yield _PATHS[name]

@@ -134,7 +134,6 @@ def _print_all(ports: Sequence[PortUse]) -> None:
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
-    """Return the client with the most connections to a Service, and their number."""
     clients = [one for port in ports for one in port.clients[:1]]
     if not clients:
         return ""

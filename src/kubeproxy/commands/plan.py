@@ -104,7 +104,6 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
 
 
 def _switch(found: Sequence[Switch], form: str) -> int:
-    """Print the comparison with the rules in the kernel; return the exit code."""
     if form == "json":
         output.json({"families": found})
     else:

@@ -162,7 +162,6 @@ def _with_logging(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> K
 
 
 def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
-    """Return the configuration of a command line without --config."""
     values = {
         BY_NAME[name].path: value
         for name, value in given.items()

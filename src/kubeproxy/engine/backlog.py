@@ -237,7 +237,6 @@ class Backlog:
 
 
 def _plans(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
-    """Return the plans of a family."""
     plans = compiled.plans  # family by family
     if plans and plans[0].key.family is family is plans[-1].key.family:
         return plans

@@ -332,7 +332,6 @@ class _Question:
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:
-        """Return the action for connections from an origin."""
         action = traffic[list(Side).index(side)]
         if self._habits.one_pool and traffic.outside.picks_local and action.forwards and not action.picks_local:
             masqueraded = action is Action.CLUSTER_MASQUERADE
@@ -363,7 +362,6 @@ class _Question:
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
     def _side(self) -> tuple[Side, str]:
-        """Return the origin of the packet, and the reason."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
             return Side.NODE, "the connection begins here"

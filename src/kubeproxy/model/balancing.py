@@ -280,7 +280,6 @@ def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceReque
 
 
 def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
-    """Reduce the weights of new endpoints to their present percentage."""
     for destination in {*plan.cluster, *plan.local}:
         share, weight = growth.get(destination[:-2], FULL), weights.get(destination, FULL)
         if weight and share < FULL:

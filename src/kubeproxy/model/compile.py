@@ -439,7 +439,6 @@ def _traffic(
 
 
 def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: bool) -> Traffic:
-    """Return the traffic of the cluster IP."""
     local = policy is Policy.LOCAL
     if not (stock.local if local else stock.cluster):
         return Traffic(*(Action.DROP if stock.usable else Action.REJECT,) * 3)

@@ -122,7 +122,6 @@ def parse_slice(source: objects.EndpointSlice) -> Slice | None:
 
 
 def _zones(source: objects.PlacedSlice) -> Mapping[bytes, str]:
-    """Return the zones of endpoints, by packed address."""
     found = {pack(e.addresses[0]): intern(e.zone) for e in source.endpoints or () if e.zone and e.addresses}
     return {address: zone for address, zone in found.items() if address is not None}
 

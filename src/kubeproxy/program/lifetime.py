@@ -143,9 +143,9 @@ def give_up(files: Iterable[str], plugin: str) -> None:
             "Keeping all capabilities: the credential plugin would lose rights of its own plugin=%s", path
         )
         return
-    legacy = [name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name)]
     own = kubeproxy.__file__, os.__file__  # of this program and of Python: modules are loaded later
     try:
+        legacy = [name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name)]
         wanted = needed(legacy, beyond_permission([*files, *own]), path)
         keep_only(wanted)
         forbid_new_privileges()

@@ -239,5 +239,4 @@ def _shortened(note: str) -> str:
 
 
 def _micro_time(seconds: float) -> str:
-    """Return a time since the epoch as the API's MicroTime."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,18 +17,8 @@ from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact, identity, programming, routes, settings, strangers
-from kubeproxy.ask.checks.node import (
-    CheckedNode,
-    changed_sysctls,
-    filtered_paths,
-    filtering_bridges,
-    full_conntrack,
-    full_rooms,
-    interfaces_down,
-    unfiltered_bridges,
-    unforwarded,
-    unreflecting_bridges,
-)
+from kubeproxy.ask.checks import node as nodes
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
@@ -104,10 +94,10 @@ def look_at(node: CheckedNode) -> Checkup:
         _look_at_proxy(report, node, node.facts)
     _look_at_way(report, node, NodeRules())
     report.look("what the mode needs", lambda: _able(node))
-    report.look("sysctls", lambda: changed_sysctls(node))
-    report.look("hairpin mode", lambda: unreflecting_bridges(node))
-    report.look("reverse path filter", lambda: settings.filtered_ways(filtered_paths(node)))
-    report.look("room in the kernel", lambda: full_rooms(node))
+    report.look("sysctls", lambda: nodes.changed_sysctls(node))
+    report.look("hairpin mode", lambda: nodes.unreflecting_bridges(node))
+    report.look("reverse path filter", lambda: settings.filtered_ways(nodes.filtered_paths(node)))
+    report.look("room in the kernel", lambda: nodes.full_rooms(node))
     report.findings = worst_first(report.findings)
     return report
 
@@ -166,10 +156,10 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
         report.look("rules", lambda: _rules(node, rules))
     report.look("other proxies", lambda: _other_proxies(node))
     if "forward" in node.hooks:
-        report.look("forwarding", lambda: unforwarded(node))
-        report.look("bridges", lambda: unfiltered_bridges(node))
-    report.look("conntrack", full_conntrack)
-    report.look("interfaces", lambda: interfaces_down(node))
+        report.look("forwarding", lambda: nodes.unforwarded(node))
+        report.look("bridges", lambda: nodes.unfiltered_bridges(node))
+    report.look("conntrack", nodes.full_conntrack)
+    report.look("interfaces", lambda: nodes.interfaces_down(node))
     report.look("routes", lambda: routes.refused(node))
 
 
@@ -297,7 +287,7 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    yield from strangers.dropping(drops, node.harm_of, filtering_bridges(node))
+    yield from strangers.dropping(drops, node.harm_of, nodes.filtering_bridges(node))
     if any(one.untracks for one in drops):
         yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}

@@ -164,10 +164,7 @@ def agreeing(skew: float) -> Iterator[Diagnosis]:
     """Check the difference of clocks; `skew` is the API server's clock minus ours, in seconds."""
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="clock",
-            what=f"this node's clock is {duration(abs(skew))} {which} the API server's",
-            why="certificates and tokens count as expired, or as not good yet; times in logs and events do not agree",
-            fix="set the clock, and have chrony or systemd-timesyncd keep it",
-        )
+        what = f"this node's clock is {duration(abs(skew))} {which} the API server's"
+        why = "certificates and tokens count as expired, or as not good yet; times in logs and events do not agree"
+        fix = "set the clock, and have chrony or systemd-timesyncd keep it"
+        yield Diagnosis(Severity.DEGRADED, "clock", what, why, fix)

@@ -50,13 +50,10 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
         for kind in ("InternalIP", "ExternalIP")
     )
     if not internal and not external:
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="node",
-            what=f"Node {name} has no InternalIP and no ExternalIP",
-            why="NodePorts cannot be limited to the Node's addresses: they answer on all",
-            fix="status.addresses comes from the kubelet (--node-ip) or the cloud controller: look at their logs",
-        )
+        what = f"Node {name} has no InternalIP and no ExternalIP"
+        why = "NodePorts cannot be limited to the Node's addresses: they answer on all"
+        fix = "status.addresses comes from the kubelet (--node-ip) or the cloud controller: look at their logs"
+        yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     elif internal and not any(address in local for address in internal):
         shown = ", ".join(map(unpack, internal))
         yield Diagnosis(
@@ -72,33 +69,24 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
 def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
     """If traffic of pods is recognised by podCIDRs, check whether the Node has podCIDRs."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="node",
-            what=f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR",
-            why="traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be",
-            fix="have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode",
-        )
+        what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
+        why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
+        fix = "have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode"
+        yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
     """Check the configuration file: its error ('' for none), and its differences from the running configuration."""
     if mistakes:
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="configuration",
-            what=f"the configuration file cannot be used: {mistakes}",
-            why="the proxy keeps its present configuration; after its end it cannot start with this file",
-            fix=f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change",
-        )
+        what = f"the configuration file cannot be used: {mistakes}"
+        why = "the proxy keeps its present configuration; after its end it cannot start with this file"
+        fix = f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change"
+        yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)
     elif difference:
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="configuration",
-            what=f"{path} differs from what runs: {'; '.join(difference)}",
-            why="the proxy restarts with a file that changed; this one it has not noticed, or not yet",
-            fix="restart the proxy; `kube-proxy plan --config FILE` shows what that changes",
-        )
+        what = f"{path} differs from what runs: {'; '.join(difference)}"
+        why = "the proxy restarts with a file that changed; this one it has not noticed, or not yet"
+        fix = "restart the proxy; `kube-proxy plan --config FILE` shows what that changes"
+        yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)
 
 
 def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:

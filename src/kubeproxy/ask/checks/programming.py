@@ -16,42 +16,29 @@ def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
-            yield Diagnosis(
-                severity=Severity.BROKEN,
-                about="kernel",
-                what=f"the kernel refuses changes of {label}: {one.refusal}",
-                why=f"{one.queued} Services wait; their old rules go on",
-                fix="follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s",
-                harm=MISLEADS,
-            )
+            what = f"the kernel refuses changes of {label}: {one.refusal}"
+            why = f"{one.queued} Services wait; their old rules go on"
+            fix = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
+            yield Diagnosis(Severity.BROKEN, "kernel", what, why, fix, MISLEADS)
         elif one.difference is not None:
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="kernel",
-                what=f"another program changed rules of {label}: {one.difference}",
-                why="connections may fail until the proxy has repaired its rules; the repair is under way",
-                fix="find the program; `kube-proxy verify` shows what differs now",
-            )
+            what = f"another program changed rules of {label}: {one.difference}"
+            why = "connections may fail until the proxy has repaired its rules; the repair is under way"
+            fix = "find the program; `kube-proxy verify` shows what differs now"
+            yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)
         elif one.sound_since is None:
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="kernel",
-                what=f"the kernel was never known to have all of {label}",
-                why=f"{one.queued} Services wait",
-                fix="if it has just started, wait a moment; else see the reason in the proxy's log",
-            )
+            what = f"the kernel was never known to have all of {label}"
+            why = f"{one.queued} Services wait"
+            fix = "if it has just started, wait a moment; else see the reason in the proxy's log"
+            yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)
 
 
 def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Report the reasons why the proxy is not ready; `reasons` are the reasons that no other check reports."""
     for reason in reasons.values():
-        yield Diagnosis(
-            severity=Severity.BROKEN,
-            about="ready",
-            what=f"the proxy is not ready: {reason}",
-            why="load balancers may stop using this node, and its rules may be outdated",
-            fix="see `journalctl -u kube-proxy`, or `kubectl -n kube-system logs` of its pod",
-        )
+        what = f"the proxy is not ready: {reason}"
+        why = "load balancers may stop using this node, and its rules may be outdated"
+        fix = "see `journalctl -u kube-proxy`, or `kubectl -n kube-system logs` of its pod"
+        yield Diagnosis(Severity.BROKEN, "ready", what, why, fix)
 
 
 def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
@@ -59,15 +46,13 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
-            yield Diagnosis(
-                severity=Severity.BROKEN,
-                about="kernel",
-                what=f"nothing of {mode} mode is in the kernel for {family.label}",
-                why="no Service answers on this node",
-                fix="the proxy restores it within seconds; if it does not, see its log. Find the cause: "
-                "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables",
-                harm=STOPS,
+            what = f"nothing of {mode} mode is in the kernel for {family.label}"
+            why = "no Service answers on this node"
+            fix = (
+                "the proxy restores it within seconds; if it does not, see its log. Find the cause: "
+                "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
             )
+            yield Diagnosis(Severity.BROKEN, "kernel", what, why, fix, STOPS)
 
 
 def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
@@ -86,13 +71,10 @@ def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
 def versions(running: str, ours: str, started: float, now: float) -> Iterator[Diagnosis]:
     """Check whether the running proxy has the installed version."""
     if running != ours:
-        yield Diagnosis(
-            severity=Severity.NOTE,
-            about="version",
-            what=f"the proxy runs version {running} for {duration(now - started)}, this command is {ours}",
-            why="answers of commands may be wrong",
-            fix=SAME_BUILD,
-        )
+        what = f"the proxy runs version {running} for {duration(now - started)}, this command is {ours}"
+        why = "answers of commands may be wrong"
+        fix = SAME_BUILD
+        yield Diagnosis(Severity.NOTE, "version", what, why, fix)
 
 
 def able(lack: str, severity: Severity, why: str) -> Iterator[Diagnosis]:

@@ -93,15 +93,13 @@ def _is_closed(interface: str) -> bool:
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
     """Return the finding for a packet that this node sends to a Service without having a route to it."""
-    return Diagnosis(
-        severity=Severity.BROKEN,
-        about="routes",
-        what=f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by),
-        why="the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH",
-        fix="see that the interface of the default route is up (ip link, ip route), or add a route for the "
-        "addresses of Services; any will do, as the rules replace the address",
-        harm=STOPS,
+    what = f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by)
+    why = "the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH"
+    fix = (
+        "see that the interface of the default route is up (ip link, ip route), or add a route for the "
+        "addresses of Services; any will do, as the rules replace the address"
     )
+    return Diagnosis(Severity.BROKEN, "routes", what, why, fix, STOPS)
 
 
 def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:

@@ -85,13 +85,10 @@ def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
     for one in settings:
         enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
         if one.actual is not None and one.actual != one.wanted and not enough:
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="sysctl",
-                what=f"{_name(one.key)} is {one.actual}, it should be {one.wanted}",
-                why=_effect(one.key),
-                fix=f"sysctl -w {_name(one.key)}={one.wanted} (a restarted proxy does that), {_PERSIST}",
-            )
+            what = f"{_name(one.key)} is {one.actual}, it should be {one.wanted}"
+            why = _effect(one.key)
+            fix = f"sysctl -w {_name(one.key)}={one.wanted} (a restarted proxy does that), {_PERSIST}"
+            yield Diagnosis(Severity.DEGRADED, "sysctl", what, why, fix)
 
 
 def _effect(key: str) -> str:
@@ -131,15 +128,13 @@ def bridged(
     known = {bridge.name: bridge.filtered for bridge in bridges}
     for name, family in of_pods:
         if name in known and family not in known[name]:
-            yield Diagnosis(
-                severity=Severity.BROKEN,
-                about="sysctl",
-                what=f"{SYSCTL[family]} is off, and pods of this node are on the bridge {name}",
-                why="answers of a pod to another one on this bridge are not translated back: Services time out where "
-                "client and endpoint are on this node",
-                fix=f"modprobe br_netfilter; sysctl -w {SYSCTL[family]}=1, {_PERSIST}",
-                harm=harm,
+            what = f"{SYSCTL[family]} is off, and pods of this node are on the bridge {name}"
+            why = (
+                "answers of a pod to another one on this bridge are not translated back: Services time out where "
+                "client and endpoint are on this node"
             )
+            fix = f"modprobe br_netfilter; sysctl -w {SYSCTL[family]}=1, {_PERSIST}"
+            yield Diagnosis(Severity.BROKEN, "sysctl", what, why, fix, harm)
 
 
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
@@ -218,13 +213,10 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
     """Check the number of the proxy's open files against its limit."""
     used, limit = descriptors
     if used >= FILLING * limit:
-        yield Diagnosis(
-            severity=Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED,
-            about="descriptors",
-            what=f"the proxy (pid {pid}) has {used} open files; its limit is {limit}",
-            why="health checks, and in userspace mode connections, are turned away when none is left",
-            fix="raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many",
-        )
+        what = f"the proxy (pid {pid}) has {used} open files; its limit is {limit}"
+        why = "health checks, and in userspace mode connections, are turned away when none is left"
+        fix = "raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many"
+        yield Diagnosis(Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED, "descriptors", what, why, fix)
 
 
 def _name(key: str) -> str:

@@ -34,15 +34,13 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
         same = "each removes what the other one wrote" if theirs == mode else "both translate the same connections"
-        yield Diagnosis(
-            severity=Severity.BROKEN,
-            about="proxies",
-            what=f"{kind} runs here too (pid {process.pid}){shown}",
-            why=f"two of them write rules for the same Services: {same}, and deleted endpoints stay",
-            fix="stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
-            "docs/migrate.md says how to go from one to the other",
-            harm=MISLEADS,
+        what = f"{kind} runs here too (pid {process.pid}){shown}"
+        why = f"two of them write rules for the same Services: {same}, and deleted endpoints stay"
+        fix = (
+            "stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
+            "docs/migrate.md says how to go from one to the other"
         )
+        yield Diagnosis(Severity.BROKEN, "proxies", what, why, fix, MISLEADS)
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
@@ -79,14 +77,10 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
     for family, by_variant in counts.items():
         if len(by_variant) > 1:
             shown = " and ".join(f"{count} in {variant}" for variant, count in sorted(by_variant.items()))
-            yield Diagnosis(
-                severity=Severity.DEGRADED,
-                about="leftovers",
-                what=f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}",
-                why="packets pass the chains of both; outdated chains send connections to deleted endpoints",
-                fix="restart the proxy: it removes those of the variant that it does not use",
-                harm=MISLEADS,
-            )
+            what = f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}"
+            why = "packets pass the chains of both; outdated chains send connections to deleted endpoints"
+            fix = "restart the proxy: it removes those of the variant that it does not use"
+            yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, fix, MISLEADS)
 
 
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
@@ -200,19 +194,13 @@ def firewalls(
             noted.setdefault(one.where, []).append(one)
     for one in filters:
         if one.untracks:
-            yield Diagnosis(
-                severity=Severity.NOTE,
-                about="firewall",
-                what=f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}",
-                why="no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer",
-                fix="see which packets the rule is for; except from it packets to Services that only kube-proxy serves",
-            )
+            what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
+            why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
+            fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
-        yield Diagnosis(
-            severity=Severity.NOTE,
-            about="firewall",
-            what=f"{where} may drop packets too: {shown}",
-            why="a firewall is nothing wrong; but where a connection hangs, one of its rules may be why",
-            fix="`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
-        )
+        what = f"{where} may drop packets too: {shown}"
+        why = "a firewall is nothing wrong; but where a connection hangs, one of its rules may be why"
+        fix = "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection"
+        yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)

@@ -216,7 +216,6 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
 
 
 def _troubles(facts: Facts) -> Iterator[str]:
-    """Yield the problems that the proxy itself reports."""
     for part, why in facts.unready.items():
         yield f"the proxy is not ready, {part}: {why}"
     for one in facts.standings:
