@@ -17,9 +17,7 @@ from msgspec import Struct
 from kubeproxy.errors import SourceError
 
 _LONGEST: Final = 1000  # maximum length of a Status's message in logs, readiness and events
-
 _LONGEST_WAIT: Final = 120.0  # maximum of Retry-After in seconds; larger values are reduced
-
 _SNIPPET: Final = 200  # maximum number of characters quoted from an answer that is no Status
 
 

@@ -10,7 +10,6 @@ from kubeproxy.ask.why import Missing, Why
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
 _SHOWN = 10  # maximum number of endpoints in the text; `-o json` has them all
-
 Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
 
 

@@ -31,7 +31,6 @@ from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources
 
 TIMEOUT = 30.0  # seconds to wait for the objects
-
 UNREACHED = 5.0  # seconds to wait for a server that cannot be reached
 
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")

@@ -125,9 +125,8 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
         node = None
     world = build(settings, Surroundings(node, (), local))
     parts = {}
-    for family in world.families:
-        old, part = facts.world.of(family), world.of(family)
-        assert part is not None  # noqa: S101 - it is one of the settings' families
+    for family, part in world.parts.items():
+        old = facts.world.of(family)
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
     return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
 

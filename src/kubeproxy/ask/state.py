@@ -19,7 +19,6 @@ from kubeproxy.model.plan import (
     Action,
     Balance,
     Detector,
-    FamilyGlobals,
     Frontend,
     HashKey,
     Pool,
@@ -51,8 +50,7 @@ def node(snapshot: Snapshot) -> Json:
     world, unready = snapshot.planner.world, snapshot.health.unready()
     kernels = {standing.family: standing.shown() for standing in snapshot.engine.standings}
     families: Json = {}
-    for family in world.families:
-        ours = world.of(family) or FamilyGlobals()
+    for family, ours in world.parts.items():
         families[family.label] = {
             **kernels[family],
             "lastSynced": snapshot.health.last_updated(family.label),

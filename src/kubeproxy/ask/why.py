@@ -321,8 +321,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
             yield use
             return
         # A list replaces the present networks; in a family without a network, all addresses answer.
-        parts = [part for family in world.families if (part := world.of(family)) is not None]
-        chosen = [*(address for part in parts for address in part.nodeport_ips or ()), packet.destination]
+        chosen = [*(one for part in world.parts.values() for one in part.nodeport_ips or ()), packet.destination]
         yield (
             f"{use}, or add its network to nodePortAddresses in the proxy's configuration beside the present ones, "
             "which otherwise cease to have NodePorts; the list holds for all nodes that share the configuration, so it "

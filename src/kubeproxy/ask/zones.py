@@ -21,7 +21,6 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.control")
 
 Zones = Mapping[bytes, str]  # zones of endpoints by packed address; endpoints without a zone are missing
-
 TIMEOUT: Final = 1.0  # seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
 """Seconds for which an answer, or its absence, is reused: an open page asks at each change of a Service."""

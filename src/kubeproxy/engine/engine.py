@@ -40,7 +40,6 @@ may get them earlier, and its changes must not be undone.
 """
 
 _DISTURBED: Final = 2  # up to this number of consecutive refusals, another program's changes may be the cause
-
 TOGETHER = 5000  # changes per call of `settled`: some 10 ms
 PROGRESS_SECONDS: Final = 5.0  # seconds between the log lines about a long full sync, and before the first line
 

@@ -40,7 +40,6 @@ NO_ROOM: Final = (
 )
 
 Growth = Mapping[bytes, int]  # the present percentage of the weight of each new endpoint, by packed address
-
 GROWN: Growth = {}  # the growth if there are no new endpoints
 
 

@@ -52,7 +52,6 @@ _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
-
 STEP = 1500  # number of endpoints, times ports, per step of compiling: some milliseconds
 PORT = 25  # the cost of a port without endpoints, as a number of endpoints
 

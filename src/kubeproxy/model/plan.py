@@ -13,7 +13,6 @@ from kubeproxy.features import Features
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
 ServiceName = tuple[str, str]  # namespace and name of a Service
-
 Pool = tuple[bytes, ...]  # destinations (address and port, packed), sorted, without repetition
 
 
@@ -345,6 +344,11 @@ class Globals(Struct, frozen=True):
     def families(self) -> tuple[Family, ...]:
         """The families that are programmed."""
         return _FAMILIES[self.ipv4 is not None, self.ipv6 is not None]
+
+    @property
+    def parts(self) -> dict[Family, FamilyGlobals]:
+        """The globals of each family that is programmed."""
+        return {family: part for family in self.families if (part := self.of(family)) is not None}
 
 
 _FAMILIES: dict[tuple[bool, bool], tuple[Family, ...]] = {

@@ -44,7 +44,6 @@ STEP = 50
 """Objects or Services per step of a long piece of work: under a millisecond, or a few if they are large."""
 
 SLOW_STEPS = 6  # steps of compiling slow Services in one call of `taking`: some 20 ms
-
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
 

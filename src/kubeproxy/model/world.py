@@ -91,7 +91,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
     """Return the node's own address: the configured one, else its InternalIP, ExternalIP, or loopback."""
     if settings.bind_address and family_of(settings.bind_address) is family:
         return (settings.bind_address,)
-    listed = _listed(node)
+    listed = listed_addresses(node)
     for kind in _KINDS:
         for entry, address in listed:
             if entry.type == kind and family_of(address) is family:
@@ -103,7 +103,7 @@ def primary_family(settings: Settings, node: Node | None) -> Family | None:
     """Return the family of bindAddress, else of the Node's first address; None if there is neither."""
     if settings.bind_address:
         return family_of(settings.bind_address)
-    listed = _listed(node)
+    listed = listed_addresses(node)
     return next((family_of(address) for kind in _KINDS for entry, address in listed if entry.type == kind), None)
 
 
@@ -111,8 +111,8 @@ _KINDS = ("InternalIP", "ExternalIP")
 _LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
 
 
-def _listed(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
-    """Return the addresses of a Node with their packed forms; invalid ones are left out."""
+def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
+    """Return the internal and external addresses of a Node, also packed; invalid ones are left out."""
     entries = (node.status.addresses if node is not None and node.status is not None else None) or ()
     packed = ((entry, pack(entry.address)) for entry in entries if entry.type in _KINDS)
     return [(entry, address) for entry, address in packed if address is not None]
@@ -131,8 +131,8 @@ def remembering(before: Node | None, node: Node) -> Node:
     NodePorts must continue to work when a Node is deleted or registered again; the Go kube-proxy reads these values
     only once, at its start. Changed values are used.
     """
-    families = {family_of(address) for _, address in _listed(node)}
-    lost = [entry for entry, address in _listed(before) if family_of(address) not in families]
+    families = {family_of(address) for _, address in listed_addresses(node)}
+    lost = [entry for entry, address in listed_addresses(before) if family_of(address) not in families]
     if lost:
         kept = (node.status.addresses if node.status is not None else None) or ()
         node = structs.replace(node, status=NodeStatus([*kept, *lost]))
@@ -208,7 +208,7 @@ def _health_check_only(
 
 def compiled_from(world: Globals) -> tuple[object, ...]:
     """Return the part of the globals that plans depend on; only backends use the rest."""
-    parts = [(family, ours.node_ips, ours.detector.implemented) for family in Family if (ours := world.of(family))]
+    parts = [(family, ours.node_ips, ours.detector.implemented) for family, ours in world.parts.items()]
     return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
 
 

@@ -94,8 +94,7 @@ class Flows:
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
         planner = self._planner
-        parts = {family: planner.world.of(family) for family in planner.world.families}
-        nodeports = {int(family): ours.nodeport_ips for family, ours in parts.items() if ours is not None}
+        nodeports = {int(family): ours.nodeport_ips for family, ours in planner.world.parts.items()}
         yield msgspec.json.encode(FollowedNode(self._mode, nodeports)) + b"\n"
         names = list(planner.compiled)
         for start in range(0, len(names), _STEP):

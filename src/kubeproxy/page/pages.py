@@ -24,8 +24,9 @@ from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback, pack, place_text, unpack
-from kubeproxy.model.plan import Globals, ServiceName
+from kubeproxy.model.addresses import PROTOCOL_NAMES, is_loopback, pack, place_text, unpack
+from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.world import nodeport_addresses
 from kubeproxy.page import ROOT
 from kubeproxy.page.beside import Beside, FormQuestions, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
@@ -84,17 +85,9 @@ def facts(desk: Desk) -> dict[str, Any]:
         "unready": found.unready,
         "connectionCounters": CONNECTION_COUNTERS.value(found.world),
         "nodePortAddresses": {
-            family.label: _nodeport_addresses(found.world, family) for family in found.world.families
+            family.label: list(map(unpack, nodeport_addresses(found.world, family))) for family in found.world.families
         },
     }
-
-
-def _nodeport_addresses(world: Globals, family: Family) -> list[str]:
-    """Return the addresses on which NodePorts answer; if NodePorts answer on every address, the node's addresses."""
-    ours = world.of(family)
-    if ours is None:
-        return []
-    return [unpack(address) for address in (ours.node_ips if ours.nodeport_ips is None else ours.nodeport_ips)]
 
 
 def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:

@@ -190,10 +190,7 @@ class Reporter:
         """See observer.Observer."""
         self._families = len(world.families)
         addresses: dict[Family, list[str] | None] = {}
-        for family in world.families:
-            ours = world.of(family)
-            if ours is None:
-                continue
+        for family, ours in world.parts.items():
             for policy in ("internal", "external"):
                 count = self._without_local[policy, family]
                 self._metrics.no_local_endpoints.labels(policy, family.label).set(count)

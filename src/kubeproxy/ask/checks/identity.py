@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.model.addresses import pack, unpack
+from kubeproxy.model.addresses import unpack
 from kubeproxy.model.objects import Node
-from kubeproxy.model.world import pod_cidrs
+from kubeproxy.model.world import listed_addresses, pod_cidrs
 
 _WHY_NAME: Final = (
     "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
@@ -44,11 +44,8 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
 def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
     """Check whether the Node's addresses are this machine's; `local` are the machine's addresses, packed."""
     name = node.metadata.name
-    entries = (node.status.addresses if node.status is not None else None) or ()
-    internal, external = (
-        [packed for entry in entries if entry.type == kind and (packed := pack(entry.address)) is not None]
-        for kind in ("InternalIP", "ExternalIP")
-    )
+    listed = listed_addresses(node)
+    internal, external = ([one for entry, one in listed if entry.type == kind] for kind in ("InternalIP", "ExternalIP"))
     if not internal and not external:
         what = f"Node {name} has no InternalIP and no ExternalIP"
         why = "NodePorts cannot be limited to the Node's addresses: they answer on all"

@@ -85,9 +85,8 @@ class CheckedNode(Struct, frozen=True):
     @property
     def parts(self) -> list[tuple[Family, FamilyGlobals]]:
         """The globals of each family to check; none if no proxy answers."""
-        world = self.facts.world if self.facts is not None else None
-        each = [(family, world.of(family)) for family in self.families] if world is not None else []
-        return [(family, part) for family, part in each if part is not None]
+        known = self.facts.world.parts if self.facts is not None else {}
+        return [(family, known[family]) for family in self.families if family in known]
 
     @property
     def direct(self) -> bool:

@@ -237,8 +237,7 @@ class Ground(NamedTuple):
     def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
         """Return the service ports of these Services, or of all, from the committed plans. Raises KubeProxyError."""
         held = self.source.services(names)
-        families = ((family, self.facts.world.of(family)) for family in self.facts.world.families)
-        asked = {family: ours.nodeport_ips if ours is not None else () for family, ours in families}
+        asked = {family: ours.nodeport_ips for family, ours in self.facts.world.parts.items()}
         return ServedPorts((plan for one in held for plan in one.plans), nodeport_addresses(asked, self.local))
 
 

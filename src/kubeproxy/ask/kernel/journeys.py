@@ -29,7 +29,6 @@ _REASONS = {
 }
 """ICMP errors, by protocol, and type and code."""
 _NEAR = 16  # maximum number of earlier packets to search for the packet of a step
-
 RuleKey = tuple[int, str, str, int]  # A rule: family of its table, table, chain, handle
 
 
