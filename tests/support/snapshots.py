@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kubeproxy.ask.offline import Planned
-from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.ask.snapshot import Planned, Snapshot
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.model.events import Replaced

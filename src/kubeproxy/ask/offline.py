@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -14,17 +14,14 @@ from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.finding import UnreadError
-from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.ask.snapshot import Planned, Snapshot
 from kubeproxy.ask.why import Explained
 from kubeproxy.ask.zones import Places
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import ConfigError, NoAnswerError
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
-from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
-from kubeproxy.model.planner import Change, Planner
+from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup import host, modes
@@ -72,30 +69,6 @@ def desk(arguments: argparse.Namespace) -> Desk:
     planned = Planned(planner, addresses)
     snapshot = Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned")
     return ReadDesk(snapshot, options, arguments.control_socket)
-
-
-class Planned:
-    """Stands for engine and health without a running proxy: nothing is queued, and every plan is committed."""
-
-    awaits = ""
-    queued: Mapping[ServiceName, Change] = {}
-    standings: tuple[FamilyStanding, ...] = ()
-
-    def __init__(self, planner: Planner, local_addresses: Mapping[Family, Sequence[bytes]]) -> None:
-        self.planner = planner
-        self.local_addresses = local_addresses
-
-    def committed(self, name: ServiceName) -> Sequence[ServicePlan]:
-        """Return the plans of a Service."""
-        return self.planner.compiled.get(name, NOTHING).plans
-
-    def unready(self) -> dict[str, str]:
-        """Return nothing: only a running proxy has readiness."""
-        return {}
-
-    def last_updated(self, family: str) -> str | None:  # noqa: ARG002 - see Health
-        """Return None: nothing was programmed."""
-        return None
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -5,7 +5,7 @@ server.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
@@ -15,38 +15,35 @@ if TYPE_CHECKING:  # a command that queries a running proxy does not load this
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
+    from kubeproxy.engine.engine import Engine
     from kubeproxy.model.addresses import Family
     from kubeproxy.model.endpoints import Slice
     from kubeproxy.model.planner import Change, Planner
+    from kubeproxy.report.health import ProxyHealth
 
 
-class Programmed(Protocol):
-    """The committed plans and the kernel's state: an Engine, or its stand-in without a running proxy."""
+class Planned:
+    """Stands for engine and health without a running proxy: nothing is queued, and every plan is committed."""
 
-    planner: Planner
-    local_addresses: Mapping[Family, Sequence[bytes]]
-    awaits: str  # the reason why nothing is written although all resources are listed, '' for none
+    awaits = ""
+    queued: Mapping[ServiceName, Change] = {}
+    standings: tuple[FamilyStanding, ...] = ()
 
-    @property
-    def queued(self) -> Mapping[ServiceName, Change]:
-        """The changes that are not committed in every address family."""
-
-    @property
-    def standings(self) -> tuple[FamilyStanding, ...]:
-        """The state of each address family's kernel."""
+    def __init__(self, planner: Planner, local_addresses: Mapping[Family, Sequence[bytes]]) -> None:
+        self.planner = planner
+        self.local_addresses = local_addresses
 
     def committed(self, name: ServiceName) -> Sequence[ServicePlan]:
-        """Return the plans of a Service that the kernel accepted last."""
-
-
-class Health(Protocol):
-    """The part of the proxy's health that answers contain."""
+        """See Engine."""
+        return self.planner.compiled.get(name, NOTHING).plans
 
     def unready(self) -> dict[str, str]:
-        """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
+        """See ProxyHealth."""
+        return {}
 
-    def last_updated(self, family: str) -> str | None:
-        """Return the last time at which everything queued was programmed, None for never."""
+    def last_updated(self, family: str) -> str | None:  # noqa: ARG002
+        """See ProxyHealth."""
+        return None
 
 
 FINE_STATES: Final = ("programmed", "planned", "ignored")
@@ -61,8 +58,8 @@ class Snapshot(NamedTuple):
 
     options: Options
     mode: Mode
-    engine: Programmed
-    health: Health
+    engine: Engine | Planned
+    health: ProxyHealth | Planned
     reach: Callable[[], Reach | None]
     started: float
     complete: Literal["programmed", "planned"] = "programmed"

@@ -58,13 +58,8 @@ class Departures:
         self._fresh: dict[bytes, _Missing] = {}  # since the last `look`
         self._missing: dict[bytes, _Missing] = {}
         self._gone: dict[bytes, _Missing] = {}  # endpoints reported as deleted, oldest first, until their time is over
-        self._due: float | None = None
+        self.due: float | None = None  # the latest time for the next `look`, in seconds; None if none is needed
         self._taken: set[bytes] = set()
-
-    @property
-    def due(self) -> float | None:
-        """The latest time for the next `look`, in seconds; None if none is needed."""
-        return self._due
 
     def in_use(self, address: bytes) -> bool:
         """Return whether a slice has an endpoint with this packed address."""
@@ -116,11 +111,11 @@ class Departures:
         """
         for missing in self._fresh.values():
             missing.due = now + missing.grace
-            self._due = missing.due if self._due is None else min(self._due, missing.due)
+            self.due = missing.due if self.due is None else min(self.due, missing.due)
         self._missing |= self._fresh
         self._fresh = {}
         gone: list[bytes] = []
-        if self._due is not None and now >= self._due:
+        if self.due is not None and now >= self.due:
             ripe = {address: one for address, one in self._missing.items() if one.due <= now}
             for address, one in ripe.items():
                 del self._missing[address]
@@ -128,7 +123,7 @@ class Departures:
                     gone += sorted(one.keys)
                     one.due = now + SECONDS
                     self._gone[address] = one
-            self._due = min((one.due for one in self._missing.values()), default=None)
+            self.due = min((one.due for one in self._missing.values()), default=None)
         while self._gone and (len(self._gone) > MOST or next(iter(self._gone.values())).due <= now):
             del self._gone[next(iter(self._gone))]
         taken, self._taken = frozenset(self._taken), set()

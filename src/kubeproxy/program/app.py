@@ -38,9 +38,8 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, pod_cidrs, primary_family
-from kubeproxy.program import lifetime
+from kubeproxy.program import lifetime, startup_taint
 from kubeproxy.program.serving import Served, Servers
-from kubeproxy.program.startup_taint import StartupTaint
 from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
@@ -369,7 +368,7 @@ class App:
         def tell(kind: Literal["Normal", "Warning"], reason: str, note: str) -> None:
             self._events.record(self._node, kind, reason, "StartKubeProxy", note)
 
-        await StartupTaint(key, name, lambda: nodes.get(name), self._sources.patch, tell).remove()
+        await startup_taint.remove(key, name, lambda: nodes.get(name), self._sources.patch, tell)
 
     async def _watch_config(self) -> None:
         changes = watch_config(

@@ -41,48 +41,35 @@ def removal(node: Node, key: str) -> bytes | None:
     return msgspec.json.encode(operations) if operations else None
 
 
-class StartupTaint:
-    """Removes the taints of a key from a Node, with retries. `node` returns the last state of the Node."""
+async def remove(key: str, name: str, node: Callable[[], Node | None], patch: Patch, tell: Tell) -> None:
+    """Remove the taints of a key from a Node, with retries. `node` returns the last state of the Node."""
+    backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
+    while True:
+        if (known := node()) is not None:
+            body = removal(known, key)
+            if body is None:
+                log.info("The Node does not have the startup taint key=%s", key)
+                return
+            if await _sent(body, key, name, patch, tell):
+                tell("Normal", "StartupTaintRemoved", f"Services are programmed: removed the taint {key}")
+                return
+        await asyncio.sleep(backoff.failed())
 
-    def __init__(self, key: str, name: str, node: Callable[[], Node | None], patch: Patch, tell: Tell) -> None:
-        self._key = key
-        self._name = name
-        self._node = node
-        self._patch = patch
-        self._tell = tell
-        self._backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
-    async def remove(self) -> None:
-        """Return once the Node does not have the taint."""
-        while True:
-            node = self._node()
-            if node is not None:
-                patch = removal(node, self._key)
-                if patch is None:
-                    log.info("The Node does not have the startup taint key=%s", self._key)
-                    return
-                if await self._removed(patch):
-                    note = f"Services are programmed: removed the taint {self._key}"
-                    self._tell("Normal", "StartupTaintRemoved", note)
-                    return
-            await asyncio.sleep(self._backoff.failed())
-
-    async def _removed(self, patch: bytes) -> bool:
-        """Send the patch; return whether it was applied."""
-        try:
-            status = await self._patch(f"/api/v1/nodes/{self._name}", patch)
-        except (SourceError, OSError) as error:
-            log.warning("Cannot remove the startup taint, trying again key=%s error=%r", self._key, str(error))
-            return False
-        if 200 <= status < 300:
-            return True
-        if status == FORBIDDEN:
-            note = (
-                f"not allowed to patch Nodes, so the taint {self._key} stays, and pods off this node: bind the "
-                "ClusterRole kube-proxy-py-startup-taint (startupTaint in the chart, the component startup-taint of "
-                "kustomize)"
-            )
-            self._tell("Warning", "StartupTaintStays", note)
-        elif status not in BEHIND:
-            self._tell("Warning", "StartupTaintStays", f"the API server answered {status} to removing {self._key}")
+async def _sent(body: bytes, key: str, name: str, patch: Patch, tell: Tell) -> bool:
+    """Send the patch; return whether it was applied."""
+    try:
+        status = await patch(f"/api/v1/nodes/{name}", body)
+    except (SourceError, OSError) as error:
+        log.warning("Cannot remove the startup taint, trying again key=%s error=%r", key, str(error))
         return False
+    is_done = 200 <= status < 300
+    if status == FORBIDDEN:
+        note = (
+            f"not allowed to patch Nodes, so the taint {key} stays, and pods off this node: bind the ClusterRole "
+            "kube-proxy-py-startup-taint (startupTaint in the chart, the component startup-taint of kustomize)"
+        )
+        tell("Warning", "StartupTaintStays", note)
+    elif not is_done and status not in BEHIND:
+        tell("Warning", "StartupTaintStays", f"the API server answered {status} to removing {key}")
+    return is_done

@@ -60,15 +60,14 @@ class _Key(NamedTuple):
     note: str
 
 
-class _Series:
+class _Series(msgspec.Struct):
     """One event at the API server, and the count of its repetitions."""
 
-    def __init__(self, path: str, now: float) -> None:
-        self.path = path
-        self.count = 1
-        self.last_seen = now
-        self.written_count = 1
-        self.written_at = now
+    path: str
+    last_seen: float
+    written_at: float
+    count: int = 1
+    written_count: int = 1
 
 
 class EventRecorder:
@@ -111,11 +110,6 @@ class EventRecorder:
         else:
             self._create(key, now)
 
-    @property
-    def queued(self) -> int:
-        """The number of requests in the queue."""
-        return len(self._queue)
-
     async def run(self, retry: float = RETRY_SECONDS) -> None:
         """Send the recorded events until cancelled; a failed request is repeated every `retry` seconds."""
         while True:
@@ -147,7 +141,7 @@ class EventRecorder:
         self._last_name = max(self._last_name + 1, int(self._wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)
-        _remembered(self._series, key, lambda: _Series(f"{path}/{name}", now))
+        _remembered(self._series, key, lambda: _Series(f"{path}/{name}", now, now))
         self._enqueue("POST", path, self._document(key, namespace, name), key)
 
     def _document(self, key: _Key, namespace: str, name: str) -> dict[str, object]:

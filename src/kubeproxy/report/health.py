@@ -18,6 +18,7 @@ import msgspec
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import Node
+from kubeproxy.registry import CounterMetric, MetricFamily
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.http import JSON, Handler, Request, Response
 from kubeproxy.server.server import RETRY_SECONDS, HttpServer, bind_exactly
@@ -107,16 +108,13 @@ class ProxyHealth:
 
     def _healthz(self, _: Request) -> Response:
         eligible = self.node_eligible and self._synced() is None
-        response = self._respond(ok=self.healthy() and eligible, node={"nodeEligible": eligible})
-        self._metrics.healthz.labels(str(response.status)).inc()
-        return response
+        node = {"nodeEligible": eligible}
+        return self._respond(self._metrics.healthz, ok=self.healthy() and eligible, node=node)
 
     def _livez(self, _: Request) -> Response:
-        response = self._respond(ok=self.healthy(), node={})
-        self._metrics.livez.labels(str(response.status)).inc()
-        return response
+        return self._respond(self._metrics.livez, ok=self.healthy(), node={})
 
-    def _respond(self, *, ok: bool, node: Mapping[str, bool]) -> Response:
+    def _respond(self, answers: MetricFamily[CounterMetric], *, ok: bool, node: Mapping[str, bool]) -> Response:
         now = timestamp(self._wall_clock())
         families = sorted(self._updated.keys() | self._queued.keys())
         status = {
@@ -136,7 +134,9 @@ class ProxyHealth:
         }
         if status:
             body["status"] = status
-        return Response(200 if ok else 503, JSON, msgspec.json.encode(body))
+        code = 200 if ok else 503
+        answers.labels(str(code)).inc()
+        return Response(code, JSON, msgspec.json.encode(body))
 
     def _readyz(self, _: Request) -> Response:
         reasons = self.unready()

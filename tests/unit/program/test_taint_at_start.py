@@ -10,7 +10,7 @@ import pytest
 from kubeproxy.errors import SourceError
 from kubeproxy.model.objects import Node, NodeSpec, ObjectMeta, Taint
 from kubeproxy.program import startup_taint
-from kubeproxy.program.startup_taint import StartupTaint, removal
+from kubeproxy.program.startup_taint import removal
 from lab.apiserver.patching import JSON_PATCH, apply_patch
 from lab.apiserver.status import ApiError
 
@@ -69,8 +69,8 @@ class Api:
         self.told.append((kind, reason, note))
 
     def remove(self):
-        taint = StartupTaint(KEY, "node-a", self.node, self.patch, self.tell)
-        asyncio.run(asyncio.wait_for(taint.remove(), 10))
+        work = startup_taint.remove(KEY, "node-a", self.node, self.patch, self.tell)
+        asyncio.run(asyncio.wait_for(work, 10))
         return [(kind, reason) for kind, reason, _ in self.told]
 
 

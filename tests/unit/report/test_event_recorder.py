@@ -48,7 +48,7 @@ def play(server: Server, *scenes: Callable[[], None]) -> None:
         for scene in scenes:
             scene()
             seen = -1
-            while server.recorder.queued or len(server.got) != seen:
+            while len(server.recorder._queue) or len(server.got) != seen:
                 seen = len(server.got)
                 await asyncio.sleep(0.03)
         task.cancel()
@@ -177,7 +177,7 @@ def test_a_server_that_stays_away_costs_a_bounded_number_of_attempts_and_of_memo
     full = Server()
     for n in range(events.QUEUED + 50):
         warn(full, about=ObjectReference("Service", f"s{n}", "shop"))()
-    assert full.recorder.queued == events.QUEUED
+    assert len(full.recorder._queue) == events.QUEUED
     for n in range(events.REMEMBERED + 50):
         warn(full, about=ObjectReference("Service", f"t{n}", "shop"))()
     assert len(full.recorder._series) == len(full.recorder._buckets) == events.REMEMBERED
@@ -192,12 +192,12 @@ def test_without_a_server_events_are_only_logged(caplog: pytest.LogCaptureFixtur
         ("WARNING", "Event object=shop/web kind=Service reason=PortTaken note='port 80 is taken'"),
         ("INFO", "Event object=node-a kind=Node reason=Starting note=''"),
     ]
-    assert recorder.queued == 0
+    assert len(recorder._queue) == 0
 
 
 def test_recording_needs_no_running_loop_and_sending_waits_for_one() -> None:
     server = Server()
     warn(server)()
-    assert server.recorder.queued == 1
+    assert len(server.recorder._queue) == 1
     play(server, lambda: None)
     assert server.methods == ["POST"]
