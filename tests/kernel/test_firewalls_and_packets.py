@@ -313,6 +313,7 @@ IPTABLES = {
         "-A FORWARD -j DROP",
     ),
     "no tracking": ("+x+x", "-t raw -A PREROUTING -p udp -j CT --notrack"),
+    "no tracking by the older name": ("+x+x", "-t raw -A PREROUTING -p udp -j NOTRACK"),
 }
 
 

@@ -100,9 +100,7 @@ def show(packet: Packet, traced: Traced) -> None:
     if traced.lost:
         output.marked(output.NOTE, f"{traced.lost} times more was traced than could be read: some steps are missing")
     if traced.legacy:
-        output.marked(
-            output.NOTE, f"{traced.legacy} rules of iptables-legacy are there, which the kernel's tracing does not show"
-        )
+        output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {traced.legacy}")
 
 
 def _lines(one: Journey) -> list[str]:

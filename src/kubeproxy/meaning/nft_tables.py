@@ -142,6 +142,9 @@ _RESETS: Final = {32: 7, 128: 6}
 """The number of a TCP reset, by the bits of an address (enum ipt_reject_with, enum ip6t_reject_with)."""
 
 
+_NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables sets another bit with it for -j NOTRACK
+
+
 def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operation]:
     """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
     parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
@@ -150,7 +153,7 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
         if name == "REJECT":
             by_reset = int.from_bytes(parts[nfta.MATCH_INFO][:4], sys.byteorder) == _RESETS[bits]
             return (Op.REFUSE, by_reset), (Op.VERDICT, DROP, "")
-        if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][:1] == b"\1"):
+        if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][0] & _NOTRACK):
             return ((Op.UNTRACK, f"notrack in {where}"),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))
     info = parts.get(nfta.MATCH_INFO, b"")

@@ -264,8 +264,12 @@ class _Question:
         if here:
             compiled = [self._planner.compiled[name] for name in here]
             plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is self._family]
-            ports = sorted({f.port_text for plan in plans for f in plan.frontends if f.address == address})
-            text = f"{where}: no such port; {'/'.join(here[0])} has {', '.join(ports)} there"
+            owned: dict[str, set[str]] = {}
+            for name, entry in zip(here, compiled, strict=True):
+                fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.frontends)
+                owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
+            ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
+            text = f"{where}: no such port; {', '.join(ports)}"
             steps = (AnswerStep(False, text, "spec.ports"),)
             kinds = self._habits.refuses_ports
             if any(f.kind in kinds and f.address == address for plan in plans for f in plan.frontends):

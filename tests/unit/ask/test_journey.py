@@ -268,7 +268,7 @@ def test_an_entry_of_an_established_connection_is_not_to_be_removed(reply):
 def test_no_older_entry_is_the_reason_for_the_choice_of_a_new_connection(answered):
     new = ("10.244.0.99:3000", answered, False, ENTRY, False)
     made = told(marked(1), OUT, served=[new], serving=WEB)[1]
-    assert (made.passed, "connection tracking" in made.text, "conntrack" in made.text) == (answered, False, False)
+    assert (made.passed, "its entry" in made.text, "conntrack" in made.text) == (answered, False, False)
     assert made.text.endswith(
         "; 10.244.0.99:3000 is no endpoint of default/web, and rules of this node chose it for this new connection"
     )
@@ -295,12 +295,36 @@ def test_what_stays_behind_prerouting_has_no_route():
     assert (made.passed, "no route" in made.text) == (False, True)
 
 
+def test_a_rule_of_iptables_legacy_may_have_dropped_what_is_not_answered():
+    rules = RULES._replace(legacy=1)
+    said = (
+        "no rule that the kernel traces dropped it",
+        "a rule of iptables-legacy dropped it (`kube-proxy why` names it)",
+    )
+    out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+    for steps in (picked(1), out):
+        made = told(marked(1), steps, served=[("10.244.0.1:8080", False)], rules=rules)[1]
+        assert (made.passed, said[0] in made.text, said[1] in made.text) == (False, True, True)
+
+
+def test_rules_that_the_kernel_does_not_trace_may_have_refused_or_redirected_it():
+    legacy = RULES._replace(legacy=5, untraced=lambda: "left by another kube-proxy: 3 chains")
+    made = told(marked(1), unreachable(), rules=legacy)[1]
+    assert made.passed is False
+    assert made.text.startswith("no rule that the kernel traces dropped it, but this node could not reach")
+    assert ", or a rule of iptables-legacy rejected it" in made.text
+    assert made.text.endswith("; the kernel does not trace iptables-legacy: left by another kube-proxy: 3 chains")
+
+
 def test_what_left_and_was_not_answered():
     out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
     made = told(marked(1), picked(1), out, served=[("10.244.0.1:8080", False)])[1]
     assert (made.passed, made.text) == (
         False,
-        "nothing here dropped it: it left this node, and 10.244.0.1:8080 has not answered",
+        (
+            "nothing here dropped it: it left this node, and connection tracking saw no answer of 10.244.0.1:8080 "
+            "(`kube-proxy why` shows rules that drop answers or leave them out of it)"
+        ),
     )
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
     assert told(marked(1), out)[1].passed is None

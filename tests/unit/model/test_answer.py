@@ -132,6 +132,12 @@ def test_a_port_that_no_service_has_at_the_address():
     made = ask(planner(WEB, slice_of(endpoint("10.244.1.1"))), "10.96.0.10", 8443)
     assert made.outcome is Outcome.REFUSED
     assert made.steps[-1].text == "10.96.0.10:8443/TCP: no such port; default/web has 80/TCP there"
+    shared = {"external_ips": ["192.0.2.1"], "ports": [ServicePort(port=p, name=f"p{p}") for p in (80, 88)]}
+    both = planner(
+        service("first", "10.96.0.11", external_ips=["192.0.2.1"]), service("second", "10.96.0.12", **shared)
+    )
+    said = "192.0.2.1:99/TCP: no such port; default/first has 80/TCP there, default/second has 88/TCP there"
+    assert ask(both, "192.0.2.1", 99).steps[-1].text == said
     elsewhere = ask(planner(WEB), "10.96.0.10", 8443, habits=Habits(refuses_ports=(), drops_unowned=False))
     assert elsewhere.outcome is Outcome.NOT_OURS
 

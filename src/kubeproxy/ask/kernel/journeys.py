@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,12 +39,14 @@ class KnownRules(NamedTuple):
     `decision` returns the meaning of one of our chains (table, name), None for a chain of another program. The meaning
     begins with LEFT if the running proxy has no such chain. `untraced` returns the findings, as a text, on rules of
     another kube-proxy for the flow that the kernel does not trace (those of iptables-legacy), '' without such rules.
+    `legacy` is the number of all rules of iptables-legacy.
     """
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
     decision: Callable[[str, str], str | None]
     untraced: Callable[[], str] = str
+    legacy: int = 0
 
 
 class Met(Struct, frozen=True, rename="camel"):
@@ -62,7 +65,8 @@ class Met(Struct, frozen=True, rename="camel"):
 class Journey(Struct, frozen=True, rename="camel"):
     """The path of one packet through this node. `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP
     error', or '' for another packet, and `reason` the name of the error; `local`: this node sent it. `lost` is the
-    reason why the packet ended on this node, '' if it continued; `last` is the last hook that the packet passed.
+    reason why the packet ended on this node, '' if it continued; `last` is the last hook that the packet passed, and
+    `leaves` the interface by which it leaves, '' if unknown.
     """
 
     direction: str
@@ -74,6 +78,7 @@ class Journey(Struct, frozen=True, rename="camel"):
     last: str
     reason: str = ""
     local: bool = False
+    leaves: str = ""
 
 
 class _Run(NamedTuple):
@@ -136,7 +141,16 @@ def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journ
         next((hook for run in reversed(runs) if (hook := _hook(run, ruleset))), ""),
         _REASONS.get((first.protocol, first.flags), ""),
         not first.came_by,
+        _interface(runs[-1].headers.leaves_by),
     )
+
+
+def _interface(index: int) -> str:
+    """Return the name of an interface of this node, '' without one."""
+    try:
+        return socket.if_indextoname(index) if index else ""
+    except OSError:
+        return ""
 
 
 def _refusal(headers: Headers) -> str:
@@ -246,12 +260,14 @@ def verdict(
     if proxied:
         serving = None
     others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
-    refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "")
+    refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "", ruleset)
     if refused and silent:
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
     made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
     if others is None:
-        return Verdict(made.text + _strayed(served, serving, ruleset, protocol), made.passed)
+        strayed = _strayed(served, serving, ruleset, protocol)
+        untraced = "" if strayed or made.passed is not False else ruleset.untraced()
+        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), made.passed)
     table, chosen = others
     what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
     if serving is not None and chosen not in serving.endpoints:
@@ -282,7 +298,7 @@ def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: Kn
     what = f"; {stray.endpoint} is no endpoint of {serving.service}, and"
     if not stray.existed:
         untraced = ruleset.untraced()
-        more = f"; the kernel does not trace iptables-legacy: {untraced}" if untraced else ""
+        more = f"; {_UNTRACED}: {untraced}" if untraced else ""
         return f"{what} rules of this node chose it for this new connection{more}"
     kept = kept_flow(protocol, stray.selection, answered=stray.answered or stray.earlier)
     return f"{what} its entry in connection tracking, older than the trace, keeps the flow there: {kept.text}"
@@ -325,19 +341,31 @@ def _became(
         return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
     if silent:
         return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
-    last = next((one.last for one in reversed(found) if one.direction == "request"), "")
+    request = next((one for one in reversed(found) if one.direction == "request"), None)
+    last = request.last if request is not None else ""
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if last == HOOKS[PREROUTING] and later:
         return Verdict(
-            "no rule dropped it, but it went no further than prerouting: there is no route to its destination, "
-            "forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding of the interface of arrival), "
-            "or rp_filter rejects its source",
+            f"{_undropped(ruleset)}, but it went no further than prerouting: {_UNSEEN * bool(ruleset.legacy)}"
+            "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
+            "net.ipv4.conf.IFACE.forwarding of the interface of arrival), or rp_filter rejects its source",
             passed=False,
         )
-    return _unanswered(served, last, protocol)
+    where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
+    where = "was delivered on this node" if last == HOOKS[INPUT] else where
+    return _unanswered(served, where, protocol, ruleset)
 
 
-def _refused(found: Sequence[Journey], endpoint: str) -> Verdict | None:
+_UNTRACED = "the kernel does not trace iptables-legacy"
+_UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
+
+
+def _undropped(ruleset: KnownRules) -> str:
+    """Return the text that no rule dropped a packet, which is unknown for rules of iptables-legacy."""
+    return "no rule that the kernel traces dropped it" if ruleset.legacy else "nothing here dropped it"
+
+
+def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Verdict | None:
     """Return the verdict for a flow whose packets were lost, or whose only answers were refusals; else None."""
     for one in found:
         if one.lost:
@@ -353,7 +381,8 @@ def _refused(found: Sequence[Journey], endpoint: str) -> Verdict | None:
         if answer.local:
             text = f"but this node could not reach {endpoint or 'its destination'}"
         text += f" ({answer.reason})" if answer.reason else ""
-    return Verdict(f"nothing here dropped it, {text}", passed=False)
+    more = ", or a rule of iptables-legacy rejected it (`kube-proxy why` names it)" * bool(ruleset.legacy)
+    return Verdict(f"{_undropped(ruleset)}, {text}{more}", passed=False)
 
 
 def _answered(endpoint: str, *, proxied: bool) -> Verdict:
@@ -363,14 +392,18 @@ def _answered(endpoint: str, *, proxied: bool) -> Verdict:
     return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
 
 
-def _unanswered(served: Sequence[TracedReply], last: str, protocol: int) -> Verdict:
+def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules) -> Verdict:
+    undropped = _undropped(ruleset)
     if not served:
-        return Verdict("nothing here dropped it, and connection tracking has no such connection (any more)", None)
-    where = "was delivered on this node" if last == HOOKS[INPUT] else "left this node"
+        return Verdict(f"{undropped}, and connection tracking has no such connection (any more)", None)
+    where = f"{undropped}: it {where}, {f'or {_UNSEEN}' * bool(ruleset.legacy)}and"
     if any(one.earlier for one in served):
         text = f"no answer of {served[-1].endpoint} came during the trace; the connection was answered earlier"
-        return Verdict(f"nothing here dropped it: it {where}, and {text}", passed=False)
-    text = f"nothing here dropped it: it {where}, and {served[-1].endpoint} has not answered"
+        return Verdict(f"{where} {text}", passed=False)
+    text = (
+        f"{where} connection tracking saw no answer of {served[-1].endpoint} (`kube-proxy why` shows rules that drop "
+        "answers or leave them out of it)"
+    )
     if protocol == PROTOCOLS["UDP"]:
         return Verdict(f"{text}, which over UDP need not mean anything", None)
     return Verdict(text, passed=False)

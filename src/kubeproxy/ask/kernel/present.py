@@ -332,6 +332,8 @@ def _attempt(protocol: int, address: str) -> Probe:
     except OSError as error:
         if not (protocol == _UDP and isinstance(error, TimeoutError)):
             return _failed(address, PROTOCOL_NAMES[protocol], began, error)
+        if silent := _silent(address):
+            return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began, f"no answer, as {silent}")
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
 
 
@@ -341,14 +343,19 @@ def end_of(address: str) -> End:
     return pack(host) or b"", port
 
 
+def _silent(address: str) -> str:
+    """Return a text if the next hop to an endpoint does not answer the question for its link-layer address, else ''."""
+    with suppress(KubeProxyError):
+        return silent_neighbour(end_of(address)[0])
+    return ""
+
+
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
     seconds = time.monotonic() - began
     if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
         what = "no route to host" if error.errno == errno.EHOSTUNREACH else f"no answer within {TIMEOUT:.0f} s"
-        with suppress(KubeProxyError):
-            silent = silent_neighbour(end_of(address)[0])
-            what += f", as {silent}" * bool(silent)
-        return Probe(address, protocol, seconds, what)
+        silent = _silent(address)
+        return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent))
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes

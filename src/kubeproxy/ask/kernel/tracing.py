@@ -55,9 +55,8 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
-    ruleset = paths.KnownRules(
-        _texts(captured.steps, decision), captured.base_chains, decision, partial(_untraced, packet, mode)
-    )
+    legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
+    ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy)
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found, before))
     proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
@@ -71,7 +70,7 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
-    return Traced(found, served, made, captured.lost, _legacy_rules())
+    return Traced(found, served, made, captured.lost, legacy)
 
 
 class _Heard(NamedTuple):
