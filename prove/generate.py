@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prove.objects import Objects
+from prove.aimed import Aimed
+from prove.dumps import COMPARED
 from prove.steps import Json, Step, copied
 from support.junk import ENDPOINTS, GOOD_PORT, SERVICES, SLICES, SPECS
 
@@ -19,7 +20,7 @@ BEGINNINGS = (0, 2, 3, 5)
 """Services that a history begins with."""
 
 
-class Generator(Objects):
+class Generator(Aimed):
     """Makes one history."""
 
     def __init__(self, seed: str, mode: str) -> None:
@@ -58,6 +59,9 @@ class Generator(Objects):
             (4, self._harm),
             (2, lambda: self.made.append(("look",))),
         )
+        if self.mode in COMPARED:
+            aimed = self._clients, self._late_flows, self._node_address, self._health, self._exchange, self._closed
+            weights += tuple((3, act) for act in aimed)
         if not self._favours:
             # Each history does a few things often and leaves others out: what comes of them together is met sooner.
             self._favours = [self.random.choice((0.2, 1, 1, 4)) for _ in weights]

@@ -32,10 +32,10 @@ from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.setup import host
+from kubeproxy.setup import host, modes
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
-from prove import dumps, packets, truth
+from prove import clients, dumps, packets, truth
 from prove.world import NO_FAULTS, UDP_IDLE, World
 from support.modes import GUEST
 
@@ -78,6 +78,7 @@ async def _quiet(world: World, chance: random.Random) -> list[str]:
         # Waits until another program's harm is repaired; others' rules answer until they are removed.
         wrong = [*await _verified(world), *(await _others_gone(world) if world.mixed else [])]
         wrong += [*await _no_stale_flows(world, scene), *await _health_checks(world, scene)]
+        wrong += await clients.node_addresses(world)
         judged = [packets.foretold(world, scene.facts, scene.planner, chance)]
         if chance.random() < world.shares.pages:
             judged.append(_pages_say_so(world, scene))
@@ -173,18 +174,21 @@ def _other_plans(scene: Scene) -> list[str]:
 
 
 def _node_differs(world: World, facts: Facts) -> list[str]:
-    """Return whether the proxy has not heard yet of the Node, or of a ServiceCIDR."""
+    """Return what the proxy lacks of the Node, the ServiceCIDRs and the node's addresses. Runs on the node."""
     record = world.store.get("nodes", ("", "node-a"))
     if record is None:
         return []
     zone = record.labels.get("topology.kubernetes.io/zone") or ""
     wrong = [] if facts.world.zone == zone else [f"zone {zone!r} expected, has {facts.world.zone!r}"]
     cidrs = [c for r in world.store.records("servicecidrs") for c in r.decode()["spec"].get("cidrs") or ()]
-    wanted = build(_settings(msgspec.json.encode(facts.config)), Surroundings(facts.node, cidrs, {}))
+    local = host.packed_local_addresses(facts.world.families, modes.interfaces())
+    wanted = build(_settings(msgspec.json.encode(facts.config)), Surroundings(facts.node, cidrs, local))
     for family in facts.world.families:
         ours, theirs = facts.world.of(family), wanted.of(family)
         if ours is not None and theirs is not None and ours.service_cidrs != theirs.service_cidrs:
             wrong.append(f"ServiceCIDRs {cidrs} expected, has others")
+        if ours is not None and theirs is not None and ours.nodeport_ips != theirs.nodeport_ips:
+            wrong.append(f"NodePorts answer on {theirs.nodeport_ips} expected, has {ours.nodeport_ips}")
     return wrong
 
 

@@ -1,13 +1,13 @@
 """Starts the proxy with something wrong at one of the things that it does: it dies there, is refused, or misled.
 
-`python -m prove.launcher FAULT NUMBER COUNT -- ARGUMENTS`; NUMBER counts from 1 what it says to the kernel, netlink
-messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard it
-(`die-after`), gets the errno that FAULT names, finds no memory for it (`no-memory`), or has its clock go an hour back
-or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so
+`python -m prove.launcher FAULT NUMBER COUNT BATCH -- ARGUMENTS`; NUMBER counts from 1 what it says to the kernel,
+netlink messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard
+it (`die-after`), gets the errno that FAULT names, finds no memory for it (`no-memory`), or has its clock go an hour
+back or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so
 that it dies at any await, and `short-reads` has it read NUMBER bytes at a time of what the API server sends. `answer-`
 before an errno counts transactions and other changes by netlink: one is not sent, and answered so. The proxy itself
-knows nothing of it.
-COUNT is a file that gets a byte for each call ('.'), turn ('t') and change ('a'), '' for none.
+knows nothing of it. COUNT is a file that gets a byte for each call ('.'), turn ('t') and change ('a'), '' for none.
+BATCH is the number of elements from which nftables mode commits a transaction, 0 for its own number.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ CLOCKS = {"clock-back": -3600.0, "clock-ahead": 10 * 365 * 86400.0}
 COMMAND = [sys.executable, "-m", "prove.launcher"]
 
 
-def command(word: str = "none", number: int = 0, count: Path | str = "") -> list[str]:
+def command(word: str = "none", number: int = 0, count: Path | str = "", batch: int = 0) -> list[str]:
     """Return the command that starts a proxy with a fault; `none` is one without."""
-    return [*COMMAND, word, str(number), str(count), "--"]
+    return [*COMMAND, word, str(number), str(count), str(batch), "--"]
 
 
 ANSWER = "answer-"
+SECOND_LOOK = 2.0
+"""Seconds until the proxy searches again for stale UDP flows: enough for a flow to begin before, on a busy machine."""
 
 
 def asks_for_change(data: bytes) -> bool:
@@ -174,9 +176,13 @@ def die() -> None:
 
 def main(argv: list[str]) -> int:
     """Start the proxy; return its exit code."""
-    word, number, path, _, *arguments = argv
+    word, number, path, batch, _, *arguments = argv
     _interpose(Fault(word, int(number), path))
     _hurry()
+    if int(batch):
+        from kubeproxy.backends.nftables import backend  # noqa: PLC0415 - see _interpose
+
+        backend.BATCH = int(batch)  # type: ignore[misc]
     from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed
 
     sys.argv = ["kube-proxy", *arguments]
@@ -197,12 +203,16 @@ def _interpose(fault: Fault) -> None:
 
 
 def _hurry() -> None:
-    """Have it wait less where it waits for others' sake, so that an hour has more histories: its first delays."""
+    """Have it wait less where it waits for others' sake, so that an hour has more histories: its first delays. It
+    waits longer between two searches for stale UDP flows.
+    """
     from kubeproxy.api import source, watch  # noqa: PLC0415
     from kubeproxy.engine import backlog  # noqa: PLC0415 - see _interpose
+    from kubeproxy.report import flows  # noqa: PLC0415 - see _interpose
 
     watch.ListPace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,misc]
     backlog.INTERVAL = 0.2
+    flows.SECOND_LOOK = SECOND_LOOK
 
 
 if __name__ == "__main__":

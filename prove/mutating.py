@@ -13,12 +13,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "kubeproxy"
 
 
 class Mutation(NamedTuple):
-    """A line of a file of the proxy, and what stands there instead; found by `histories`, or by `answers` alone."""
+    """A line of a file of the proxy, and what stands there instead; found by `histories`, or by `answers` alone.
+
+    `complaint` is the regular expression of the complaint that finds it: a busy machine may cause others.
+    """
 
     file: str
     line: str
     instead: str
     by: str = "histories"
+    complaint: str = ""
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -68,13 +72,49 @@ MUTATIONS: dict[str, Mutation] = {
         "answers",
     ),
     "stale UDP flows stay": Mutation(
-        "report/flows.py", "if wrong:\n                self", "if False:\n                self"
+        "report/flows.py",
+        "if wrong:\n                self",
+        "if False:\n                self",
+        complaint="stale flow: ",
+    ),
+    "stale UDP flows are searched once": Mutation(
+        "report/flows.py",
+        "if first:\n            second.append",
+        "if False:\n            second.append",
+        complaint="stale flow: ",
     ),
     "a health check counts unready endpoints": Mutation(
-        "model/compile.py", "if e.ready and e.node == world.node_name}", "if e.node == world.node_name}"
+        "model/compile.py",
+        "if e.ready and e.node == world.node_name}",
+        "if e.node == world.node_name}",
+        complaint=r"health check \d+: \d",
+    ),
+    "clients with session affinity stay in slots": Mutation(
+        "backends/nftables/render.py",
+        "return {each: before.get(each) or self._new_endpoint(family) for each in dict.fromkeys(pool)}",
+        "return dict(zip(dict.fromkeys(pool), [*before.values(), *(self._new_endpoint(family) for _ in pool)]))",
+        complaint="client: ",
+    ),
+    "numbers of endpoints are reused after a restart": Mutation(
+        "backends/nftables/affinity.py",
+        "self.number = max(0, there - FIRST_ENDPOINT)\n        return there",
+        "self.number = max(0, there - FIRST_ENDPOINT)\n        return 0",
+        complaint="client: ",
+    ),
+    "keys that move between Services are not grouped": Mutation(
+        "backends/nftables/packing.py", "if giver is not None:", "if False:", complaint="verify: |dump: |packet: "
+    ),
+    "local addresses are read once": Mutation(
+        "engine/engine.py",
+        "self.local_addresses = await to_its_end(self._read_addresses)",
+        "self.local_addresses = self.local_addresses or await to_its_end(self._read_addresses)",
+        complaint="NodePorts answer on ",
     ),
     "an unreadable source range opens a load balancer": Mutation(
-        "model/compile.py", "            unreadable = True\n", "            unreadable = False\n"
+        "model/compile.py",
+        "            unreadable = True\n",
+        "            unreadable = False\n",
+        complaint="plans of |closed: ",
     ),
     "a deleted ServiceCIDR stays": Mutation("model/planner.py", "self.service_cidrs.pop(name[1], None)", "pass"),
 }

@@ -6,6 +6,7 @@ Otherwise the judges are blind. The lines are in mutating.py.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -22,28 +23,44 @@ async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: i
     """
     missed = 0
     for name in names:
-        os.environ[MUTATION] = name  # worlds are processes of their own
-        began = time.monotonic()
-        said: list[str] = []
-        parts: list[running.Share | crashes.Part]
-        if MUTATIONS[name].by == "answers":
-            parts = [crashes.Part("nftables", "answers", 0, seed, number, worlds) for number in range(worlds)]
-        else:
-            share = running.Share("nftables", f"{seed} {name}", steps, seconds)
-            parts = list(running.shares(["nftables"], share, worlds))
-        _, tallies = await running.side_by_side(parts, said.append)
-        took = f"{time.monotonic() - began:.0f} s, {tallies['nftables']['cpu']:.0f} s of CPU"
-        complaint = _complaint("".join(said))
+        began, cpu, complaint, attempt = time.monotonic(), 0.0, "", 0
+        while not complaint and (left := began + seconds - time.monotonic()) > 0:
+            part = running.Share("nftables", f"{seed} {name}" + f" {attempt}" * (attempt > 0), steps, left)
+            said, used = await _tried(name, part, worlds)
+            cpu += used
+            attempt += 1
+            complaint = _complaint(said, MUTATIONS[name].complaint)
+            if not complaint and said:
+                tell(f"{name}: another complaint: {_complaint(said)[:140]}")
+            if MUTATIONS[name].by == "answers":
+                break
+        took = f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU"
         missed += not complaint
         tell(f"{name}: {complaint[:140] or 'NOT FOUND'} ({took})")
-    del os.environ[MUTATION]
     tell(f"{len(names) - missed} of {len(names)} found")
     return missed
 
 
-def _complaint(said: str) -> str:
-    """Return what a history, or a point, complains of first; '' for nothing. Before it stands how to play it again,
-    unless a world did not come so far.
+async def _tried(name: str, part: running.Share, worlds: int) -> tuple[str, float]:
+    """Try a mutation in so many worlds; return what they report, and the seconds of CPU."""
+    os.environ[MUTATION] = name  # worlds are processes of their own
+    said: list[str] = []
+    parts: list[running.Share | crashes.Part]
+    if MUTATIONS[name].by == "answers":
+        parts = [crashes.Part("nftables", "answers", 0, part.seed, number, worlds) for number in range(worlds)]
+    else:
+        parts = list(running.shares(["nftables"], part, worlds))
+    try:
+        _, tallies = await running.side_by_side(parts, said.append)
+    finally:
+        del os.environ[MUTATION]
+    return "".join(said), tallies["nftables"]["cpu"]
+
+
+def _complaint(said: str, pattern: str = "") -> str:
+    """Return the first complaint of a history, or of a point, that a pattern matches; '' for none. Before a complaint
+    stands how to play the history again, unless a world did not come so far.
     """
-    first, _, rest = said.partition("\n")
-    return " ".join((rest.partition("\n")[0] or first).split())
+    lines = said.splitlines()
+    lines = lines[1:] or lines
+    return next((" ".join(line.split()) for line in lines if re.search(pattern, line)), "")

@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from prove import judges
+from prove import clients, judges
 from prove.shrink import smaller
 from prove.steps import Step
 from prove.world import World
+
+CLIENTS: Mapping[str, Callable[..., Awaitable[list[str]]]] = {
+    "ask": clients.sticky,
+    "late": clients.late,
+    "health": clients.health,
+    "closed": clients.closed,
+}
+"""Steps of clients; they return what is wrong."""
 
 
 async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]:
@@ -21,6 +29,8 @@ async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]
             wrong = await judges.quiet(world, chance)
         elif step[0] == "look":
             wrong = judges.look_now(world)
+        elif step[0] in CLIENTS:
+            wrong = await CLIENTS[step[0]](world, *step[1:])
         else:
             try:
                 await world.play(step)

@@ -28,7 +28,7 @@ SHARES = Shares(dumps=0.1, pages=0.4)
 """nft's own listing, and a page of metrics, cost more than all other judges."""
 BEFORE = 3
 """So many histories before one that fails are played with it, where it does not fail alone."""
-BRIEFLY = 6.0
+BRIEFLY = 12.0
 """Seconds that are waited for what a broken proxy never does."""
 ENDED = 130
 """Exit code of a world that was told to end."""

@@ -24,7 +24,11 @@ Step = tuple[Any, ...]
   launcher has them, ("pause", seconds) stops it, ("starve", what, seconds) lets it have no more of something
 - another program: ("harm", what), ("foreign", kind) leaves the Go kube-proxy's rules, ("lock", seconds) holds the lock
   of iptables
-- judges: ("quiet",) waits and judges, ("look",) judges what holds at any moment
+- the node: ("node_address", address, present) gives it an address, or takes it away
+- clients: ("late", slice, address, pod) writes a slice without the pod while UDP flows from the address to it begin
+- judges: ("quiet",) waits and judges, ("look",) judges what holds at any moment, ("ask", name) has clients with session
+  affinity ask a Service, ("health", port, count) asks a health check port for the number of ready endpoints,
+  ("closed", name, address) asks a load balancer that admits nobody
 """
 
 

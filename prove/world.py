@@ -63,6 +63,9 @@ FIRST_REVISION, BEHIND = 10_000_000, 2_000
 from them, no watch can tell."""
 REAL = 20
 """Of so many starts one is by the command itself."""
+BATCHES = 0, 2
+"""Elements from which every second proxy commits a transaction, so that a transaction has few Services; 0 for the
+proxy's own number."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
 """Endpoints beyond the pods of the lab: nobody answers there."""
 
@@ -98,7 +101,13 @@ class World:
         self._forgets = False
         self._hungry: list[tuple[int, int, tuple[int, int]]] = []
         self._node: Json | None = None
-        self._config: Json = {}
+        self.configured: Json = {}
+        self.answered: dict[tuple[str, str, str], str] = {}
+        """Endpoints that answered clients with session affinity, by Service, place and address."""
+        self.launched = False
+        """Whether the launcher started the proxy."""
+        self.added: set[str] = set()
+        """Addresses that the node got."""
         self._made_in = self.mode
         mutation = os.environ.get(launcher.MUTATION, "")
         self._forking = Forking(self.live.cluster.topology.node(NODE_A), mutation)
@@ -185,10 +194,11 @@ class World:
         overrides = dict(self.mode.config) | {name: block, "clientConnection": {"qps": -1}}
         if self.carries:
             overrides["udpIdleTimeout"] = f"{UDP_IDLE:g}s"
-        overrides |= self._config
+        overrides |= self.configured
         self.starts += 1
         if not by and (self.starts % REAL != 1 or launcher.MUTATION in os.environ):
-            by = launcher.command()
+            by = launcher.command(batch=BATCHES[self.starts % 2])
+        self.launched = bool(by)
         # Where the API server is in trouble the start takes longer; the next quiet moment tells.
         await self.live.start(overrides, self.args, by, ready_within=TIMEOUT if wait else None)
 
@@ -354,12 +364,12 @@ class World:
 
     async def _configure(self, fields: Json, args: Sequence[str]) -> None:
         """The proxy ends, and starts with other fields of its configuration and other flags."""
-        self._config, self.args = fields, tuple(args)
+        self.configured, self.args = fields, tuple(args)
         await self._again_started(self.live.proxy.stop)
 
     def settings(self) -> Step:
         """Return the step that gives a new world the configuration and flags that this one has by now."""
-        return ("configure", self._config, list(self.args))
+        return ("configure", self.configured, list(self.args))
 
     async def _switch(self, mode: str) -> None:
         """Another mode takes over, from a proxy that was killed."""
@@ -444,6 +454,13 @@ class World:
         for command in harms(self.mode.name, self.mode.variant, what):
             await self.inside("node", functools.partial(subprocess.run, command, capture_output=True, check=False))
 
+    async def _node_address(self, address: str, present: bool) -> None:
+        """The node gets an address, or loses it."""
+        if present != (address in self.added):
+            change = ["ip", "address", "add" if present else "delete", f"{address}/32", "dev", "eth0"]
+            await self.live.run(*change)
+            (self.added.add if present else self.added.discard)(address)
+
     async def _clear(self) -> None:
         await self.clear()
 
@@ -451,6 +468,9 @@ class World:
         """Remove everything that a history made, and end all faults."""
         self.live.cluster.faults.update(NO_FAULTS)
         self._saved = {}
+        self.answered.clear()
+        for address in list(self.added):
+            await self._node_address(address, present=False)
         await self.back()
         await self._zone("zone-a")
         for resource in RESOURCES:

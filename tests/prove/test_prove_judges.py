@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from prove import dumps, judges, launcher, packets, truth
+from prove import dumps, judges, launcher, mutations, packets, truth
+from prove.generate import Generator
 from prove.mutating import MUTATIONS, SOURCE, broken
 from prove.play import kind, play, played
 from prove.steps import Step
@@ -158,6 +160,47 @@ async def test_a_broken_line_is_found(monkeypatch, name: str, step: Step, compla
     monkeypatch.setenv(launcher.MUTATION, name)
     wrong = await played([balanced(), endpoints(a1=True), ("quiet",), ("quiet",), step, ("quiet",)], seed="1")
     assert any(complaint in one for one in wrong), wrong
+
+
+@pytest.mark.slow("histories in clusters, as `make prove` plays them")
+@pytest.mark.long(20)
+@pytest.mark.parametrize(
+    ("name", "sequence"),
+    [
+        ("stale UDP flows are searched once", Generator._late_flows),
+        ("clients with session affinity stay in slots", Generator._clients),
+        ("numbers of endpoints are reused after a restart", Generator._clients),
+        ("keys that move between Services are not grouped", Generator._exchange),
+        ("local addresses are read once", Generator._node_address),
+        ("a health check counts unready endpoints", Generator._health),
+    ],
+)
+async def test_an_aimed_sequence_finds_a_broken_line(monkeypatch, name: str, sequence) -> None:
+    monkeypatch.setattr(judges, "TIMEOUT", 15.0)
+    monkeypatch.setenv(launcher.MUTATION, name)
+    generator = Generator("1", "nftables")
+    for _ in range(3):  # a client gets a random endpoint, and a search for flows may be late
+        sequence(generator)
+    wrong = await played(generator.made, seed="1")
+    assert any(re.search(MUTATIONS[name].complaint, one) for one in wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("said", "pattern", "complaint"),
+    [
+        ("", "", ""),
+        (
+            "FAILED: again\n  after step 1: other\n  after step 1: stale   flow: a\n",
+            "stale +flow",
+            "after step 1: stale flow: a",
+        ),
+        ("FAILED: again\n  after step 1: other\n", "stale flow", ""),
+        ("FAILED: again\n  after step 1: other\n", "", "after step 1: other"),
+        ("FAILED: a world ended\n", "", "FAILED: a world ended"),
+    ],
+)
+def test_a_mutation_is_found_by_its_own_complaint(said: str, pattern: str, complaint: str) -> None:
+    assert mutations._complaint(said, pattern) == complaint
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -1,0 +1,142 @@
+"""Clients of the sequences in aimed.py: those with session affinity, flows that begin late, a new address of the node.
+
+The expected answers come from the objects of the API server and from earlier answers, not from the planner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from lab.probes import Answer, NoAnswer, ask, http_get
+from prove import launcher
+from prove.aimed import NODEPORT_NETWORKS
+from prove.packets import PLACES
+from prove.steps import Json
+from prove.world import STEADY, World
+
+SEARCHES = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
+"""Metric of the proxy's searches for stale flows."""
+POD = "a4"
+"""A pod that asks in addition to the usual places."""
+ANSWERS = 3.0
+"""Seconds for an answer."""
+
+
+async def sticky(world: World, name: str) -> list[str]:
+    """Ask a Service from each place; return which clients left an endpoint that still serves, or reached another
+    Service's endpoint. Remembers the answers.
+    """
+    service = world.store.get("services", ("default", name))
+    if service is None:
+        return []
+    ready = frozenset(_ready(world, name))
+    fronts = [(place, address) for place in (*PLACES, POD) for address in service.decode()["spec"]["clusterIPs"]]
+    answers = await asyncio.gather(
+        *(world.inside(place, functools.partial(ask, "tcp", address, 80, ANSWERS)) for place, address in fronts)
+    )
+    wrong = []
+    for (place, address), got in zip(fronts, answers, strict=True):
+        before = world.answered.get((name, place, address), "")
+        wanted = {before} if before in ready else ready
+        if not isinstance(got, Answer) or got.ip not in wanted:
+            said = got.ip if isinstance(got, Answer) else got
+            wrong.append(f"client: {place} asks {name} {address}: {said} instead of {sorted(wanted)}, had {before!r}")
+        else:
+            world.answered[name, place, address] = got.ip
+    return wrong
+
+
+def _ready(world: World, name: str) -> Iterator[str]:
+    """Yield the addresses of a Service's ready endpoints, as its slices have them."""
+    for record in world.store.records("endpointslices"):
+        if record.labels.get("kubernetes.io/service-name") == name:
+            for endpoint in record.decode()["endpoints"]:
+                if endpoint["conditions"]["ready"]:
+                    yield from endpoint["addresses"]
+
+
+async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
+    """Write a slice without a pod; when the proxy has searched for stale flows, a flow from port 80 of an address to
+    the pod begins. A judge finds it if it stays. The flow is deleted if it may be too late for the second search.
+    """
+    if not world.launched:
+        return []
+    flow = ["-p", "udp", "-s", "192.168.100.1", "--sport", "40000", "-d", address, "--dport", "80"]
+    begin = ["-I", *flow, "--dst-nat", f"{world.live.ips[pod]['IPv4']}:3000", "-t", "120"]
+    try:
+        count, seconds = await _searches(world)
+        await world.play(("put", "endpointslices", made))
+        changed = before = asked = time.monotonic()
+        while (await _searches(world))[0] == count and before < changed + ANSWERS:
+            before, asked = asked, time.monotonic()
+        await _conntrack(world, begin)
+        now = time.monotonic()
+        certain = now < before - (await _searches(world))[1] + seconds + launcher.SECOND_LOOK * 0.9
+    except OSError:  # the proxy ended
+        certain = False
+    if not certain:
+        await _conntrack(world, ["-D", *flow])
+    return []
+
+
+async def _searches(world: World) -> tuple[float, float]:
+    """Return how many searches for stale flows have ended, and how many seconds they took. Raises OSError."""
+    series = (f'{SEARCHES}_{part}{{ip_family="IPv4"}}' for part in ("count", "sum"))
+    count, seconds = [await world.live.metric(one) for one in series]
+    return count, seconds
+
+
+async def _conntrack(world: World, arguments: list[str]) -> None:
+    await world.live.cluster.exec("node", ["conntrack", *arguments])
+
+
+async def health(world: World, port: int, count: int) -> list[str]:
+    """Ask a health check port until it has a number of ready endpoints in both families; return what it has instead."""
+    specs = [record.decode()["spec"] for record in world.store.records("services")]
+    wrong, until = ["not asked"], time.monotonic() + 2 * ANSWERS
+    if port not in [spec.get("healthCheckNodePort") for spec in specs if isinstance(spec, dict)]:
+        return []
+    while wrong and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+        wrong = []
+        for address in world.live.ips["node"].values():
+            try:
+                _, body = await world.inside("node", functools.partial(http_get, address, port, "/", ANSWERS))
+                found = json.loads(body)["localEndpoints"]
+            except OSError as error:
+                found = repr(error)
+            wrong += [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
+    return wrong
+
+
+async def closed(world: World, name: str, address: str) -> list[str]:
+    """Return which places reach port 80 of the address of a load balancer that admits nobody."""
+    if world.store.get("services", ("default", name)) is None:
+        return []
+    question = functools.partial(ask, "tcp", address, 80, 0.3)
+    found = await asyncio.gather(*(world.inside(place, question) for place in ("pod", "outside")))
+    return [f"closed: {address} answered as {got.ip}" for got in found if isinstance(got, Answer)]
+
+
+async def node_addresses(world: World) -> list[str]:
+    """Return the new addresses of the node on which the steady NodePort does not answer, though it is to answer there.
+    Asks for some seconds.
+    """
+    if world.configured.get("nodePortAddresses") != NODEPORT_NETWORKS:
+        return []
+    port = world.live.front(STEADY, "nodeport").port
+    wrong = []
+    for address in world.added:
+        got: Answer | NoAnswer = NoAnswer.TIMEOUT
+        until = time.monotonic() + 2 * ANSWERS
+        while not isinstance(got, Answer) and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            with suppress(OSError):
+                got = await world.inside("outside", functools.partial(ask, "tcp", address, port, ANSWERS))
+        wrong += [] if isinstance(got, Answer) else [f"node address: NodePort {port} on {address}: {got}"]
+    return wrong
