@@ -74,6 +74,31 @@ async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page:
     assert await page.run("return document.querySelector('#n-problems').hidden")
 
 
+async def test_a_port_without_endpoints_is_to_look_at_beside_ports_that_have_them(page: Browser, proxy: Make) -> None:
+    mock = await proxy(40)
+    for row in mock.scene.rows.values():
+        row[2] = row[3]
+    mock.scene.rows["shop/api"][2:4] = 3, 3
+    mock.scene.rows["shop/api"][8] = ["81/TCP", "82/UDP"]
+    await _opened(page, mock)
+    await page.shows("#verdict-sub", "1 thing to look at")
+    await page.shows(".problem.look", "1 Service has a port without ready endpoint")
+    await page.shows(".problem.look", "shop/api 81/TCP, 82/UDP")
+    without = "return document.querySelectorAll('#vitals .val')[1].firstChild.data"
+    assert await page.run(without) == "1"
+    await page.press("j", "Enter")
+    await page.shows("#service-view", "3 of 3 endpoints ready; no endpoint is ready for 81/TCP, 82/UDP")
+    await page.press("2")
+    await page.click("[data-filter=none]")
+    await page.shows("#sum", "1 of 40 Services")
+    label = "(one) => document.querySelector(`.row ${one}`).closest('[role=gridcell]').ariaLabel"
+    labels = f"return ['.ends', '.dot'].map({label})"
+    assert await page.run(labels) == [
+        "3 of 3 endpoints ready; no endpoint is ready for 81/TCP, 82/UDP",
+        "programmed, no endpoint is ready for 81/TCP, 82/UDP",
+    ]
+
+
 async def test_problems_are_looked_for_again_when_asked(page: Browser, proxy: Make) -> None:
     mock = await proxy(2)
     at = time.time() - 100

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from kubeproxy.model.addresses import PORT_BYTES, front_text
+from kubeproxy.model.addresses import PORT_BYTES, Family, front_text
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Policy, ServicePlan
@@ -32,8 +32,8 @@ def endpoints(slices: Iterable[Slice]) -> EndpointCount:
     slice without ports (no container has the named targetPort) are never ready.
     """
     pieces = list(slices)
-    if len(pieces) == 1 and pieces[0].particular is None:  # nearly always
-        count = sum(map(len, pieces[0].destinations))
+    if len(pieces) == 1 and len(pieces[0].destinations) == 1:  # nearly always
+        count = len(pieces[0].destinations[0])
         return EndpointCount(count, count)
     families = {piece.family for piece in pieces}
     each = [_counted(piece for piece in pieces if piece.family is family) for family in families]
@@ -54,6 +54,16 @@ def _counted(slices: Iterable[Slice]) -> EndpointCount:
         if not piece.ports:
             known.update([one.address for one in piece.particular])
     return EndpointCount(len(ready), len(known | ready))
+
+
+def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
+    """Yield the ports without an available endpoint, such as 80/TCP; those of one family, such as 80/TCP (IPv6), if the
+    other one has endpoints. The metric kubeproxy_services_without_endpoints counts the Services that have any.
+    """
+    served = {plan.key._replace(family=family) for plan in plans if plan.usable for family in Family}
+    lacking = (plan for plan in plans if not plan.usable and plan.frontends)
+    texts = (one.frontends[0].port_text + f" ({one.key.family.label})" * (one.key in served) for one in lacking)
+    yield from dict.fromkeys(texts)
 
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags
+from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags, unserved
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
@@ -207,9 +207,9 @@ def _conntrack() -> Message | None:
     return {"count": values[0], "max": values[1]} if len(values) == 2 else None
 
 
-Row = tuple[str, str, int, int, str, str, list[str], float]
+Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]
 """Name, state, numbers of ready and of all endpoints, type, letters of `flags` and T if terminating endpoints alone
-serve, addresses, time of the last change."""
+serve, addresses, time of the last change, ports without an available endpoint."""
 
 _LEAVING: Final = {"deleting": "pending"}  # states of /debug/state that the page shows as one state
 
@@ -233,6 +233,7 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
         flags(plans, slices) + "T" * (not count.ready and any(plan.serving for plan in plans)),
         list(addresses(plans)),
         max(seen, changed_at(service, slices)),
+        list(unserved(plans)),
     )
 
 

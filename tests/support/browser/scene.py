@@ -56,7 +56,7 @@ class Scene:
             addresses.append(f"*:{30000 + number % 2700}/tcp")
         flags = ("L" if kind == "LoadBalancer" and number % 2 else "") + ("A" if number % 41 == 7 else "")
         changed = self.at - (self._random.random() * 200 if number % 97 == 1 else LONG_AGO + number)
-        return [name, "programmed", ready, total, kind, flags, addresses, changed]
+        return [name, "programmed", ready, total, kind, flags, addresses, changed, []]
 
     def answer(self) -> Json:
         """Return /services."""

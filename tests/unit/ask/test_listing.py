@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.ask.listing import EndpointCount, addresses, endpoints
+from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, unserved
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
@@ -38,6 +38,7 @@ def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
     [
         ([EndpointPort(80, "http")], EndpointCount(3, 3)),
         ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], EndpointCount(6, 6)),
+        ([EndpointPort(80, "http"), EndpointPort(80, "other")], EndpointCount(3, 3)),
         ([], EndpointCount(0, 3)),  # as where no container has the named targetPort
     ],
 )
@@ -47,3 +48,15 @@ def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], co
     piece = parse_slice(EndpointSlice(meta, "IPv4", entries, ports))
     assert piece is not None
     assert endpoints([piece]) == count
+
+
+def test_ports_without_an_available_endpoint_are_named() -> None:
+    ports = [ServicePort(port=80, name="http"), ServicePort(port=81, name="nosuch"), ServicePort(port=82, name="six")]
+    planner = Planner(world(families=list(Family)))
+    web = service("web", "10.96.0.10", "fd00:10:96::10", ports=ports)
+    named = [EndpointPort(port=8080, name="http", protocol="TCP"), EndpointPort(port=8082, name="six", protocol="TCP")]
+    four, six = FOUR, endpoint_slice(endpoint("fd00:10:244:1::1"), ports=named, family="IPv6", name="web-6")
+    planner.apply([Replaced("services", [web]), Replaced("endpointslices", [four, six])])
+    planner.take()
+    ((_, compiled),) = planner.compiled.items()
+    assert list(unserved(compiled.plans)) == ["81/TCP", "82/TCP (IPv4)"]

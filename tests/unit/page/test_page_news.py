@@ -96,7 +96,7 @@ def test_a_change_has_its_row_its_words_and_its_time(node):
     node.hears(service("web"), endpoints("web", "10.244.0.1", "10.244.0.2/unready"), after=0.5)
     message = node.news.take()
     assert message["rows"] == [
-        ("default/web", "programmed", 1, 2, "ClusterIP", "", ["10.96.0.1:80/tcp"], 2e9 + 4.5),
+        ("default/web", "programmed", 1, 2, "ClusterIP", "", ["10.96.0.1:80/tcp"], 2e9 + 4.5, []),
     ]
     (change,) = message["changes"]
     revision = before + 1

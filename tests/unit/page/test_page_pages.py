@@ -100,7 +100,7 @@ class FakeLooks:
 
 
 def row(name):
-    return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0)
+    return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0, [])
 
 
 async def asked(question):

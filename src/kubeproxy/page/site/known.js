@@ -9,10 +9,10 @@ const known = {
 };
 
 /** A Service as the page has it, from a ROW of the contract. `hay` is what the search looks through. */
-function makeRow([name, state, ready, total, type, flags, addresses, changedAt]) {
+function makeRow([name, state, ready, total, type, flags, addresses, changedAt, unserved]) {
   const slash = name.indexOf('/');
   return {
-    name, namespace: name.slice(0, slash), short: name.slice(slash + 1), state, ready, total, type, flags, addresses, changedAt,
+    name, namespace: name.slice(0, slash), short: name.slice(slash + 1), state, ready, total, type, flags, addresses, changedAt, unserved,
     hay: `${name} ${addresses.join(' ')} ${type} ${state}`.toLowerCase(),
   };
 }

@@ -40,11 +40,11 @@ function kernelProblems() {
 }
 
 function serviceProblems() {
-  const refused = [], differ = [], none = [];
+  const refused = [], differ = [], none = [], partly = [];
   for (const row of known.sorted) {
     if (row.state === 'refused') refused.push(row.name);
     else if (row.state === 'differs') differ.push(row.name);
-    else if (noEndpoints(row)) none.push(row.name);
+    else if (noEndpoints(row)) (noneReady(row) ? none : partly).push(row);
   }
   const told = known.families.some((one) => one.refusal || one.difference);
   return [
@@ -52,8 +52,12 @@ function serviceProblems() {
     differ.length && !told && { level: 'bad', what: `${plural(differ.length, 'Service is', 'Services are')} not in the kernel as planned`, services: differ, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
     // Every cluster has some, scaled to nothing: that is no trouble of this node.
     none.length && {
-      level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no ready endpoint`, services: none, more: '#/services?f=none',
+      level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no ready endpoint`, services: none.map((row) => row.name), more: '#/services?f=none',
       detail: 'Clients are refused at once. Open a Service to see which endpoints it has, and why they are out.',
+    },
+    partly.length && {
+      level: 'look', what: `${plural(partly.length, 'Service has', 'Services have')} a port without ready endpoint`, services: partly.map((row) => row.name), more: '#/services?f=none',
+      detail: `Clients are refused at once: ${partly.slice(0, 12).map((row) => `${row.name} ${row.unserved.join(', ')}`).join('; ')}${partly.length > 12 ? '; …' : ''}`,
     },
   ].filter(Boolean);
 }
@@ -81,7 +85,12 @@ function flowProblems() {
   return known.flowsError ? [{ level: 'unknown', what: 'new connections cannot be followed', detail: known.flowsError }] : [];
 }
 
-const noEndpoints = (row) => row.ready === 0 && !row.flags.includes('T') && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
+const noneReady = (row) => row.ready === 0 && !row.flags.includes('T');
+/** Whether a port has no available endpoint, as in the metric kubeproxy_services_without_endpoints. */
+const noEndpoints = (row) => (noneReady(row) || row.unserved.length > 0) && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
+/** The ports that no endpoint serves, in words; '' without one. */
+const lacking = (row) => (noEndpoints(row) ? `no endpoint is ready${noneReady(row) ? '' : ` for ${row.unserved.join(', ')}`}` : '');
+const endsText = (row) => [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready`, !noneReady(row) && lacking(row)].filter(Boolean).join('; ');
 /** The mark of a state: what the kernel has of a Service without endpoints is right, and serves nobody. */
 const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
 /** How full connection tracking is, by whole percents where it matters: a problem is not told anew for each entry. */
@@ -153,7 +162,7 @@ const problemsView = {
     const none = rows.filter(noEndpoints).length, level = share >= .95 ? 'bad' : share >= .8 ? 'warn' : '';
     const tiles = [
       ['#/services', 'Services', count(known.rows.size), known.queued ? `${count(known.queued)} on their way` : known.rowsLoaded ? 'all committed' : 'loading'],
-      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every Service has one', none ? 'look' : ''],
+      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every port has one', none ? 'look' : ''],
       ['#/now', 'Changes', rate(known.perSecond), known.lastChange ? ago(known.lastChange) : 'none seen yet'],
       ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'no change seen'],
       ['#/services?s=rate', 'New connections', known.flowsAt && !known.flowsError ? rate(known.newPerSecond) : '–', newSentence()],

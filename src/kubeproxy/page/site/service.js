@@ -25,7 +25,7 @@ const serviceView = {
   /** What its row says: when that is another one, the Service is asked for again. */
   keyNow() {
     const row = known.rows.get(this.name);
-    return row ? `${row.state} ${row.ready} ${row.total} ${row.changedAt}` : '';
+    return row ? `${row.state} ${row.ready} ${row.total} ${row.changedAt} ${row.unserved}` : '';
   },
 
   leave() {
@@ -72,7 +72,7 @@ const serviceView = {
   drawTitle() {
     const row = known.rows.get(this.name), found = this.found, [namespace, short] = this.name.split('/');
     const state = (row || found || {}).state || (this.error ? 'unknown' : 'loading'), flow = known.flows.get(this.name);
-    const key = JSON.stringify([this.name, state, row && [row.type, row.flags, row.ready, row.total, Math.floor(row.changedAt)], flow && rate(flow.rate), found && found.reason, Math.floor(now() / 10)]);
+    const key = JSON.stringify([this.name, state, row && [row.type, row.flags, row.ready, row.total, row.unserved, Math.floor(row.changedAt)], flow && rate(flow.rate), found && found.reason, Math.floor(now() / 10)]);
     if (this.parts.title.key === key) return;
     this.parts.title.key = key;
     const spark = shape('svg', { viewBox: '0 0 120 26', width: 120, height: 26, role: 'img', 'aria-label': 'new connections of the last minute' });
@@ -82,7 +82,7 @@ const serviceView = {
       el('span', { class: 'chip', title: STATES[state] || '' }, el('i', { class: dotOf(state, row) }), state),
       ...(row ? badges(row.flags) : []), ...(flow ? [spark, el('span', { class: 'dim' }, `${rate(flow.rate)} new connections`)] : []));
     const version = found && found.resourceVersion ? `version ${found.resourceVersion}` : '';
-    const ends = row ? `${count(row.ready)} of ${plural(row.total, 'endpoint')} ready` : '';
+    const ends = row ? endsText(row) : '';
     const changed = row && row.changedAt ? `changed ${ago(row.changedAt)}` : '';
     const health = found && found.healthCheck ? `health check port ${found.healthCheck.port}` : '';
     put(this.parts.sub, [row && row.type, ends, changed, version, health].filter(Boolean).join(' · '));

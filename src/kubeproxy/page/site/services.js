@@ -227,8 +227,8 @@ function paintRow(node, row, index, height, selected) {
     put(name.lastChild, row.short);
     name.title = row.name;
   }
-  if (differs(node, 'state', `${row.state} ${noEndpoints(row)}`)) {
-    const without = noEndpoints(row) ? ', no endpoint is ready' : '';
+  if (differs(node, 'state', `${row.state} ${lacking(row)}`)) {
+    const without = lacking(row) && `, ${lacking(row)}`;
     state.firstChild.className = dotOf(row.state, row);
     state.title = (STATES[row.state] || row.state) + without;
     state.setAttribute('aria-label', row.state + without);
@@ -241,11 +241,12 @@ function paintRow(node, row, index, height, selected) {
     put(addresses, row.addresses.join('  '));
     addresses.title = row.addresses.join('\n');
   }
-  if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state} ${row.flags}`)) {
+  if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state} ${row.flags} ${row.unserved}`)) {
     ends.className = `ends ${noEndpoints(row) ? 'none' : row.ready < row.total ? 'some' : ''}`;
     ends.firstChild.firstChild.style.width = `${row.total ? row.ready / row.total * 100 : 0}%`;
     put(ends.lastChild, `${count(row.ready)} of ${count(row.total)}`);
-    ends.setAttribute('aria-label', `${row.ready} of ${row.total} endpoints ready`);
+    ends.title = endsText(row);
+    ends.setAttribute('aria-label', ends.title);
   }
   paintFlow(node, known.flows.get(row.name), speed, balance);
 }
