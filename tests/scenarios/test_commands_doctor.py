@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import yaml
@@ -287,14 +289,19 @@ async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> Non
 
 
 @NFTABLES
-async def test_without_a_proxy_nothing_is_promised(bare: Live) -> None:
+async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -> None:
     status, out, err = await bare.cluster.exec("node", ["true"])
     assert status == 0, out + err
     await bare.start()
     config = bare.proxy.config
     kubeconfig = yaml.safe_load(config.read_text())["clientConnection"]["kubeconfig"]
-    for given in (("--config", str(config)), ("--hostname-override", "node-a")):
-        status, found, unknown = await findings(bare, *given, "--kubeconfig", kubeconfig)
+    copied = shutil.copy(kubeconfig, tmp_path)  # another kubeconfig is no difference from what runs
+    for given, file in (
+        (("--config", str(config)), kubeconfig),
+        (("--config", str(config)), copied),
+        (("--hostname-override", "node-a"), kubeconfig),
+    ):
+        status, found, unknown = await findings(bare, *given, "--kubeconfig", file)
         runs = (
             f"a kube-proxy runs here (pid {bare.proxy.pid}), and was not asked: leave out --manifests and --kubeconfig"
         )

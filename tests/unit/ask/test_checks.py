@@ -461,3 +461,9 @@ def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_conseque
     assert stopped.fix.startswith("start the proxy again")
     assert "ends every Service" in stopped.fix
     assert "--cleanup" not in running.fix
+
+
+def test_lists_that_could_be_read_are_not_called_unread():
+    refused = watched("endpointslices", synced=False, connected=False, trouble="not allowed (code 403)")
+    assert contact.unread(reach(watched(), refused), "late").why == "without endpointslices nothing else can be checked"
+    assert contact.unread(reach(refused), "late").why.startswith("no object of the cluster can be read")

@@ -307,6 +307,13 @@ def test_a_rule_of_iptables_legacy_may_have_dropped_what_is_not_answered():
         assert (made.passed, said[0] in made.text, said[1] in made.text) == (False, True, True)
 
 
+def test_leftover_rules_that_a_packet_passed_last_may_have_chosen_its_destination():
+    by_map = [*chosen_by_others()[:2], Step(1, IP, "left", "sep", 3, "rule", 1)]  # the rule's text has no destination
+    made = told(marked(1), by_map, unreachable(), serving=WEB)[1]
+    assert made.passed is False
+    assert "; its last rules are those that another kube-proxy left in table ip left: see that no other" in made.text
+
+
 def test_rules_that_the_kernel_does_not_trace_may_have_refused_or_redirected_it():
     legacy = RULES._replace(legacy=5, untraced=lambda: "left by another kube-proxy: 3 chains")
     made = told(marked(1), unreachable(), rules=legacy)[1]

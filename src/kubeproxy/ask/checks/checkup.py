@@ -179,7 +179,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
     report.look("version", lambda: programming.versions(facts.version, build().name, facts.started, time.time()))
-    if facts.config_file:
+    if facts.config_file and node.running:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:
         report.look("ports", lambda: identity.listening(list(_ports(node)), node.pid))

@@ -91,7 +91,10 @@ def hopeless(reach: Reach) -> bool:
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
     """Return the reason why no object could be read with a kubeconfig: from the server's answers, else `trouble`."""
     for finding in reached(reach) if reach is not None else ():
-        return structs.replace(finding, why=_UNREAD)
+        watched = reach.watched if reach is not None else ()
+        missing = ", ".join(one.resource for one in watched if not one.synced)
+        some = any(one.synced for one in watched)
+        return structs.replace(finding, why=f"without {missing} nothing else can be checked" if some else _UNREAD)
     fix = "name a kubeconfig with which `kubectl --kubeconfig FILE get services` answers"
     return Diagnosis(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
 

@@ -265,7 +265,7 @@ def verdict(
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
     made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
     if others is None:
-        strayed = _strayed(served, serving, ruleset, protocol)
+        strayed = _strayed(served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
         untraced = "" if strayed or made.passed is not False else ruleset.untraced()
         return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), made.passed)
     table, chosen = others
@@ -273,8 +273,21 @@ def verdict(
     if serving is not None and chosen not in serving.endpoints:
         what += f", and it is no endpoint of {serving.service}"
     text = f"{made.text}; {what}" if made.passed else f"{what}; {made.text}"
-    fix = "see that no other kube-proxy runs, then restart this one, which removes them"
-    return Verdict(f"{text}: {fix}", made.passed)
+    return Verdict(f"{text}: {_RESTART}", made.passed)
+
+
+_RESTART = "see that no other kube-proxy runs, then restart this one, which removes them"
+
+
+def _left(found: Sequence[Journey]) -> str:
+    """Return a text if rules that another kube-proxy left were the last that a request passed, else ''. The kernel
+    shows the destination that a rule chose only to later chains.
+    """
+    requests = (one for one in reversed(found) if one.direction == "request")
+    last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
+    if last is None or not any(words.startswith(LEFT) for words in last.words):
+        return ""
+    return f"; its last rules are those that another kube-proxy left in table {last.table}: {_RESTART}"
 
 
 def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
