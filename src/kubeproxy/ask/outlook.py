@@ -6,9 +6,10 @@ elsewhere, in each of the two configurations. Further differences between two mo
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from ipaddress import ip_network
+from itertools import islice
 from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
@@ -218,11 +219,14 @@ class ConfiguredNode(NamedTuple):
 
 
 class ClientKind(NamedTuple):
-    """A kind of client: its name, its address (None for this node's own), and the interface of arrival."""
+    """A kind of client: its name, its address (None for this node's own), the interface of arrival, and whether only
+    its connections to itself are compared.
+    """
 
     words: str
     source: bytes | None
     interface: str = ""
+    is_endpoint: bool = False
 
 
 class Shift(Struct, frozen=True, rename="camel"):
@@ -282,10 +286,14 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     clients = {family: _clients(family, before, after, pods) for family in Family}
+    away = {pod.address for pod in pods if pod.node != before.planner.world.node_name}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):
-        for where, client, packet in _questions(name, (before, after), clients, local):
-            old, new = _met(before, packet, here, indices[0]), _met(after, packet, here, indices[1])
-            if old != new:
+        for where, client, packet in _questions(name, (before, after), clients, away, local):
+            old, new = (
+                _met(side, packet, here, index, to_itself=client.is_endpoint)
+                for side, index in zip((before, after), indices, strict=True)
+            )
+            if old != new and old is not None and new is not None:
                 words = (old.words, new.words if old.words != new.words else "other endpoints")
                 found.setdefault((where, client.words, *words), {})["/".join(name)] = None
     return _folded(found)
@@ -309,20 +317,31 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
     return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
 
 
-def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index) -> _Met:
+def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, *, to_itself: bool) -> _Met | None:
+    """Return the outcome for a client. `to_itself`: of its connections to itself, None without any."""
     made = answer(side.planner, packet, here, side.habits, index)
+    own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
+    if to_itself and not own:
+        return None
     if made.outcome is not Outcome.FORWARDED:
         return _Met(_WORDS.get(made.outcome, made.outcome.value))
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
         return _Met("refused, as this mode carries no SCTP")
-    # A pod that connects to itself sees this node's address in every configuration.
-    hidden = any(choice.masqueraded and choice.destination[:-2] != packet.source for choice in made.choices)
+    if to_itself and not all(choice.masqueraded for choice in own):
+        return _Met("a timeout, as the pod gets a packet from itself")
+    # A pod of this node that connects to itself sees this node's address in every configuration.
+    shown = own if to_itself else [choice for choice in made.choices if choice not in own] or own
+    hidden = any(choice.masqueraded for choice in shown)
     endpoints = frozenset(choice.destination for choice in made.choices)
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
 
 
 def _questions(
-    name: ServiceName, sides: Iterable[ConfiguredNode], clients: Mapping[Family, Sequence[ClientKind]], local: Local
+    name: ServiceName,
+    sides: Sequence[ConfiguredNode],
+    clients: Mapping[Family, Sequence[ClientKind]],
+    away: Collection[bytes],
+    local: Local,
 ) -> Iterator[tuple[str, ClientKind, Packet]]:
     """Yield the connections to compare for a Service: the destination in words, the client, and the first packet."""
     asked: set[tuple[Family, bytes]] = set()
@@ -333,7 +352,19 @@ def _questions(
                 family = plan.key.family
                 if (family, frontend.key) not in asked:
                     asked.add((family, frontend.key))
-                    yield from _packets(frontend, family, clients[family], local)
+                    yield from _packets(frontend, family, [*clients[family], *_itself(plan, sides, away)], local)
+
+
+def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
+    """Yield one endpoint that is not on this node (`away` are such addresses) and is recognised as a pod. This node may
+    send its connection to a NodePort back to it.
+    """
+    detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
+    pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
+    for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):
+        yield ClientKind(
+            "endpoints with another nodeName or none that get their own connections", address, is_endpoint=True
+        )
 
 
 def _packets(
@@ -347,7 +378,9 @@ def _packets(
         places = [(f"NodePorts on {unpack(address)}{sctp}", address) for address in addresses]
     for where, address in places:
         for client in clients:
-            if client.source is None or not is_loopback(address):
+            # A connection of another node's pod to another address is translated by that node.
+            passes = address in local.get(family, ()) if client.is_endpoint else not is_loopback(address)
+            if client.source is None or passes:
                 packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)
                 yield where, client, packet
 

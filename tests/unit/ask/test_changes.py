@@ -156,6 +156,27 @@ def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
     assert Shift(("IPv4 cluster IPs",), who, "served", "served, with this node's address", ("default/web",)) in made
 
 
+def test_an_endpoint_of_another_node_reaches_itself_through_this_node_in_one_mode_only():
+    web = service("web", "10.96.0.10", ports=HTTP, external_traffic_policy="Local", type="NodePort")
+    piece = endpoint_slice(endpoint("10.244.1.1"), endpoint("10.244.2.1", node=THERE), ports=PORTS)
+    pods = [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE), KnownPod(pack("10.244.2.1"), "10.244.2.1", THERE)]
+    iptables, nftables = side(web, piece, habits=Habits(hairpins="all")), side(web, piece)
+    who = f"NodePorts on {NODE_IPS[V4]}, for endpoints with another nodeName or none that get their own connections: "
+    served, lost = "served, with this node's address", "a timeout, as the pod gets a packet from itself"
+    assert [one.text for one in shifts(iptables, nftables, LOCAL, pods)] == [f"{who}{served} -> {lost} (default/web)"]
+    assert [one.text for one in shifts(nftables, iptables, LOCAL, pods)] == [f"{who}{lost} -> {served} (default/web)"]
+    assert shifts(iptables, nftables, LOCAL, pods[:1]) == []
+
+
+def test_a_service_whose_only_endpoint_is_the_compared_pod_changes_as_others_do():
+    """Its connections to itself are masqueraded as soon as it does not count as a pod."""
+    web = service("web", "10.96.0.10", ports=HTTP)
+    piece = endpoint_slice(endpoint("10.244.200.1", node=THERE), ports=PORTS)
+    sides = [recognising(network, web, piece) for network in ("10.244.0.0/16", "10.244.0.0/17")]
+    made = shifts(*sides, LOCAL, [KnownPod(pack("10.244.200.1"), "10.244.200.1", THERE)])
+    assert [(one.where, one.after) for one in made] == [(("IPv4 cluster IPs",), "served, with this node's address")]
+
+
 def test_pods_by_interface_are_mostly_those_of_the_network():
     """A pod of the network that comes in by the bridge is one in both: it notices nothing."""
     before, after = recognising("10.244.0.0/16"), recognising("cbr0", kind="bridge")
