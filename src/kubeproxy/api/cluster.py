@@ -70,9 +70,7 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file. `cluster_field` and
-    `user_field` are the paths of the settings, for messages.
-    """
+    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file."""
 
     ca_file: str = ""
     ca_data: bytes = b""
@@ -82,8 +80,8 @@ class Trust(Struct, frozen=True, kw_only=True):
     key_data: bytes = b""
     insecure: bool = False
     server_name: str = ""
-    cluster_field: str = "cluster"
-    user_field: str = "user"
+    cluster_field: str = "cluster"  # the path of the settings, for messages
+    user_field: str = "user"  # the same of the user's
 
     @property
     def authorities(self) -> str:

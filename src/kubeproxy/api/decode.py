@@ -69,15 +69,12 @@ class ListPage(NamedTuple):
 
 
 class WatchChanges(NamedTuple):
-    """The content of the complete lines of a watch. `version` is the newest resourceVersion seen ('' for none);
-    `initial_end`: whether the bookmark that ends the initial events is among them; `error`: the stream cannot be read
-    further; earlier events are valid.
-    """
+    """The content of the complete lines of a watch."""
 
     events: list[Event]
-    version: str
-    initial_end: bool
-    error: SourceError | None
+    version: str  # the newest resourceVersion seen, '' for none
+    initial_end: bool  # the bookmark that ends the initial events is among them
+    error: SourceError | None  # the stream cannot be read further; earlier events are valid
 
 
 _raw_list = Decoder(_List[Raw])

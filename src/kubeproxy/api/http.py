@@ -36,17 +36,14 @@ _MOST_PLACES = 64
 
 
 class Finished(NamedTuple):
-    """A finished request, for metrics. `host` is the server's host:port, `code` the status or '<error>', `seconds` the
-    time to the answer (a stream's: to its headers), `sent` the bytes of the request's body, `received` the
-    Content-Length of the answer, None without one.
-    """
+    """A finished request, for metrics."""
 
     method: str
-    host: str
-    code: str
-    seconds: float
-    sent: int
-    received: int | None
+    host: str  # the server's host:port
+    code: str  # the status or '<error>'
+    seconds: float  # the time to the answer, of a stream to its headers
+    sent: int  # the bytes of the request's body
+    received: int | None  # the Content-Length of the answer, None without one
 
 
 OnRequest = Callable[[Finished], None]

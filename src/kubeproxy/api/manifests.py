@@ -337,14 +337,12 @@ Key = tuple[Resource, str, str]  # resource, namespace ('' for none) and name
 
 
 class FileContent(NamedTuple):
-    """The content of a file. The field of a Rejected names file and document. `whole` is False if a document or object
-    is missing from `found` because it is invalid; `ignored` contains the kinds of objects that no proxy uses.
-    """
+    """The content of a file."""
 
     found: dict[Key, Object]
-    rejected: list[Rejected]
-    whole: bool
-    ignored: frozenset[str]
+    rejected: list[Rejected]  # their fields name file and document
+    whole: bool  # False if a document or object is missing from `found` because it is invalid
+    ignored: frozenset[str]  # the kinds of objects that no proxy uses
 
 
 def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] = ()) -> FileContent:

@@ -24,19 +24,16 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 class WatchTarget(Struct, frozen=True, kw_only=True):
-    """The path and the selectors of one watched resource, and the maximum size of its list in bytes. `optional`: the
-    server may lack the resource (404). `fields_needed`: the field selector cannot be left out. `api_group` is for
-    messages about permissions.
-    """
+    """The path and the selectors of one watched resource."""
 
     resource: Resource
     path: str
-    api_group: str = ""
+    api_group: str = ""  # for messages about permissions
     labels: str = ""
     fields: str = ""
-    fields_needed: bool = False
-    optional: bool = False
-    most: int = LIST
+    fields_needed: bool = False  # the field selector cannot be left out
+    optional: bool = False  # the server may lack the resource (404)
+    most: int = LIST  # the maximum size of its list in bytes
 
 
 def targets(node_name: str) -> tuple[WatchTarget, ...]:

@@ -19,31 +19,25 @@ from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """The facts of the whole proxy.
-
-    `started` is in seconds since the epoch. `unready` contains the reasons why the proxy is not ready, by check.
-    `listed`: all Services and EndpointSlices were listed once. `awaits`: the reason why nothing is written before the
-    Node is known, '' for none. `config` is the configuration in the form of a file, `config_file` its path, '' for
-    none. `reach` is None if objects come from files. `node` is this proxy's Node, None if it does not exist.
-    """
+    """The facts of the whole proxy."""
 
     version: str
     pid: int
-    started: float
+    started: float  # seconds since the epoch
     mode: str
-    config_file: str
+    config_file: str  # '' for none
     master: str
     manifests: str
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # in the form of a file
     world: Globals
     standings: tuple[FamilyStanding, ...]
-    unready: Mapping[str, str]
-    listed: bool = True
-    awaits: str = ""
+    unready: Mapping[str, str]  # the reasons why the proxy is not ready, by check
+    listed: bool = True  # all Services and EndpointSlices were listed once
+    awaits: str = ""  # the reason why nothing is written before the Node is known, '' for none
     services: int
     endpoint_slices: int
-    reach: Reach | None
-    node: Node | None
+    reach: Reach | None  # None if objects come from files
+    node: Node | None  # this proxy's Node, None if it does not exist
 
     @property
     def writes(self) -> bool:
@@ -57,20 +51,15 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class ProgrammedService(Struct, frozen=True, kw_only=True):
-    """The state of a Service in the proxy.
-
-    `state` and `reason` are those of /debug/state. `version` is the resourceVersion of the Service, `slices` has those
-    of its EndpointSlices by name. `plans` are the plans of all families that the kernel accepted last; `wanted` are the
-    desired plans, None if equal. A deleted Service with rules in the kernel has no version.
-    """
+    """The state of a Service in the proxy."""
 
     name: ServiceName
-    state: str
+    state: str  # as in /debug/state
     reason: str = ""
-    version: str | None
-    slices: Mapping[str, str | None]
-    plans: tuple[ServicePlan, ...]
-    wanted: tuple[ServicePlan, ...] | None = None
+    version: str | None  # the resourceVersion; None for a deleted Service with rules in the kernel
+    slices: Mapping[str, str | None]  # the resourceVersions of its EndpointSlices by name
+    plans: tuple[ServicePlan, ...]  # of all families, which the kernel accepted last
+    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, None if equal
     problems: tuple[Problem, ...] = ()
 
 

@@ -52,19 +52,16 @@ STAYS: Final = (
 
 
 class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The effects of another configuration. `fields`: lines "path: old -> new". `shifts` and `remarks`: changes that
-    clients notice. `node`: sysctls that are set, and rules that are written and removed. `lacks`: a missing requirement
-    of this node. `unknown`: effects that could not be determined.
-    """
+    """The effects of another configuration."""
 
     mode: str
-    fields: tuple[str, ...]
-    shifts: tuple[Shift, ...]
-    remarks: tuple[str, ...]
-    node: tuple[str, ...]
+    fields: tuple[str, ...]  # lines "path: old -> new"
+    shifts: tuple[Shift, ...]  # changes that clients notice
+    remarks: tuple[str, ...]  # further changes that clients notice
+    node: tuple[str, ...]  # sysctls that are set, and rules that are written and removed
     connections: str
-    lacks: str
-    unknown: tuple[str, ...]
+    lacks: str  # a missing requirement of this node
+    unknown: tuple[str, ...]  # effects that could not be determined
 
 
 def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
@@ -230,15 +227,13 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """An equal change for some Services: the outcomes of connections to `where` from `who`, before and after.
-    `services` contains all of them as NAMESPACE/NAME.
-    """
+    """An equal change for some Services: the outcomes of connections to `where` from `who`."""
 
     where: tuple[str, ...]
     who: tuple[str, ...]
     before: str
     after: str
-    services: tuple[str, ...]
+    services: tuple[str, ...]  # all of them as NAMESPACE/NAME
 
     @property
     def text(self) -> str:

@@ -51,18 +51,15 @@ FINE_STATES: Final = ("programmed", "planned", "ignored")
 
 
 class Snapshot(NamedTuple):
-    """The state of a node. `started` is in seconds since the epoch; `complete` is the state of a Service that is
-    completely in the kernel; `reach` returns the state of the connection to the API server, None if objects come from
-    files.
-    """
+    """The state of a node."""
 
     options: Options
     mode: Mode
     engine: Engine | Planned
     health: ProxyHealth | Planned
-    reach: Callable[[], Reach | None]
-    started: float
-    complete: Literal["programmed", "planned"] = "programmed"
+    reach: Callable[[], Reach | None]  # the connection to the API server, None if objects come from files
+    started: float  # seconds since the epoch
+    complete: Literal["programmed", "planned"] = "programmed"  # of a Service that is completely in the kernel
 
     @property
     def planner(self) -> Planner:

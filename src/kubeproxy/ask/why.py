@@ -64,34 +64,29 @@ class Target(Struct, frozen=True, rename="camel"):
 
 
 class Missing(Struct, frozen=True, rename="camel"):
-    """An endpoint that gets no new connections from this node, with the reason. The cause is in `field` and `slice`;
-    for a deleted endpoint `field` is the flag and `slice` is ''.
-    """
+    """An endpoint that gets no new connections from this node."""
 
     address: str
     reason: str
-    field: str
-    slice: str
+    field: str  # the cause; for a deleted endpoint the flag
+    slice: str  # the EndpointSlice with the field; '' for a deleted endpoint
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The proxy's decision about one connection. Texts are for people; `outcome` is one of model.answer.Outcome's
-    values. `elsewhere` is the client's node, if that node decides. `service` is NAMESPACE/NAME and `port` the name of
-    its port, '' when no Service has the address. `affinity` is in seconds. `fixes` would let the connection pass.
-    """
+    """The proxy's decision about one connection. Texts are for people."""
 
     source: str
     destination: str
-    outcome: str
+    outcome: str  # one of model.answer.Outcome's values
     client_sees: str
-    service: str = ""
-    port: str = ""
+    service: str = ""  # NAMESPACE/NAME, '' when no Service has the address
+    port: str = ""  # the name of the Service's port
     steps: tuple[AnswerStep, ...] = ()
     endpoints: tuple[Target, ...] = ()
     missing: tuple[Missing, ...] = ()
-    affinity: int = 0
-    fixes: tuple[str, ...] = ()
-    elsewhere: Elsewhere | None = None
+    affinity: int = 0  # seconds
+    fixes: tuple[str, ...] = ()  # they would let the connection pass
+    elsewhere: Elsewhere | None = None  # the client's node, if that node decides
 
     @property
     def passes(self) -> bool:
@@ -135,16 +130,13 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
 class Explained(Struct, frozen=True):
-    """An answer, with the plan (None if there is no plan) and the globals, which a command needs to read the kernel.
-    `packet` is that of the question. `stranger` is the client's address if another Node may have the address; that Node
-    then decides. Else None.
-    """
+    """An answer, with the values by which a command reads the kernel."""
 
     why: Why
     plan: ServicePlan | None
     world: Globals
-    packet: Packet
-    stranger: bytes | None = None
+    packet: Packet  # that of the question
+    stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:

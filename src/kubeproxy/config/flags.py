@@ -11,17 +11,15 @@ from kubeproxy.features import FEATURES, STARTUP_TAINT, Feature
 
 
 class Flag(NamedTuple):
-    """One flag. `kind` is a key of pflag.KINDS, `default` in the notation of that kind. `path` is the JSON path of the
-    field that the flag sets, "" for another effect. `deprecated`: the last part of the deprecation notice.
-    """
+    """One flag."""
 
     name: str
-    kind: str
-    default: str
+    kind: str  # a key of pflag.KINDS
+    default: str  # in the notation of that kind
     group: str
-    path: str
+    path: str  # the JSON path of the field that the flag sets, "" for another effect
     usage: str
-    deprecated: str = ""
+    deprecated: str = ""  # the last part of the deprecation notice
     hidden: bool = False
 
 

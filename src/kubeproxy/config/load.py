@@ -190,14 +190,12 @@ def _signature(file: Path) -> _Signature:
 
 
 class Decoded(NamedTuple):
-    """The configuration without the invalid fields, the mistakes in the invalid fields, and the mistakes of strict
-    reading. `given` has the paths of the fields that are set to a value other than null.
-    """
+    """The configuration without the invalid fields, and the mistakes."""
 
     config: KubeProxyConfiguration
-    given: frozenset[str]
-    wrong: list[Mistake]
-    strict: list[Mistake]
+    given: frozenset[str]  # the paths of the fields that are set to a value other than null
+    wrong: list[Mistake]  # in the invalid fields
+    strict: list[Mistake]  # of strict reading
 
 
 _UNSET_WHEN_EMPTY = """

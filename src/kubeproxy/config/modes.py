@@ -57,21 +57,15 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode. A mode overrides the methods whose defaults do not fit.
-
-    `syncs` and `masquerades` name the fields of KubeProxyConfiguration whose blocks hold the mode's sync periods and
-    masquerade settings. `flags` maps flags that depend on the mode to the paths that they set in this mode;
-    `flag_defaults` has values of such flags that apply when the flag is not given. 0 counts as unset in the fields with
-    the paths `unset_when_empty`. `nodeport_addresses` is the meaning of an unset nodePortAddresses.
-    """
+    """One mode. A mode overrides the methods whose defaults do not fit."""
 
     name: str
-    syncs: str
-    masquerades: str
-    flags: Mapping[str, tuple[str, ...]]
-    flag_defaults: Mapping[str, Any] = {}
-    unset_when_empty: frozenset[str] = frozenset()
-    nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS
+    syncs: str  # the field of KubeProxyConfiguration whose block has the sync periods
+    masquerades: str  # the field whose block has the masquerade settings
+    flags: Mapping[str, tuple[str, ...]]  # flags that depend on the mode, and the paths that they set in this mode
+    flag_defaults: Mapping[str, Any] = {}  # values of such flags that apply when the flag is not given
+    unset_when_empty: frozenset[str] = frozenset()  # paths of fields in which 0 counts as unset
+    nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS  # the meaning of an unset nodePortAddresses
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see NftablesMode
         """Return the JSON path of an attribute of the sync block in the user's configuration."""

@@ -37,28 +37,21 @@ class PageAccess(NamedTuple):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The settings of one run of the program.
-
-    `config` is complete and valid, with the flags applied. Paths are "" when not given; `control_socket` is the socket
-    for commands, "" for none. `page` has the clients that may see the page; `features` contains the values of the
-    features that flags set; `idle` names the flags without an effect, "" for none. `flags` are all flags with their
-    values, for /flagz. `resolve` applies the flags that take precedence to a newly read configuration file. `notices`
-    are messages for the user.
-    """
+    """The settings of one run of the program. Texts are "" when not given."""
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
     config_file: str = ""
     master: str = ""
     manifests: str = ""
-    control_socket: str = ""
-    page: PageAccess = PageAccess()
-    features: Mapping[str, Any] = {}
-    idle: str = ""
+    control_socket: str = ""  # the socket for commands
+    page: PageAccess = PageAccess()  # the clients that may see the page
+    features: Mapping[str, Any] = {}  # the values of the features that flags set
+    idle: str = ""  # the flags without an effect
     cleanup: bool = False
     init_only: bool = False
     write_config_to: str = ""
-    flags: tuple[tuple[str, str], ...] = ()
-    notices: tuple[str, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()  # all flags with their values, for /flagz
+    notices: tuple[str, ...] = ()  # messages for the user
     resolve: Callable[[KubeProxyConfiguration], KubeProxyConfiguration] = lambda config: config
 
 

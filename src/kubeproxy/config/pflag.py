@@ -134,13 +134,11 @@ def show_patterns(items: Sequence[tuple[str, int]]) -> str:
 
 
 class ValueKind(NamedTuple):
-    """The functions that read and print values of a kind. `joined` adds the value of a further occurrence of the flag;
-    if `joined` is None, the later value replaces the earlier one.
-    """
+    """The functions that read and print values of a kind."""
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
-    joined: Callable[[Any, Any], Any] | None = None
+    joined: Callable[[Any, Any], Any] | None = None  # adds the value of a further flag; None: the later one replaces it
 
 
 class CommandLine(NamedTuple):

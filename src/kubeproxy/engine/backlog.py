@@ -42,20 +42,14 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 
 
 class FamilyStanding(Struct, frozen=True):
-    """The state of one family's kernel. Times are seconds since the epoch, None for never.
-
-    `inspected_at`: the time of the last complete comparison (inspection or full sync) after which no difference
-    remained. `sound_since`: the start of the current period without a found difference, None if there is a difference.
-    `refusal`: the reason why the kernel refused the queued changes. `difference`: an unrepaired change by another
-    program. `queued`: the number of Services whose changes wait.
-    """
+    """The state of one family's kernel. Times are seconds since the epoch, None for never."""
 
     family: Family
-    inspected_at: float | None = None
-    sound_since: float | None = None
-    refusal: str | None = None
-    difference: str | None = None
-    queued: int = 0
+    inspected_at: float | None = None  # of the last complete comparison after which no difference remained
+    sound_since: float | None = None  # of the current period without a found difference
+    refusal: str | None = None  # the reason why the kernel refused the queued changes
+    difference: str | None = None  # an unrepaired change by another program
+    queued: int = 0  # the number of Services whose changes wait
 
     @property
     def trouble(self) -> tuple[str, str] | None:

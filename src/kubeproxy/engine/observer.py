@@ -19,21 +19,17 @@ from kubeproxy.model.planner import Change, Counts
 
 
 class Commit(Struct, frozen=True):
-    """The queued changes of one family are in the kernel.
-
-    `full`: everything was compared with the kernel. `seconds`: the duration. `changes`: the changes since the last
-    commit. With `everything`, the earlier state of the kernel is unknown; then `services` is the number of Services
-    with plans, and `changes` contains all Services with UDP ports, also unchanged ones, and no others. `ages`: the
-    seconds since the trigger times of the changes, for objects that have one.
-    """
+    """The queued changes of one family are in the kernel."""
 
     family: Family
-    changes: Sequence[Change] = ()
-    full: bool = False
-    everything: bool = False
-    services: int = 0
-    seconds: float = 0.0
-    ages: Sequence[float] = ()
+    changes: Sequence[
+        Change
+    ] = ()  # since the last commit; with `everything` all Services with UDP ports, changed or not
+    full: bool = False  # everything was compared with the kernel
+    everything: bool = False  # the earlier state of the kernel is unknown
+    services: int = 0  # with plans, if `everything`
+    seconds: float = 0.0  # the duration
+    ages: Sequence[float] = ()  # seconds since the trigger times of the changes that have one
 
 
 class ServiceProblem(NamedTuple):

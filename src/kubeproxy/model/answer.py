@@ -51,17 +51,14 @@ class Side(Enum):
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection. Addresses are packed; without a `source` the node picks one of its addresses.
-    `interface` is the incoming interface, by which some clusters recognise pods, '' if unknown. `source_port` is 0 if
-    unknown: the endpoint may depend on it.
-    """
+    """The first packet of a connection. Addresses are packed."""
 
-    source: bytes | None
+    source: bytes | None  # None: the node picks one of its addresses
     destination: bytes
     protocol: int
     port: int
-    interface: str = ""
-    source_port: int = 0
+    interface: str = ""  # the incoming one, by which some clusters recognise pods, '' if unknown
+    source_port: int = 0  # 0 if unknown: the endpoint may depend on it
 
 
 class Outcome(Enum):
@@ -104,9 +101,7 @@ class Choice(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """The outcome of a packet. `affinity` is in seconds, 0 for none. `local_endpoints` is the count in a health check's
-    answer: 200 with any, 503 with none. `absent` are the ineligible endpoints with the reasons.
-    """
+    """The outcome of a packet."""
 
     outcome: Outcome
     steps: tuple[AnswerStep, ...]
@@ -114,9 +109,9 @@ class Answer(Struct, frozen=True):
     plan: ServicePlan | None = None
     frontend: Frontend | None = None
     choices: tuple[Choice, ...] = ()
-    affinity: int = 0
-    local_endpoints: int = 0
-    absent: tuple[Absent, ...] = ()
+    affinity: int = 0  # seconds, 0 for none
+    local_endpoints: int = 0  # the count in a health check's answer: 200 with any, 503 with none
+    absent: tuple[Absent, ...] = ()  # the ineligible endpoints with the reasons
 
 
 class Index:

@@ -28,12 +28,10 @@ class Right(IntEnum):
 
 
 class Claimant(Struct, frozen=True, order=True, gc=False):
-    """A Service that claims frontends; `right` is the reason why it may. The smallest claimant of a frontend is its
-    owner. `created` is in RFC 3339, so the order of texts is the order of age.
-    """
+    """A Service that claims frontends. The smallest claimant of a frontend is its owner."""
 
-    right: Right
-    created: str
+    right: Right  # the reason why it may
+    created: str  # in RFC 3339, so the order of texts is the order of age
     namespace: str
     name: str
 

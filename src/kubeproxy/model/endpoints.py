@@ -78,13 +78,11 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of a list, packed as soon as it is decoded, because a decoded slice has ten times the size.
-    `piece` is None without a Service, or for an address type that cannot be programmed.
-    """
+    """An EndpointSlice of a list, packed as soon as it is decoded, because a decoded slice has ten times the size."""
 
     metadata: objects.ObjectMeta
     address_type: str
-    piece: Slice | None
+    piece: Slice | None  # None without a Service, or for an address type that cannot be programmed
 
 
 def packed(source: objects.EndpointSlice) -> PackedSlice:
@@ -239,16 +237,13 @@ def _names(entries: list[objects.NameHint] | None) -> tuple[str, ...]:
 
 
 class Selection(NamedTuple):
-    """The selected endpoints of one service port: the pools for new connections, and all endpoints that may keep
-    established ones. `usable`: some endpoint anywhere could take a connection. `local_addresses`: the addresses of the
-    pools' endpoints on this node.
-    """
+    """The selected endpoints of one service port: the pools for new connections, and further ones."""
 
     cluster: Pool
     local: Pool
-    serving: Pool
-    local_addresses: Pool
-    usable: bool
+    serving: Pool  # all endpoints that may keep established connections
+    local_addresses: Pool  # the addresses of the pools' endpoints on this node
+    usable: bool  # some endpoint anywhere could take a connection
 
 
 class Viewpoint(NamedTuple):

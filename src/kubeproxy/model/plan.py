@@ -149,42 +149,31 @@ ROOM: Final = 1 << 16
 
 
 class Balance(Struct, frozen=True, gc=False):
-    """The shares of a service port's connections, if they are not equal. `cluster` and `local` are the weights of the
-    pools' destinations. `drained` are endpoints with weight 0, which are in no pool and keep their connections.
-    `hashing` is None for a random choice. `room` is the limit of entries for each frontend: see balancing.room_for.
-    """
+    """The shares of a service port's connections, if they are not equal."""
 
-    cluster: Weights = ()
-    local: Weights = ()
-    drained: Pool = ()
-    hashing: Hashing | None = None
-    room: int = ROOM
+    cluster: Weights = ()  # the weights of the cluster pool's destinations
+    local: Weights = ()  # the weights of the local pool's destinations
+    drained: Pool = ()  # endpoints with weight 0, which are in no pool and keep their connections
+    hashing: Hashing | None = None  # None for a random choice
+    room: int = ROOM  # the limit of entries for each frontend: see balancing.room_for
 
 
 class ServicePlan(Struct, frozen=True, gc=False):
-    """One service port in one family: its frontends, its pools and the actions for each kind of traffic.
-
-    `policies` are those of the Service. `internal` is the traffic of the cluster IP and `external` that of all other
-    frontends; these follow from the policies and the endpoints. `hairpin` are the addresses of endpoints on this node,
-    whose connections to themselves need masquerade. `serving` are all destinations that may keep flows (conntrack).
-    `affinity` is in seconds, 0 for none. `source_ranges` are the networks that may use the load balancer addresses, in
-    the Service's order, None without a restriction; `sources` contains the same networks by frontend. `health_port` is
-    the healthCheckNodePort, 0 for none. `balance` is None for equal shares.
-    """
+    """One service port in one family: its frontends, its pools and the actions for each kind of traffic."""
 
     key: ServicePortKey
     frontends: tuple[Frontend, ...]
     cluster: Pool
     local: Pool
-    policies: Policies
-    internal: Traffic
-    external: Traffic
-    affinity: int
-    hairpin: Pool
-    serving: Pool
-    source_ranges: tuple[Range, ...] | None = None
-    health_port: int = 0
-    balance: Balance | None = None
+    policies: Policies  # those of the Service
+    internal: Traffic  # of the cluster IP; it follows from policies and endpoints
+    external: Traffic  # of all other frontends; it follows from policies and endpoints
+    affinity: int  # seconds, 0 for none
+    hairpin: Pool  # addresses of endpoints on this node, whose connections to themselves need masquerade
+    serving: Pool  # all destinations that may keep flows (conntrack)
+    source_ranges: tuple[Range, ...] | None = None  # may use load balancer addresses; None: all
+    health_port: int = 0  # the healthCheckNodePort, 0 for none
+    balance: Balance | None = None  # None for equal shares
 
     @property
     def usable(self) -> bool:
@@ -303,28 +292,21 @@ class Loopback(Enum):
 
 
 class FamilyGlobals(Struct, frozen=True):
-    """The globals of one family.
-
-    `node_ips` are the node's own packed addresses, and `nodeport_ips` the packed addresses on which NodePorts answer.
-    None for `nodeport_ips` means every local address except loopback. `health_check_only_ips` are configured loopback
-    addresses, on which health checks are answered, but no NodePorts. `service_cidrs` are merged.
-    """
+    """The globals of one family."""
 
     detector: Detector = Detector()
-    node_ips: tuple[bytes, ...] = ()
-    nodeport_ips: tuple[bytes, ...] | None = ()
-    service_cidrs: tuple[Range, ...] = ()
+    node_ips: tuple[bytes, ...] = ()  # the node's own packed addresses
+    nodeport_ips: tuple[bytes, ...] | None = ()  # on which NodePorts answer; None: every local address except loopback
+    service_cidrs: tuple[Range, ...] = ()  # merged
     loopback: Loopback = Loopback.NOTHING
-    health_check_only_ips: tuple[bytes, ...] = ()
+    health_check_only_ips: tuple[bytes, ...] = ()  # configured loopback addresses, without NodePorts
 
 
 ExternalIPs = Literal["served", "ignored"]  # the treatment of spec.externalIPs of all Services
 
 
 class Globals(Struct, frozen=True):
-    """The node and its configuration, which hold for all Services. `api_servers` are the keys of frontends
-    (Frontend.key) that would hide this proxy's API server.
-    """
+    """The node and its configuration, which hold for all Services."""
 
     node_name: str
     zone: str = ""
@@ -332,7 +314,7 @@ class Globals(Struct, frozen=True):
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
     features: Features = Features()
-    api_servers: tuple[bytes, ...] = ()
+    api_servers: tuple[bytes, ...] = ()  # keys of frontends (Frontend.key) that would hide this proxy's API server
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 
@@ -368,29 +350,18 @@ class Affinity(Enum):
 
 
 class Habits(NamedTuple):
-    """The properties of a mode in which modes differ for clients. `refuses_ports`: kinds of addresses at which ports
-    without a Service are refused. `drops_unowned`: addresses of ServiceCIDRs without a Service are dropped.
-    `refuses_node`: this node's own connections to external addresses without endpoints are refused, like the
-    connections of other clients, and not routed. `ranges_first`: source ranges also apply to a Service without
-    endpoints. `resets_tcp`: families in which TCP is refused by a reset, not by an ICMP error. `loopback`: families in
-    which NodePorts answer on loopback whenever they answer on all local addresses. `closes_everywhere`: a NodePort
-    without endpoints is refused or dropped on all local addresses, not only on those on which NodePorts answer.
-    `one_pool`: under policy Local, pods and this node get the endpoints of this node, if any, as clients from outside
-    do. `carries`: the proxy relays the bytes, and endpoints see the proxy's address. `carries_sctp`: SCTP is served,
-    not refused. `affinity`: the scope of session affinity. `outlives_mode`: established connections continue when
-    another mode takes over. `hairpins`: the endpoints whose connections to themselves are masqueraded.
-    """
+    """The properties of a mode in which modes differ for clients."""
 
-    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
-    drops_unowned: bool = True
-    refuses_node: bool = True
-    ranges_first: bool = True
-    resets_tcp: tuple[Family, ...] = (Family.IPV4,)
-    loopback: tuple[Family, ...] = ()
-    closes_everywhere: bool = False
-    one_pool: bool = False
-    carries: bool = False
-    carries_sctp: bool = True
-    affinity: Affinity = Affinity.SERVICE_PORT
-    outlives_mode: bool = True
-    hairpins: Literal["of this node", "all"] = "of this node"
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at which ports without a Service are refused
+    drops_unowned: bool = True  # addresses of ServiceCIDRs without a Service are dropped
+    refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
+    ranges_first: bool = True  # source ranges also apply to a Service without endpoints
+    resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
+    loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses
+    closes_everywhere: bool = False  # a NodePort without endpoints is closed also on addresses without NodePorts
+    one_pool: bool = False  # under policy Local, pods and this node also get this node's endpoints, if any
+    carries: bool = False  # the proxy relays the bytes, and endpoints see the proxy's address
+    carries_sctp: bool = True  # SCTP is served, not refused
+    affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity
+    outlives_mode: bool = True  # established connections continue when another mode takes over
+    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints whose own connections are masqueraded

@@ -31,10 +31,7 @@ PRIMARY = "primary"
 
 
 class Settings(Struct, frozen=True):
-    """The settings of this node. `bind_address` is packed, b'' when unspecified; CIDRs are text. `nodeport_addresses`
-    are networks, or `primary` for the node's address. `loopback_nodeports`: NodePorts on loopback are served by rules
-    (IPv4), or by a relay (each family with a loopback network).
-    """
+    """The settings of this node; CIDRs are text."""
 
     node_name: str
     families: tuple[Family, ...]
@@ -42,9 +39,9 @@ class Settings(Struct, frozen=True):
     cluster_cidrs: tuple[str, ...] = ()
     bridge: str = ""
     prefix: str = ""
-    nodeport_addresses: tuple[str, ...] = (PRIMARY,)
-    loopback_nodeports: Literal["never", "ipv4", "relayed"] = "never"
-    bind_address: bytes = b""
+    nodeport_addresses: tuple[str, ...] = (PRIMARY,)  # networks, or `primary` for the node's address
+    loopback_nodeports: Literal["never", "ipv4", "relayed"] = "never"  # by rules, or by a relay
+    bind_address: bytes = b""  # packed, b'' when unspecified
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"

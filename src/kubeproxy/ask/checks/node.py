@@ -41,39 +41,28 @@ _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 
 
 class CheckedNode(Struct, frozen=True):
-    """The node to check: the proxy's facts, None if no proxy answers, and its pid in our namespace, 0 for none.
+    """The node to check. The fields from `family` on restrict the checks to one connection."""
 
-    `running`: the facts are those of a running proxy, not of a stand-in that only reads objects. `control` is the path
-    of the control socket, at which a proxy may listen that was not asked; '' for none. `mode` and `config`
-    are the running ones, or else the intended ones. `node_ports`: some Service has a NodePort. The other fields
-    restrict the checks to one connection: its `family` (None for both), its first `packet`, its endpoints (`targets`),
-    the netfilter `hooks` that it passes, with its packets there (`passing`), the addresses of its client and endpoints
-    except this node's (`ends`), the endpoints that see this node as the client (`masqueraded`), whether a Service of
-    this proxy has the destination (`served`), whether the proxy's rules reject it (`refused`), whether the proxy itself
-    answers (`answers`), the endpoints of which each first packet picks one (`picked_again`), the hooks at which
-    `passing` has all its packets (`covered`), and its packets at the kernel's routing decisions (`routed`).
-    """
-
-    facts: Facts | None
-    pid: int
-    mode: Mode
-    config: KubeProxyConfiguration
-    running: bool = False
-    control: str = ""
-    node_ports: bool = False
-    family: Family | None = None
-    hooks: Collection[str] = (*HOOKS, INGRESS)
-    packet: Packet | None = None
-    targets: frozenset[End] = frozenset()
-    passing: Sequence[PassingPacket] = ()
-    masqueraded: frozenset[End] = frozenset()
-    ends: Collection[bytes] = ()
-    served: bool = True
-    refused: bool = False
-    answers: bool = False
-    picked_again: frozenset[End] = frozenset()
-    covered: Collection[str] = ()
-    routed: Collection[RoutedPacket] = ()
+    facts: Facts | None  # None if no proxy answers
+    pid: int  # of the proxy in our namespace, 0 for none
+    mode: Mode  # the running one, or else the intended one
+    config: KubeProxyConfiguration  # the running one, or else the intended one
+    running: bool = False  # the facts are those of a running proxy, not of a stand-in that only reads objects
+    control: str = ""  # the path of the control socket, at which a proxy may listen that was not asked; '' for none
+    node_ports: bool = False  # some Service has a NodePort
+    family: Family | None = None  # None for both
+    hooks: Collection[str] = (*HOOKS, INGRESS)  # the netfilter hooks that the connection passes
+    packet: Packet | None = None  # its first packet
+    targets: frozenset[End] = frozenset()  # its endpoints
+    passing: Sequence[PassingPacket] = ()  # its packets at these hooks
+    masqueraded: frozenset[End] = frozenset()  # the endpoints that see this node as the client
+    ends: Collection[bytes] = ()  # the addresses of its client and endpoints except this node's
+    served: bool = True  # a Service of this proxy has the destination
+    refused: bool = False  # the proxy's rules reject it
+    answers: bool = False  # the proxy itself answers
+    picked_again: frozenset[End] = frozenset()  # the endpoints of which each first packet picks one
+    covered: Collection[str] = ()  # the hooks at which `passing` has all its packets
+    routed: Collection[RoutedPacket] = ()  # its packets at the kernel's routing decisions
 
     @property
     def families(self) -> tuple[Family, ...]:

@@ -35,16 +35,14 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use, its reverse path filter, and the interface of its answers.
-    `clients` is the part of its own network to which answers leave so, '' for clients of other networks.
-    """
+    """An interface with an address that clients use, its reverse path filter, and the interface of its answers."""
 
     interface: str
     address: str
     filter: int
     out: str
     is_node: bool
-    clients: str = ""
+    clients: str = ""  # the part of its own network to which answers leave so, '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:

@@ -27,17 +27,14 @@ class Filler(Struct, frozen=True, rename="camel"):
 
 
 class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of connection tracking. `growth` is in entries a second. `refused` counts refusals between the two
-    readings, `refused_before` those since the start of the network namespace. `states` counts entries by protocol and
-    state, of both families.
-    """
+    """The state of connection tracking."""
 
     entries: int
     limit: int
-    growth: float
-    refused: dict[str, int]
-    refused_before: dict[str, int]
-    states: dict[str, int]
+    growth: float  # entries a second
+    refused: dict[str, int]  # refusals between the two readings
+    refused_before: dict[str, int]  # refusals since the start of the network namespace
+    states: dict[str, int]  # entries by protocol and state, of both families
     services: tuple[Filler, ...]
     clients: tuple[Filler, ...]
     problems: tuple[str, ...]

@@ -22,14 +22,12 @@ _NOBODY: Final = b""
 
 
 class ConnectionCount(Struct):
-    """Numbers of connections by state. `closing` connections are closed, but still in the kernel's table. `unanswered`
-    connections are open and never had a reply. `began` counts connections that began while this program listened.
-    """
+    """Numbers of connections by state."""
 
     open: int = 0
-    closing: int = 0
-    unanswered: int = 0
-    began: int = 0
+    closing: int = 0  # closed, but still in the kernel's table
+    unanswered: int = 0  # open, and never had a reply
+    began: int = 0  # began while this program listened
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -139,19 +137,16 @@ def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -
 
 
 class EndpointUse(Struct, frozen=True, rename="camel"):
-    """The use of one endpoint. `share` is its fraction of open and closing connections together, because short
-    connections are rarely open at the moment of a reading. `serving` is False for a removed endpoint; `pod` is '' if
-    unknown.
-    """
+    """The use of one endpoint."""
 
     address: str
-    pod: str
+    pod: str  # '' if unknown
     connections: int
-    share: float
+    share: float  # of open and closing connections together: short connections are rarely open when they are read
     closing: int
     unanswered: int
     new_per_second: float
-    serving: bool
+    serving: bool  # False for a removed endpoint
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):

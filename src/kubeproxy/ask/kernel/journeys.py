@@ -50,35 +50,29 @@ class KnownRules(NamedTuple):
 
 
 class Met(Struct, frozen=True, rename="camel"):
-    """A packet in one base chain. `words` are the rules and decisions that matched, `verdict` is the result.
-    `destination` is the packet's destination at that point: translation changes it.
-    """
+    """A packet in one base chain."""
 
     hook: str
     table: str
     chain: str
-    destination: str
-    words: tuple[str, ...]
+    destination: str  # at that point: translation changes it
+    words: tuple[str, ...]  # the rules and decisions that matched
     verdict: str
 
 
 class Journey(Struct, frozen=True, rename="camel"):
-    """The path of one packet through this node. `direction` is 'request' or 'answer'; `refusal` is 'reset', 'ICMP
-    error', or '' for another packet, and `reason` the name of the error; `local`: this node sent it. `lost` is the
-    reason why the packet ended on this node, '' if it continued; `last` is the last hook that the packet passed, and
-    `leaves` the interface by which it leaves, '' if unknown.
-    """
+    """The path of one packet through this node."""
 
-    direction: str
-    refusal: str
+    direction: str  # 'request' or 'answer'
+    refusal: str  # 'reset', 'ICMP error', or '' for another packet
     source: str
     destination: str
     met: tuple[Met, ...]
-    lost: str
-    last: str
-    reason: str = ""
-    local: bool = False
-    leaves: str = ""
+    lost: str  # the reason why the packet ended on this node, '' if it continued
+    last: str  # the last hook that the packet passed
+    reason: str = ""  # the name of the ICMP error
+    local: bool = False  # this node sent it
+    leaves: str = ""  # the interface by which it leaves, '' if unknown
 
 
 class _Run(NamedTuple):
@@ -218,16 +212,13 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
 
 
 class TracedReply(Struct, frozen=True):
-    """The entry of a traced connection in connection tracking: its endpoint, whether a reply arrived during the trace,
-    and whether a reply arrived `earlier`. `selection` are the arguments of conntrack(8) that select it. `existed`:
-    the entry is older than the trace.
-    """
+    """The entry of a traced connection in connection tracking."""
 
     endpoint: str
-    answered: bool
-    earlier: bool = False
-    selection: str = ""
-    existed: bool = False
+    answered: bool  # a reply arrived during the trace
+    earlier: bool = False  # a reply arrived before
+    selection: str = ""  # the arguments of conntrack(8) that select the entry
+    existed: bool = False  # the entry is older than the trace
 
 
 class Serving(NamedTuple):

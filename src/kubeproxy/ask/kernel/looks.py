@@ -27,15 +27,13 @@ PAUSE = 0.05  # seconds between two readings
 
 
 class Seen(Struct, frozen=True):
-    """The result of comparisons: the number of compared Services, the differences, and the parts that could not be
-    compared. `on_their_way`: Services with queued changes. `unstable`: The Services that changed at every reading.
-    """
+    """The result of comparisons."""
 
-    services: int
+    services: int  # the number of compared Services
     findings: tuple[Finding, ...] = ()
-    on_their_way: tuple[ServiceName, ...] = ()
-    unstable: tuple[ServiceName, ...] = ()
-    caveats: tuple[str, ...] = ()
+    on_their_way: tuple[ServiceName, ...] = ()  # with queued changes
+    unstable: tuple[ServiceName, ...] = ()  # changed at every reading
+    caveats: tuple[str, ...] = ()  # the parts that could not be compared
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
