@@ -178,9 +178,7 @@ class Proxy(NamedTuple):
 
 
 class Cluster:
-    """An API server: its address, the proxy before it, TLS settings and credentials. `certificates` has the validity of
-    the certificates in use, by the names of Trust.validities.
-    """
+    """An API server: its address, the proxy before it, TLS settings and credentials."""
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
         self.server = server
@@ -190,7 +188,7 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self.certificates: Mapping[str, Validity] = {}
+        self.certificates: Mapping[str, Validity] = {}  # those in use, by the names of Trust.validities
         self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)

@@ -103,10 +103,7 @@ class Exchange:
 
 
 class ApiConnection(asyncio.Protocol):
-    """An open connection. `start` begins an exchange; `reusable` is whether another exchange may follow. `context` is
-    the TLS context of the connection; `last_received` is on the loop's clock; `lost` is done when the transport is
-    closed.
-    """
+    """An open connection. `start` begins an exchange."""
 
     def __init__(self, peer: str, on_lost: Callable[[ApiConnection], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -120,11 +117,11 @@ class ApiConnection(asyncio.Protocol):
         self._progress = False
         self._complete = False
         self._keep_alive = True
-        self.last_received = self._loop.time()
+        self.last_received = self._loop.time()  # on the loop's clock
         self._body_progress = AnswerProgress(0.0, self.last_received)
         self.received_any = False
-        self.context: object = None
-        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.context: object = None  # the TLS context
+        self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed
 
     # What the client calls.
 

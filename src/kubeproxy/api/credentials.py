@@ -43,17 +43,14 @@ class KeyPair(NamedTuple):
 
 
 class Credentials:
-    """Fixed credentials, the same headers for every request; base class of the other kinds. `name` is the kind and
-    origin of the credentials for messages, '' for none. `files` are read again while the credentials are in use.
-    `program` is run to get the credentials, '' for none.
-    """
+    """Fixed credentials, the same headers for every request; base class of the other kinds."""
 
-    files: tuple[str, ...] = ()
-    program = ""
+    files: tuple[str, ...] = ()  # they are read again while the credentials are in use
+    program = ""  # it is run to get the credentials, '' for none
 
     def __init__(self, headers: Headers = (), name: str = "") -> None:
         self._fixed = headers
-        self.name = name
+        self.name = name  # their kind and origin for messages, '' for none
 
     async def headers(self) -> Headers:
         """Return the headers of one request. Raises SourceError when they are unavailable."""

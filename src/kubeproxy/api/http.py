@@ -55,13 +55,11 @@ def user_agent() -> str:
 
 
 class Route:
-    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it. When an address is new,
-    `changed` is called before any connection to that address.
-    """
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it."""
 
     def __init__(self) -> None:
         self.places: frozenset[tuple[str, int]] = frozenset()
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], None] = lambda: None  # called before any connection to a new address
 
     def take(self, places: frozenset[tuple[str, int]]) -> None:
         """Add addresses. Earlier addresses are kept up to a limit, because open connections may use them."""

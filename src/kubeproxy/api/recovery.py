@@ -39,13 +39,7 @@ class WatchListSupport:
 
 
 class Recovery:
-    """Decides the next request of one reflector and the delay before the request. `absent` is called when the resource
-    does not exist.
-
-    `list_needed`: the next request is a list. `list_from` is the minimum version of the list. As in client-go: the
-    first list may come from the server's cache ("0"), later ones must not be older than the known version, and ""
-    requests the newest. `fields` is the field selector.
-    """
+    """Decides the next request of one reflector and its delay. `absent` is called when the resource does not exist."""
 
     def __init__(
         self,
@@ -56,8 +50,10 @@ class Recovery:
         pace: ListPace,
         absent: Callable[[], None],
     ) -> None:
-        self.fields = target.fields
-        self.list_needed = True
+        self.fields = target.fields  # the field selector
+        self.list_needed = True  # the next request is a list
+        # The minimum version of the list, as in client-go: first "0" for the server's cache, then the known version; ""
+        # requests the newest.
         self.list_from = "0"
         self._list_in_pages = False
         self.trouble = Trouble(lambda text: log.warning("Cannot watch: %s", text))

@@ -55,9 +55,7 @@ def targets(node_name: str) -> tuple[WatchTarget, ...]:
 
 
 class Trouble:
-    """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts.
-    Readiness, /statusz and the log give this text. `log` logs it; `clock` gives seconds.
-    """
+    """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.text = ""
@@ -96,24 +94,18 @@ class WatchStanding(Struct, frozen=True, kw_only=True):
 
 
 class ResourceStatus:
-    """The state of the source of one resource: written by the source, read by health checks and metrics.
-
-    `synced`: a complete list was delivered at least once. `connected`: changes are arriving as they happen.
-    `absent`: the resource does not exist or must not be listed, which is no error; an empty list was delivered.
-    `last_contact`: the time of the server's last bytes, on time.monotonic(); at first the time of creation.
-    `trouble`: the reason why lists and watches fail at present, '' if they do not fail or the server is unreachable.
-    """
+    """The state of the source of one resource: written by the source, read by health checks and metrics."""
 
     __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced", "trouble")
 
     def __init__(self, resource: Resource) -> None:
         self.resource: Resource = resource
-        self.synced = False
-        self.connected = False
-        self.absent = False
-        self.last_contact = time.monotonic()
+        self.synced = False  # a complete list was delivered at least once
+        self.connected = False  # changes are arriving as they happen
+        self.absent = False  # it does not exist or must not be listed, no error; an empty list was delivered
+        self.last_contact = time.monotonic()  # the time of the server's last bytes; at first of creation
         self.resource_version = ""
-        self.trouble = ""
+        self.trouble = ""  # the reason why lists and watches fail, '' also if the server is unreachable
 
     def staleness(self, now: float) -> float:
         """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""

@@ -25,9 +25,7 @@ _MOST_DIGITS: Final = 64  # numbers with more than 19 digits overflow; Python re
 
 
 class Duration(float):
-    """A duration: a float of seconds that also contains the exact nanoseconds, so that printing is exact. Nanoseconds
-    are limited to 64 bits signed, as in Go (about 292 years).
-    """
+    """A float of seconds that also contains the exact nanoseconds, in 64 bits signed as in Go, for exact printing."""
 
     __slots__ = ("nanoseconds",)
     nanoseconds: int

@@ -41,7 +41,8 @@ class GateState(NamedTuple):
     enabled: bool
 
 
-_ALPHA = """
+_TABLE = {
+    Gate(Stage.ALPHA, default=False, locked=False): """
     AllAlpha AllowUnsafeMalformedObjectDeletion APIServingWithRoutine CBORServingAndStorage ClientsAllowCBOR
     ClientsPreferCBOR CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook
     ContainerStopSignals ControllerManagerReleaseLeaderElectionLockOnExit CPUManagerPolicyAlphaOptions
@@ -55,8 +56,8 @@ _ALPHA = """
     ShardedListAndWatch StorageCapacityScoring StorageVersionAPI TaintTolerationComparisonOperators
     TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions UserNamespacesHostNetworkSupport
     VolumeLimitScaling WindowsCPUAndMemoryAffinity WorkloadAwarePreemption WorkloadWithJob
-"""
-_BETA = """
+    """,
+    Gate(Stage.BETA, default=True, locked=False): """
     AllowParsingUserUIDFromCertAuth APIResponseCompression APIServerIdentity AtomicFIFO
     AuthorizePodWebsocketUpgradeCreatePermission ClearingNominatedNodeNameAfterBinding ClientsAllowCARotation
     ClientsAllowTLSCacheGC ComponentFlagz ComponentStatusz ConstrainedImpersonation ContainerCheckpoint
@@ -83,16 +84,16 @@ _BETA = """
     TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
     UnknownVersionInteroperabilityProxy UnlockWhileProcessingFIFO WatchCacheInitializationPostStartHook WatchList
     WatchListClient WindowsGracefulNodeShutdown
-"""
-_BETA_OFF = """
+    """,
+    Gate(Stage.BETA, default=False, locked=False): """
     AllBeta ClusterTrustBundle ClusterTrustBundleProjection ConcurrentWatchObjectDecode CoordinatedLeaderElection
     DRADeviceTaintRules LocalStorageCapacityIsolationFSQuotaMonitoring MaxUnavailableStatefulSet
     PodCertificateRequest SchedulerAsyncAPICalls SELinuxMount StorageVersionMigrator
-"""
-_GA = """
+    """,
+    Gate(Stage.GA, default=True, locked=False): """
     AllowServiceExternalIPs CustomCPUCFSQuotaPeriod DRAPrioritizedList MutatingAdmissionPolicy
-"""
-_GA_LOCKED = """
+    """,
+    Gate(Stage.GA, default=True, locked=True): """
     AnonymousAuthConfigurableEndpoints AnyVolumeDataSource APIServerTracing AuthorizeNodeWithSelectors
     AuthorizeWithSelectors BtreeWatchCache ConsistentListFromCache CPUManagerPolicyOptions CRDValidationRatcheting
     CSIServiceAccountTokenSecrets CustomResourceFieldSelectors DeclarativeValidation DisableAllocatorDualWrite
@@ -111,33 +112,22 @@ _GA_LOCKED = """
     StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration
     SupplementalGroupsPolicy SystemdWatchdog TopologyManagerPolicyOptions UserNamespacesSupport
     VolumeAttributesClass WinDSR WinOverlay
-"""
-_DEPRECATED = """
+    """,
+    Gate(Stage.DEPRECATED, default=True, locked=False): """
     DisableCPUQuotaWithExclusiveCPUs InformerResourceVersion KubeletPodResourcesListUseActivePods
     ServiceCIDRStatusFieldWiping StorageNamespaceIndex
-"""
-_DEPRECATED_OFF = """
+    """,
+    Gate(Stage.DEPRECATED, default=False, locked=False): """
     AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests ChangeContainerStatusOnKubeletRestart
     DeclarativeValidationTakeover KMSv1 KubeletRegistrationGetOnExistsOnly WindowsHostNetwork
-"""
-_DEPRECATED_LOCKED = """
+    """,
+    Gate(Stage.DEPRECATED, default=True, locked=True): """
     AggregatedDiscoveryRemoveBetaType DisableNodeKubeProxyVersion
-"""
-_DEPRECATED_OFF_LOCKED = """
+    """,
+    Gate(Stage.DEPRECATED, default=False, locked=True): """
     AllowOverwriteTerminationGracePeriodSeconds GitRepoVolumeDriver SeparateCacheWatchRPC
-"""
-
-_TABLE = (
-    (_ALPHA, Gate(Stage.ALPHA, default=False, locked=False)),
-    (_BETA, Gate(Stage.BETA, default=True, locked=False)),
-    (_BETA_OFF, Gate(Stage.BETA, default=False, locked=False)),
-    (_GA, Gate(Stage.GA, default=True, locked=False)),
-    (_GA_LOCKED, Gate(Stage.GA, default=True, locked=True)),
-    (_DEPRECATED, Gate(Stage.DEPRECATED, default=True, locked=False)),
-    (_DEPRECATED_OFF, Gate(Stage.DEPRECATED, default=False, locked=False)),
-    (_DEPRECATED_LOCKED, Gate(Stage.DEPRECATED, default=True, locked=True)),
-    (_DEPRECATED_OFF_LOCKED, Gate(Stage.DEPRECATED, default=False, locked=True)),
-)
+    """,
+}
 LATER: dict[str, Gate] = {
     # KEP-5495: deprecated from 1.37 on, off in 1.40, removed with ipvs mode in 1.43.
     "KubeProxyIPVS": Gate(Stage.DEPRECATED, default=True, locked=False),
@@ -148,7 +138,7 @@ LATER: dict[str, Gate] = {
 }
 """Gates of later proxies that 1.36 lacks."""
 
-GATES: Mapping[str, Gate] = {name: gate for names, gate in _TABLE for name in names.split()} | LATER
+GATES: Mapping[str, Gate] = {name: gate for gate, names in _TABLE.items() for name in names.split()} | LATER
 """Every gate by its name."""
 
 _READ_HERE = """

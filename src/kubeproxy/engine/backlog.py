@@ -108,17 +108,14 @@ def retries() -> Backoff:
 
 
 class Backlog:
-    """The queued changes of one family: all changes since the last commit. `stale`: the next sync compares everything
-    with the kernel. `other_changes`: the next sync has changes that are not of Services. `resting`: the kernel refused,
-    and the next attempt is not due yet.
-    """
+    """The queued changes of one family: all changes since the last commit."""
 
     def __init__(self, family: Family, clock: Callable[[], float] = time.time) -> None:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
-        self.stale = True
-        self.other_changes = False
-        self.resting = False
+        self.stale = True  # the next sync compares everything with the kernel
+        self.other_changes = False  # the next sync has changes that are not of Services
+        self.resting = False  # the kernel refused, and the next attempt is not due yet
         self._let_go = False  # whether the last portion left large changes out
         self._backoff = retries()
         self._clock = clock

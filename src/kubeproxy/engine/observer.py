@@ -22,9 +22,7 @@ class Commit(Struct, frozen=True):
     """The queued changes of one family are in the kernel."""
 
     family: Family
-    changes: Sequence[
-        Change
-    ] = ()  # since the last commit; with `everything` all Services with UDP ports, changed or not
+    changes: Sequence[Change] = ()  # since the last commit; with `everything` all Services with UDP ports
     full: bool = False  # everything was compared with the kernel
     everything: bool = False  # the earlier state of the kernel is unknown
     services: int = 0  # with plans, if `everything`

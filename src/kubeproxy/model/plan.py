@@ -359,7 +359,7 @@ class Habits(NamedTuple):
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
     loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses
     closes_everywhere: bool = False  # a NodePort without endpoints is closed also on addresses without NodePorts
-    one_pool: bool = False  # under policy Local, pods and this node also get this node's endpoints, if any
+    one_pool: bool = False  # under policy Local, also pods and this node get endpoints of this node, if any
     carries: bool = False  # the proxy relays the bytes, and endpoints see the proxy's address
     carries_sctp: bool = True  # SCTP is served, not refused
     affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity
