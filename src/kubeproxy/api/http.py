@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from kubeproxy.api.cluster import Cluster, connection_reason
@@ -19,6 +18,7 @@ from kubeproxy.api.credentials import Headers
 from kubeproxy.api.proxy import open_tunnel
 from kubeproxy.api.source import Trouble
 from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
+from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.release import NUMBER, architecture
 
 log = logging.getLogger("kubeproxy.api")
@@ -94,9 +94,7 @@ class Contact:
 
     async def pause(self, delay: float) -> None:
         """Wait `delay` seconds after a failure, or until another request gets an answer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay):
-                await self._answers.wait()
+        await wait_briefly(self._answers, delay)
 
 
 class HttpClient:

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from kubeproxy.ask.why import Explained
 from kubeproxy.ask.zones import Places
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Planner
@@ -139,8 +139,7 @@ async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -
             return
         if planner.complete and reach is not None and all(one.synced for one in reach.watched):
             return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(complete.wait(), 0.05)
+        await wait_briefly(complete, 0.05)
 
 
 def _awaits_lists(reach: Reach | None) -> bool:

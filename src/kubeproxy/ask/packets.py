@@ -29,20 +29,13 @@ _LOOPBACK: Final = "lo"
 
 
 class CheckedConnection(Struct, frozen=True, dict=True):
-    """A connection: its first incoming packet (the source is None if the node picks the source), and this node's
-    addresses.
+    """A connection. The kernel is asked once for each route of it as a whole. Properties raise NetlinkError."""
 
-    `taken_in`: the packet is delivered locally, through the hook input, before it is sent to an endpoint (ipvs).
-    `arrival`: the interface of incoming packets, '' for the interface of the route to the client. `direct`: the
-    destination is the endpoint's own address, so no rule translates the packets. The kernel is asked once for each
-    route of the connection as a whole. Properties raise NetlinkError.
-    """
-
-    packet: Packet
-    local: Collection[bytes]
-    taken_in: bool = False
-    arrival: str = ""
-    direct: bool = False
+    packet: Packet  # the first incoming one; the source is None if the node picks it
+    local: Collection[bytes]  # this node's addresses
+    taken_in: bool = False  # through the hook input, before the packet is sent to an endpoint (ipvs)
+    arrival: str = ""  # the interface of incoming packets, '' for that of the route to the client
+    direct: bool = False  # the destination is the endpoint's own address, so no rule translates the packets
 
     @property
     def is_local(self) -> bool:

@@ -38,20 +38,16 @@ from kubeproxy.model.world import pod_cidrs
 
 
 class Target(Struct, frozen=True, rename="camel"):
-    """An eligible endpoint: address and port, probability, the client address that the endpoint sees, its Node ('' if
-    unknown), and whether its answers return through this node. Answers must return here, because this node reverses the
-    translation. `terminating`: it is terminating and serving, and used because no endpoint is ready. `client` is the
-    client address that the endpoint sees, '' if it is not determined.
-    """
+    """An eligible endpoint. Its answers must return through this node, because this node reverses the translation."""
 
-    address: str
-    share: float
+    address: str  # and port
+    share: float  # its probability
     masqueraded: bool
-    node: str = ""
+    node: str = ""  # '' if unknown
     zone: str = ""
-    returns: bool = True
-    terminating: bool = False
-    client: str = ""
+    returns: bool = True  # its answers return through this node
+    terminating: bool = False  # it is terminating and serving, and used because no endpoint is ready
+    client: str = ""  # the client address that the endpoint sees, '' if it is not determined
 
     @property
     def host(self) -> str:

@@ -93,6 +93,13 @@ class TokenBucket:
         self._at = now
 
 
+async def wait_briefly(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for `seconds` at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -40,28 +40,21 @@ class SlicePort(NamedTuple):
 
 
 class Slice(Struct, frozen=True, gc=False):
-    """An EndpointSlice reduced to the used fields.
-
-    In nearly every slice all endpoints are ready and none has hints. Then `particular` is None, and the endpoints are
-    in `destinations` (for each port in the order of `ports`; sorted, without repetition) and, in the same order, in
-    `nodes` ('' for none). Otherwise `particular` has all endpoints.
-
-    `version` is the resourceVersion. `proxy_name`, for answers to questions, is the label of another proxy's Service,
-    which the EndpointSlice controller copies. `weight` is the annotation. `zones` are the zones of endpoints by packed
-    address, None unless requested.
+    """An EndpointSlice reduced to the used fields. In nearly every slice all endpoints are ready and none has hints.
+    Then `particular` is None, and the endpoints are in `destinations` and, in the same order, in `nodes`.
     """
 
     family: Family
     ports: tuple[SlicePort, ...]
-    destinations: tuple[tuple[bytes, ...], ...]
-    nodes: tuple[str, ...]
-    particular: tuple[Endpoint, ...] | None = None
+    destinations: tuple[tuple[bytes, ...], ...]  # for each of the ports; sorted, without repetition
+    nodes: tuple[str, ...]  # '' for none
+    particular: tuple[Endpoint, ...] | None = None  # all endpoints
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
-    version: str | None = None
-    proxy_name: str | None = None
-    weight: int | None = None
-    zones: Mapping[bytes, str] | None = None
+    version: str | None = None  # the resourceVersion
+    proxy_name: str | None = None  # the label of another proxy's Service, copied by the EndpointSlice controller
+    weight: int | None = None  # the annotation
+    zones: Mapping[bytes, str] | None = None  # of endpoints by packed address, None unless requested
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

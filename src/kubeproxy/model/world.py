@@ -49,14 +49,12 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """Inputs from the node and the cluster: the Node object, if any, service CIDRs, packed local addresses.
-    `api_servers` are the addresses and ports of the API server, or of the HTTP proxy through which it is reached.
-    """
+    """Inputs from the node and the cluster."""
 
     node: Node | None = None
     service_cidrs: Iterable[str] = ()
-    local_addresses: Mapping[Family, Iterable[bytes]] = {}
-    api_servers: Iterable[tuple[str, int]] = ()
+    local_addresses: Mapping[Family, Iterable[bytes]] = {}  # packed
+    api_servers: Iterable[tuple[str, int]] = ()  # addresses and ports of it, or of the HTTP proxy before it
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:

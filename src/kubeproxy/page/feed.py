@@ -9,12 +9,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from kubeproxy.engine.observer import Audience
+from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -61,9 +61,7 @@ class OpenPage:
 
     async def take(self) -> bytes:
         """Wait for messages and return them; b'' if the page skipped messages, a comment after ALIVE seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ALIVE):
-                await self._woken.wait()
+        await wait_briefly(self._woken, ALIVE)
         self._woken.clear()
         pieces = b"".join(self._pieces)
         self._pieces.clear()
@@ -203,9 +201,7 @@ class Feed:
     async def _run(self) -> None:
         """Send messages until cancelled: soon after each event, and after IDLE seconds without an event."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(IDLE - PAUSE):
-                    await self._stirred.wait()
+            await wait_briefly(self._stirred, IDLE - PAUSE)
             self._stirred.clear()
             try:
                 data = self._message()

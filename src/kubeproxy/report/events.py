@@ -10,13 +10,12 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from kubeproxy.engine.pacing import TokenBucket
+from kubeproxy.engine.pacing import TokenBucket, wait_briefly
 from kubeproxy.errors import SourceError
 
 _log = logging.getLogger("kubeproxy.report")
@@ -117,9 +116,7 @@ class EventRecorder:
             self.flush()
             while self._queue:
                 await self._send(*self._queue.popleft(), retry)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATCH_SECONDS):
-                    await self._wake.wait()
+            await wait_briefly(self._wake, PATCH_SECONDS)
 
     def flush(self) -> None:
         """Queue a write of each series that grew since its last write; remove the series that ended."""

@@ -70,13 +70,10 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
         is_old = not one.synced or one.stale > STALE
+        what += f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""
+        severity, harm = (Severity.BROKEN, MISLEADS) if is_old else (Severity.DEGRADED, NOTHING)
         yield Diagnosis(
-            severity=Severity.BROKEN if is_old else Severity.DEGRADED,
-            about="api",
-            what=what + (f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""),
-            why=effect,
-            fix=_fix(one.trouble) or "look at the API server's health and log",
-            harm=MISLEADS if is_old else NOTHING,
+            severity, "api", what, effect, _fix(one.trouble) or "look at the API server's health and log", harm
         )
 
 
@@ -152,15 +149,10 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
         soon = min(_SOON[name], _LAST_PART * (end - begins))
         if left > soon:
             continue
-        yield Diagnosis(
-            severity=Severity.BROKEN if left <= 0 else Severity.DEGRADED,
-            about="certificates",
-            what=f"{_NAMES[name]} expired {duration(-left)} ago"
-            if left <= 0
-            else f"{_NAMES[name]} expires in {duration(left)}",
-            why="without it changes stop arriving from the API server once the connection ends",
-            fix=_RENEWALS[name],
-        )
+        when = f"expired {duration(-left)} ago" if left <= 0 else f"expires in {duration(left)}"
+        why = "without it changes stop arriving from the API server once the connection ends"
+        severity = Severity.BROKEN if left <= 0 else Severity.DEGRADED
+        yield Diagnosis(severity, "certificates", f"{_NAMES[name]} {when}", why, _RENEWALS[name])
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:

@@ -92,13 +92,9 @@ def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
         if port.bound and (port.holder is None or port.holder[0] == pid):
             continue
         who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
-        health = port.field.startswith("healthz")
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="ports",
-            what=f"{port.field}: {port.address} is not the proxy's: {who} listens there",
-            why="load balancers ask there whether this node is healthy"
-            if health
-            else "metrics of this node are not there, or another program's",
-            fix=f"stop the other program, or give {port.field} another address; the proxy tries again every 5 s",
-        )
+        what = f"{port.field}: {port.address} is not the proxy's: {who} listens there"
+        why = "metrics of this node are not there, or another program's"
+        if port.field.startswith("healthz"):
+            why = "load balancers ask there whether this node is healthy"
+        fix = f"stop the other program, or give {port.field} another address; the proxy tries again every 5 s"
+        yield Diagnosis(Severity.DEGRADED, "ports", what, why, fix)

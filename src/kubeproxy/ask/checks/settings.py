@@ -197,14 +197,10 @@ def filled(room: Room, about: str) -> Iterator[Diagnosis]:
     """Check whether a table is nearly full."""
     if room.limit > 0 and room.used >= FILLING * room.limit:
         is_full = room.used >= FULL * room.limit
-        yield Diagnosis(
-            severity=Severity.BROKEN if is_full else Severity.DEGRADED,
-            about=about,
-            what=f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}",
-            why=room.why,
-            fix=room.fix,
-            harm=STOPS if room.used >= room.limit else MISLEADS if is_full else NOTHING,
-        )
+        severity = Severity.BROKEN if is_full else Severity.DEGRADED
+        what = f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}"
+        harm = STOPS if room.used >= room.limit else MISLEADS if is_full else NOTHING
+        yield Diagnosis(severity, about, what, room.why, room.fix, harm)
 
 
 def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:

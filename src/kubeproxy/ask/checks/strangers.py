@@ -47,15 +47,10 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
     """Check for rules of other modes than the running `mode` ('' for none), for a `place` or '' for all places."""
     caught = f", with rules for {place}" * bool(place)
     places = [trace.what for trace in traces]
-    for what in places if mode else ():
-        yield Diagnosis(
-            severity=Severity.DEGRADED,
-            about="leftovers",
-            what=f"left by another kube-proxy: {what}{caught}",
-            why="connections may still be sent to deleted endpoints",
-            fix="make sure that no other kube-proxy runs, then restart this one: it removes the other's rules",
-            harm=MISLEADS,
-        )
+    for found in places if mode else ():
+        what, why = f"left by another kube-proxy: {found}{caught}", "connections may still be sent to deleted endpoints"
+        fix = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
+        yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, fix, MISLEADS)
     if places and not mode:
         yield Diagnosis(
             severity=Severity.DEGRADED,

@@ -30,23 +30,17 @@ _REASONS = {
 }
 """ICMP errors, by protocol, and type and code."""
 _NEAR = 16  # maximum number of earlier packets to search for the packet of a step
-RuleKey = tuple[int, str, str, int]  # A rule: family of its table, table, chain, handle
+RuleKey = tuple[int, str, str, int]  # a rule: family of its table, table, chain, handle
 
 
 class KnownRules(NamedTuple):
-    """Texts and meanings of the rules that packets matched.
-
-    `decision` returns the meaning of one of our chains (table, name), None for a chain of another program. The meaning
-    begins with LEFT if the running proxy has no such chain. `untraced` returns the findings, as a text, on rules of
-    another kube-proxy for the flow that the kernel does not trace (those of iptables-legacy), '' without such rules.
-    `legacy` is the number of all rules of iptables-legacy.
-    """
+    """Texts and meanings of the rules that packets matched."""
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
-    decision: Callable[[str, str], str | None]
-    untraced: Callable[[], str] = str
-    legacy: int = 0
+    decision: Callable[[str, str], str | None]  # of our (table, chain), LEFT before a leftover; else None
+    untraced: Callable[[], str] = str  # findings on rules of iptables-legacy, '' without such
+    legacy: int = 0  # the number of all rules of iptables-legacy
 
 
 class Met(Struct, frozen=True, rename="camel"):
