@@ -62,19 +62,16 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
             cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
-        one, names = (
-            max(several, key=lambda each: (not each.synced, each.stale)),
-            ", ".join(each.resource for each in several),
-        )
+        one = max(several, key=lambda each: (not each.synced, each.stale))
+        names = ", ".join(each.resource for each in several)
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
         is_old = not one.synced or one.stale > STALE
         what += f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""
         severity, harm = (Severity.BROKEN, MISLEADS) if is_old else (Severity.DEGRADED, NOTHING)
-        yield Diagnosis(
-            severity, "api", what, effect, _fix(one.trouble) or "look at the API server's health and log", harm
-        )
+        fix = _fix(one.trouble) or "look at the API server's health and log"
+        yield Diagnosis(severity, "api", what, effect, fix, harm)
 
 
 def hopeless(reach: Reach) -> bool:
