@@ -34,7 +34,7 @@ async def sticky(world: World, name: str) -> list[str]:
     service = world.store.get("services", ("default", name))
     if service is None:
         return []
-    ready = frozenset(_ready(world, name))
+    serving = frozenset(ready(world, name))
     fronts = [(place, address) for place in (*PLACES, POD) for address in service.decode()["spec"]["clusterIPs"]]
     answers = await asyncio.gather(
         *(world.inside(place, functools.partial(ask, "tcp", address, 80, ANSWERS)) for place, address in fronts)
@@ -42,7 +42,7 @@ async def sticky(world: World, name: str) -> list[str]:
     wrong = []
     for (place, address), got in zip(fronts, answers, strict=True):
         before = world.answered.get((name, place, address), "")
-        wanted = {before} if before in ready else ready
+        wanted = {before} if before in serving else serving
         if not isinstance(got, Answer) or got.ip not in wanted:
             said = got.ip if isinstance(got, Answer) else got
             wrong.append(f"client: {place} asks {name} {address}: {said} instead of {sorted(wanted)}, had {before!r}")
@@ -51,7 +51,7 @@ async def sticky(world: World, name: str) -> list[str]:
     return wrong
 
 
-def _ready(world: World, name: str) -> Iterator[str]:
+def ready(world: World, name: str) -> Iterator[str]:
     """Yield the addresses of a Service's ready endpoints, as its slices have them."""
     for record in world.store.records("endpointslices"):
         if record.labels.get("kubernetes.io/service-name") == name:

@@ -35,7 +35,7 @@ from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.setup import host, modes
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
-from prove import clients, dumps, packets, truth
+from prove import clients, dumps, meant, packets, truth
 from prove.world import NO_FAULTS, UDP_IDLE, World
 from support.modes import GUEST
 
@@ -84,6 +84,8 @@ async def _quiet(world: World, chance: random.Random) -> list[str]:
             judged.append(_pages_say_so(world, scene))
         if chance.random() < world.shares.dumps:
             judged.append(_as_fresh(world, scene))
+        if world.mode.name == "nftables" and chance.random() < world.shares.pages:
+            judged.append(_eventually(world, functools.partial(meant.different, world)))
         wrong += [one for found in await asyncio.gather(*judged) for one in found]
     except (KubeProxyError, OSError) as error:
         wrong = [f"asking: {error!r}"]

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prove import dumps, judges, launcher, mutations, packets, truth
+from prove import dumps, judges, launcher, meant, mutations, packets, truth
 from prove.generate import Generator
 from prove.mutating import MUTATIONS, SOURCE, broken
 from prove.play import kind, play, played
@@ -97,12 +97,15 @@ async def the_model_is_another(world: World, scene: judges.Scene) -> None:
 
 
 async def the_kernel_is_another(world: World, scene: judges.Scene) -> None:
-    """Where nobody repairs, packets meet something else."""
+    """Where nobody repairs, packets meet something else, and the meaning of the rules differs from the objects."""
+    assert await world.inside("node", lambda: meant.different(world)) == []
     await world.stop_traffic()
     await world.live.proxy.kill()
     await world.live.nft("delete", "table", "ip", "kube-proxy")
     found = await met(world, scene)
     assert {kind(one) for one in found} == {"packet"}
+    (missing,) = {one.partition(": [")[2] for one in await world.inside("node", lambda: meant.different(world))}
+    assert missing.startswith("'passed'] instead of ['10.244."), missing
     await world.start()
 
 
