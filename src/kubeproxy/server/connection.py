@@ -273,6 +273,7 @@ class ServerConnection(asyncio.Protocol):
         """Send a body piece by piece and close; HTTP/1.0 has no chunks, so the end of the connection ends the body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
+        self._wait(IDLE_SECONDS)  # the first piece may take as long as the others
         async with aclosing(response.body) as pieces:
             try:
                 self._write(_head(response, version, ["Connection: close", *["Transfer-Encoding: chunked"] * chunked]))

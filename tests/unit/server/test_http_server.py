@@ -37,6 +37,11 @@ async def counting(upto: int) -> AsyncGenerator[bytes, None]:
         await asyncio.sleep(0)
 
 
+async def late() -> AsyncGenerator[bytes, None]:
+    await asyncio.sleep(0.5)
+    yield b"at last"
+
+
 async def breaking() -> AsyncGenerator[bytes, None]:
     yield b"a"
     raise RuntimeError("broken page")
@@ -61,6 +66,7 @@ HANDLER = routes(
     {
         "/counting": lambda request: Response(200, TEXT, counting(int(request.query))),
         "/breaking": lambda _: Response(200, TEXT, breaking()),
+        "/late": lambda _: Response(200, TEXT, late()),
         "/endless": lambda _: Response(200, TEXT, endless()),
         "/change": changed,
         "/hello": lambda request: Response(200, TEXT, f"hello {request.method} {request.query}".encode()),
@@ -331,6 +337,14 @@ def test_a_body_in_pieces_waits_for_its_reader_and_ends_with_it() -> None:
         await closed.wait()
 
     serve(talk)
+
+
+def test_the_first_piece_of_a_body_may_take_longer_than_a_request_to_arrive() -> None:
+    async def talk(port: int) -> None:
+        assert (await exchange(port, get("/late"))).endswith(b"7\r\nat last\r\n0\r\n\r\n")
+
+    with limits(REQUEST_SECONDS=0.1):
+        serve(talk)
 
 
 def test_the_oldest_connection_makes_room() -> None:

@@ -112,14 +112,12 @@ async function getJson(path, signal) {
   let answer;
   try {
     answer = await fetch(path, { cache: 'no-store', signal });
+    if (answer.ok) return await answer.json();
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new Error('the proxy does not answer', { cause: error });
+    throw new Error(answer ? 'the answer was cut off: ask again, or ask with `kube-proxy` on the node' : 'the proxy does not answer', { cause: error });
   }
-  if (!answer.ok) {
-    const error = new Error((await answer.text()).trim() || `the proxy answers ${answer.status}`);
-    error.status = answer.status;
-    throw error;
-  }
-  return answer.json();
+  const error = new Error((await answer.text()).trim() || `the proxy answers ${answer.status}`);
+  error.status = answer.status;
+  throw error;
 }
