@@ -97,6 +97,8 @@ async def test_a_port_without_endpoints_is_to_look_at_beside_ports_that_have_the
         "3 of 3 endpoints ready; no endpoint is ready for 81/TCP, 82/UDP",
         "programmed, no endpoint is ready for 81/TCP, 82/UDP",
     ]
+    assert await page.run("return document.querySelector('.row .ends').className") == "ends some"
+    assert await page.run("return document.querySelector('.row .dot').offsetHeight") < 20
 
 
 async def test_problems_are_looked_for_again_when_asked(page: Browser, proxy: Make) -> None:

@@ -242,7 +242,7 @@ function paintRow(node, row, index, height, selected) {
     addresses.title = row.addresses.join('\n');
   }
   if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state} ${row.flags} ${row.unserved}`)) {
-    ends.className = `ends ${noEndpoints(row) ? 'none' : row.ready < row.total ? 'some' : ''}`;
+    ends.className = `ends ${lacking(row) && noneReady(row) ? 'none' : lacking(row) || row.ready < row.total ? 'some' : ''}`;
     ends.firstChild.firstChild.style.width = `${row.total ? row.ready / row.total * 100 : 0}%`;
     put(ends.lastChild, `${count(row.ready)} of ${count(row.total)}`);
     ends.title = endsText(row);
