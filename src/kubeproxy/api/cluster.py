@@ -196,11 +196,6 @@ class Cluster:
             self.certificates = trust.validities(None)
 
     @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self.server.url
-
-    @property
     def authorities(self) -> str:
         """See Trust."""
         return self._trust.authorities

@@ -109,7 +109,7 @@ class HttpClient:
         self._user_agent = user_agent()
         self._route = cluster.server.authority + (f" through {cluster.proxy}" if cluster.proxy else "")
         self.places = Route()
-        self.contact = Contact(cluster.url)
+        self.contact = Contact(cluster.server.url)
         self._idle: list[ApiConnection] = []
         self._open: set[ApiConnection] = set()
 

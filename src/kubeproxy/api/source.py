@@ -123,14 +123,12 @@ class ResourceStatus:
 
 
 class Reach(Struct, frozen=True, kw_only=True):
-    """The URL of an API server, the reason why it cannot be reached ('' when it can), the state of each resource, and
-    the validity of the certificates in use, by the names of cluster.Trust.validities.
-    """
+    """The state of the connection to an API server."""
 
-    server: str
-    trouble: str
+    server: str  # its URL
+    trouble: str  # the reason why it cannot be reached, '' when it can
     watched: tuple[WatchStanding, ...]
-    certificates: Mapping[str, Validity]
+    certificates: Mapping[str, Validity]  # those in use, by the names of cluster.Trust.validities
 
     @property
     def nodes_listed(self) -> bool:

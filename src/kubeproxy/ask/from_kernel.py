@@ -27,25 +27,21 @@ from kubeproxy.setup import host, modes
 
 
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group of differences: the number of classes of packets, a packet of one of these classes, and the outcomes of
-    this packet before and after.
-    """
+    """A group of differences."""
 
-    classes: int
-    packet: str
-    now: tuple[str, ...]
-    then: tuple[str, ...]
+    classes: int  # the number of classes of packets
+    packet: str  # a packet of one of these classes
+    now: tuple[str, ...]  # the present outcomes of this packet
+    then: tuple[str, ...]  # its outcomes with the new rules
 
 
 class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer for one family: the number of classes of packets, the groups of differences, and the rules that this
-    program does not support.
-    """
+    """The answer for one family."""
 
     family: str
-    classes: int
-    differences: tuple[SwitchDifference, ...]
-    unknown: tuple[str, ...]
+    classes: int  # the number of classes of packets
+    differences: tuple[SwitchDifference, ...]  # in groups
+    unknown: tuple[str, ...]  # rules that this program does not support
 
 
 def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tuple[Switch, ...]:

@@ -74,14 +74,12 @@ def _hashed(hashing: Hashing, client: ClientAddress) -> str:
 
 
 class Absent(NamedTuple):
-    """An endpoint that is left out: its packed address and port (0 if its slice has no such port), the name of its
-    slice ('' for a deleted endpoint), the reason, and the field or flag that is the cause.
-    """
+    """An endpoint that is left out."""
 
-    destination: bytes
-    slice_name: str
+    destination: bytes  # packed address and port, 0 if its slice has no such port
+    slice_name: str  # '' for a deleted endpoint
     reason: str
-    field: str
+    field: str  # the field or flag that is the cause
 
 
 def absent(

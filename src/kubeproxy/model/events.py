@@ -27,14 +27,11 @@ from kubeproxy.model.objects import (
 
 
 class Replaced(Struct, frozen=True):
-    """All existing objects of a resource, from a list: all other known objects are deleted. EndpointSlices may be
-    packed. `kept` names objects (namespace, name) that exist but could not be decoded; their last state remains in use.
-    None means that the names are unknown; then all known objects remain in use.
-    """
+    """All existing objects of a resource, from a list: all other known objects are deleted."""
 
     resource: Resource
-    objects: Sequence[Object | PackedSlice]
-    kept: frozenset[tuple[str, str]] | None = frozenset()
+    objects: Sequence[Object | PackedSlice]  # EndpointSlices may be packed
+    kept: frozenset[tuple[str, str]] | None = frozenset()  # exist, but are unreadable, and remain; None: all known
 
 
 class Upserted(Struct, frozen=True):

@@ -32,12 +32,10 @@ MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; if there 
 
 
 class Departed(NamedTuple):
-    """Changes since the last `look`. `gone` are deleted endpoints: address, protocol (1 byte) and port (2 bytes,
-    network order). `taken` are new addresses of endpoints.
-    """
+    """Changes since the last `look`."""
 
-    gone: tuple[bytes, ...] = ()
-    taken: frozenset[bytes] = frozenset()
+    gone: tuple[bytes, ...] = ()  # deleted endpoints: address, protocol (1 byte) and port (2 bytes)
+    taken: frozenset[bytes] = frozenset()  # new addresses of endpoints
 
 
 class _Missing(Struct, gc=False):

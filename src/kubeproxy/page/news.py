@@ -66,7 +66,7 @@ class News:
         self._count = 0
         self._reload = False
         self._since = self._clock()
-        self._troubles = self._trouble()
+        self.troubles = self._trouble()  # the states of the families in the last message, for comparison
 
     def arrived(self, events: Iterable[Event]) -> None:
         """See observer.Audience."""
@@ -153,8 +153,8 @@ class News:
         """Return the rows of changed Services, or the request to load all of them."""
         touched, troubles = self._touched, self._trouble()
         self._touched = {}
-        reload = self._reload or len(touched) > MOST_ROWS or troubles != self._troubles
-        self._reload, self._troubles = False, troubles
+        reload = self._reload or len(touched) > MOST_ROWS or troubles != self.troubles
+        self._reload, self.troubles = False, troubles
         if reload:
             return {"rows": [], "gone": [], "reload": True}
         rows, gone = [], []
@@ -178,11 +178,6 @@ class News:
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
         )
-
-    @property
-    def troubles(self) -> object:
-        """The states of the families in the last message, for comparison."""
-        return self._troubles
 
 
 def _spread(lags: Sequence[float]) -> Message | None:

@@ -108,7 +108,7 @@ class _ApiSources(Sources):
         client = options.config.client_connection
         cluster = load_cluster(client.kubeconfig, options.master)
         if cluster.proxy is not None:
-            log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.url)
+            log.info("Using a proxy for the API server proxy=%s server=%s", cluster.proxy, cluster.server.url)
         self._cluster = cluster
         self.plugin = cluster.credentials.program
         self.node_timeout = NODE_CIDR_TIMEOUT if options.config.local_mode == "NodeCIDR" else NODE_TIMEOUT
@@ -137,7 +137,7 @@ class _ApiSources(Sources):
     def reach(self) -> Reach | None:
         now = time.monotonic()
         return Reach(
-            server=self._cluster.url,
+            server=self._cluster.server.url,
             trouble=self._client.contact.trouble,
             watched=tuple(status.standing(now) for status in self._source.statuses.values()),
             certificates=self._cluster.certificates,

@@ -216,7 +216,7 @@ def test_json_is_read_too(tmp_path):
 def test_master_goes_before_the_kubeconfig(tmp_path):
     path = kubeconfig(tmp_path, user={"token": "t"})
     cluster = load_cluster(path, "http://5.6.7.8:99")
-    assert cluster.url == "http://5.6.7.8:99"
+    assert cluster.server.url == "http://5.6.7.8:99"
     assert headers_of(cluster) == {"Authorization": "Bearer t"}
     assert headers_of(load_cluster("", "127.0.0.1:8080")) == {}
     with pytest.raises(ConfigError, match="--master"):
@@ -230,7 +230,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
         (tmp_path / "pki" / name).write_bytes((TLS / name).read_bytes())
     user = {"client-certificate": "pki/client.crt", "client-key": "pki/client.key"}
     cluster = {"server": "x:1", "certificate-authority": "pki/ca.crt"}
-    assert load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "").url == "https://x:1"
+    assert load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "").server.url == "https://x:1"
     for name in ("client.crt", "client.key"):
         held = (tmp_path / "pki" / name).read_bytes()
         (tmp_path / "pki" / name).unlink()
@@ -264,7 +264,7 @@ def test_in_cluster(tmp_path):
     (tmp_path / "ca.crt").write_bytes(CA)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     cluster = load_cluster("", "", environ=environ, service_account=str(tmp_path))
-    assert cluster.url == "https://[fd00::1]:443"
+    assert cluster.server.url == "https://[fd00::1]:443"
     assert headers_of(cluster) == {"Authorization": "Bearer first"}
 
 

@@ -198,7 +198,7 @@ def test_http_is_asked_of_the_proxy_by_its_whole_url():
 
     async def use(client):
         await client.request("GET", "/version")
-        return client.cluster.url
+        return client.cluster.server.url
 
     url, server = through(relay, well, use, tls=False)
     assert server.requests == []

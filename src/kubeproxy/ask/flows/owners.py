@@ -91,12 +91,10 @@ class Owners(Targets[tuple[str, str]]):
 
 
 class FollowedNode(Struct, frozen=True):
-    """The first line: the mode, and, by the number of the family, the packed addresses of NodePorts, None for all local
-    addresses.
-    """
+    """The first line."""
 
     mode: str
-    nodeports: dict[int, tuple[bytes, ...] | None]
+    nodeports: dict[int, tuple[bytes, ...] | None]  # packed addresses of NodePorts by family, None: all local
 
 
 class Fronts(Struct, frozen=True, array_like=True):

@@ -36,9 +36,7 @@ class ConnectionCount(Struct):
 
 
 class ServedPort(Struct, eq=False):
-    """A service port of one family, with its connections by destination and by client (b'' for all clients that are not
-    counted one by one).
-    """
+    """A service port of one family, with its connections."""
 
     service: str
     port: str
@@ -46,7 +44,7 @@ class ServedPort(Struct, eq=False):
     endpoints: frozenset[bytes]
     total: ConnectionCount = field(default_factory=ConnectionCount)
     by_endpoint: dict[bytes, ConnectionCount] = field(default_factory=dict)
-    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)
+    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)  # b'': clients not counted alone
 
 
 class ServedPorts(Targets[ServedPort]):

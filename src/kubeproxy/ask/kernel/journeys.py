@@ -303,12 +303,10 @@ def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: Kn
 
 
 class KeptFlow(NamedTuple):
-    """The way to an endpoint for the client of a flow to an address that is none. `continues`: the flow is an
-    established connection, which a deletion of its entry in connection tracking would end.
-    """
+    """The way to an endpoint for the client of a flow to an address that is none."""
 
     text: str
-    continues: bool
+    continues: bool  # an established connection, which a deletion of its entry would end
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:

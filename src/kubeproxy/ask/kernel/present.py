@@ -258,13 +258,11 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 
 
 class ProbedFor(NamedTuple):
-    """The connection for which probes are made: whether its packets are like those of probes, the endpoints that see
-    the client's own address, and, by endpoint, the chains that surely stop this node's packets.
-    """
+    """The connection for which probes are made."""
 
-    is_node: bool = True
-    own_address: Collection[str] = ()
-    blocked: Mapping[str, Drop] = {}
+    is_node: bool = True  # its packets are like those of probes
+    own_address: Collection[str] = ()  # the endpoints that see the client's own address
+    blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
