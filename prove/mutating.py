@@ -99,7 +99,7 @@ MUTATIONS: dict[str, Mutation] = {
         "backends/nftables/affinity.py",
         "self.number = max(0, there - FIRST_ENDPOINT)\n        return there",
         "self.number = max(0, there - FIRST_ENDPOINT)\n        return 0",
-        complaint="client: ",
+        complaint="client: |packet: ",
     ),
     "keys that move between Services are not grouped": Mutation(
         "backends/nftables/packing.py", "if giver is not None:", "if False:", complaint="verify: |dump: |packet: "
