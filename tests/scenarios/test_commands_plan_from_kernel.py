@@ -27,3 +27,22 @@ async def test_another_pod_network_has_a_witness(live: Live) -> None:
     status, text = await live.ask("plan", "--from-kernel", "--cluster-cidr", "10.245.0.0/16,fd00:245::/32")
     assert status == 1, text
     assert "masqueraded" in text
+
+
+async def test_the_rule_of_a_kubelet_is_no_difference(live: Live) -> None:
+    """A kubelet drops packets from elsewhere to 127.0.0.0/8; iptables mode writes the same rule."""
+    of_kubelet = live.mode.name == "nftables"
+    jump = ("OUTPUT", "-j", "KUBE-FIREWALL")
+    if of_kubelet:
+        await live.run("iptables-nft", "-N", "KUBE-FIREWALL")
+        martians = ("!", "-s", "127.0.0.0/8", "-d", "127.0.0.0/8")
+        await live.run("iptables-nft", "-A", "KUBE-FIREWALL", *martians, "-j", "DROP")
+        await live.run("iptables-nft", "-A", *jump)
+    try:
+        status, text = await live.ask("plan", "--from-kernel")
+        assert (status, text.count("proved for all packets")) == (0, 2), text
+    finally:
+        if of_kubelet:
+            await live.run("iptables-nft", "-D", *jump)
+            await live.run("iptables-nft", "-F", "KUBE-FIREWALL")
+            await live.run("iptables-nft", "-X", "KUBE-FIREWALL")

@@ -1,6 +1,6 @@
 """The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
 present rules may be those of any kube-proxy, and are only read. The new rules are those that this program would write
-for a configuration. They are written into an empty network namespace and read back from there.
+for a configuration. They are written into an empty network namespace, beside kubelet's rules, and read back from there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from kubeproxy.backends.state import Plans
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
+from kubeproxy.kernel.xtables import xtables
 from kubeproxy.meaning.compare import Shares, compare
-from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy
+from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy, rules_of_kubelet
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals
@@ -65,7 +66,11 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
     places = {family: place_of(family) for family in world.families}
     now = {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
 
+    kubelets = {family: text for family in world.families if (text := rules_of_kubelet(family))}
+
     def written() -> dict[Family, CompiledRules]:
+        for family, text in kubelets.items():
+            xtables.variant_commands(family, xtables.chosen()).restore([text])
         with ExitStack() as stack:
             for backend in mode.operations().open(config, world, MetricRegistry()):
                 stack.enter_context(closing(backend))

@@ -48,6 +48,7 @@ _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
 """Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
+_KUBELETS: Final = "KUBE-FIREWALL"
 _MOST: Final = 2000
 """Maximum number of rules of a table, and of elements of a set, that are evaluated. Firewalls usually have tens of
 rules. A larger table gives no certain result.
@@ -403,6 +404,14 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
             found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
     return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+
+
+def rules_of_kubelet(family: Family) -> str:
+    """Return kubelet's chain KUBE-FIREWALL, which stays in every mode, and the jumps to it as input for
+    iptables-restore; '' if the chain is missing.
+    """
+    lines = [line for line in _saved(family).splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
+    return "\n".join(("*filter", *lines, "COMMIT", "")) if lines else ""
 
 
 def _saved(family: Family) -> str:
