@@ -48,10 +48,12 @@ def test_a_missing_permission_is_named_once(caplog):
 
     async def use(seen, server, reflector):
         await asyncio.sleep(0.5)
+        while len(server.requests) <= 3:  # noqa: ASYNC110 - the server has no event
+            await asyncio.sleep(0.1)
         return len(server.requests), list(seen)
 
     requests, seen = watch(scripted(forbidden), use)
-    assert 3 < requests < 25
+    assert requests < 25
     assert seen == []
     assert caplog.text.count("allow the verbs list and watch of services") == 1
 
