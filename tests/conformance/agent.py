@@ -13,8 +13,12 @@ import selectors
 import socket
 import sys
 import threading
+import time
 
 TIMEOUT = float(os.environ.get("PATIENCE", "0.25"))  # seconds; no answer by then counts as dropped
+# TCP sends its second SYN after a second. The cases have "dropped" for a refusal that only this SYN meets, as an IPv6
+# socket ignores an ICMP error that comes while it still sends the first.
+SECOND_SYN = 0.9
 IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h: which address was asked
 REJECTED = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}
 # Each UDP probe leaves from a port of its own, so that no flow of an earlier step is met again.
@@ -76,6 +80,7 @@ def once(proto: str, source: str | None, destination: str, port: int) -> list[st
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM if proto == "tcp" else socket.SOCK_DGRAM) as made:
         made.settimeout(TIMEOUT)
+        began = time.monotonic()
         try:
             if proto == "udp":
                 made.bind((source or ("::" if family == socket.AF_INET6 else "0.0.0.0"), next(SOURCE_PORTS)))
@@ -91,7 +96,8 @@ def once(proto: str, source: str | None, destination: str, port: int) -> list[st
         except json.JSONDecodeError:  # a connection that ended without an answer
             return "refused"
         except OSError as error:
-            return "refused" if error.errno in REJECTED else f"error {error}"
+            late = proto == "tcp" and time.monotonic() - began > SECOND_SYN
+            return ("timeout" if late else "refused") if error.errno in REJECTED else f"error {error}"
 
 
 def probe(request: dict) -> dict:

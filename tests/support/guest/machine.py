@@ -24,7 +24,9 @@ from support.places import ROOT
 KERNEL = ROOT / ".venv/guest"
 QEMU = "qemu-system-x86_64"
 READY, DONE = "machine: ready", "machine: done"
-_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "br_netfilter")
+"""Those that reach this machine's files, and br_netfilter, as on a node: pods of one bridge answer each other over it,
+and their packets still pass the netfilter hooks."""
 
 _INIT = """#!/bin/busybox sh
 export PATH=/bin
