@@ -180,7 +180,7 @@ def test_configuration(objects: list[Json], tmp_path: Path) -> None:
         kubeconfig = config_map["data"]["kubeconfig.conf"]
         assert f"{mount}/token" in kubeconfig
         (tmp_path / "kubeconfig").write_text(kubeconfig.replace(f"{mount}/ca.crt", str(AUTHORITY)))
-        assert load_cluster(str(tmp_path / "kubeconfig"), "").url == SET["apiServer"]
+        assert load_cluster(str(tmp_path / "kubeconfig"), "").server.url == SET["apiServer"]
         # What every one of them runs with, as the command reads it.
         (tmp_path / "config").write_text(config_map["data"]["config.conf"])
         options = build_options(parse(["--config", str(tmp_path / "config"), "--hostname-override", "node-a"]))

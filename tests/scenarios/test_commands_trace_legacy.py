@@ -16,7 +16,7 @@ async def test_legacy_rules_are_counted_since_they_are_not_seen(live: Live) -> N
     status, text = await live.ask("trace", "node", f"{front.address}:80")
     assert status == 0, text
     assert f"{live.ips['a1']['IPv4']}:3000 answered" in text
-    assert "rules of iptables-legacy are there, which the kernel's tracing does not show" in text
+    assert "rules of iptables-legacy that the kernel's tracing does not show: " in text
 
 
 async def test_without_a_proxy_an_address_can_be_traced_and_a_name_cannot(live: Live) -> None:
