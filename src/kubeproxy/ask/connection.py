@@ -150,12 +150,21 @@ def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
     """Yield endpoints with the client address that they see; the kernel picks the address of a masqueraded connection
     by the route to the endpoint. It is determined for the endpoints that are probed.
     """
+    own = packet.source
+    if own is None and not all(one.masqueraded for one in endpoints):
+        own = _source_for(packet.destination)
     for number, one in enumerate(endpoints):
         client = None if one.masqueraded else packet.source
-        with suppress(KubeProxyError):
-            if client is None and number < present.MOST:
-                client = source_for((pack(one.host) or b"") if one.masqueraded else packet.destination)
+        if number < present.MOST:
+            client = _source_for(pack(one.host) or b"") if one.masqueraded else own
         yield replace(one, client=unpack(client) if client is not None else "")
+
+
+def _source_for(destination: bytes) -> bytes | None:
+    """Return the address that the kernel picks for this node's packets, None if there is no answer."""
+    with suppress(KubeProxyError):
+        return source_for(destination)
+    return None
 
 
 def _probed_for(
