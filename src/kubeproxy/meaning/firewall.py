@@ -410,17 +410,18 @@ def rules_of_kubelet(family: Family) -> str:
     """Return kubelet's chain KUBE-FIREWALL, which stays in every mode, and the jumps to it as input for
     iptables-restore; '' if the chain is missing.
     """
-    lines = [line for line in _saved(family).splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
+    saved = _saved(family, "-t", "filter")
+    lines = [line for line in saved.splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
     return "\n".join(("*filter", *lines, "COMMIT", "")) if lines else ""
 
 
-def _saved(family: Family) -> str:
+def _saved(family: Family, *arguments: str) -> str:
     """Return the output of iptables-save; '' if iptables is not installed."""
     try:
         commands = xtables.variant_commands(family, xtables.chosen())
     except ApplyError:
         return ""
-    done = subprocess.run([f"{commands.name}-save"], capture_output=True, text=True, check=False)
+    done = subprocess.run([f"{commands.name}-save", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
     return done.stdout
