@@ -60,8 +60,10 @@ def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
     """Yield the ports without an available endpoint, such as 80/TCP; those of one family, such as 80/TCP (IPv6), if the
     other one has endpoints. The metric kubeproxy_services_without_endpoints counts the Services that have any.
     """
+    lacking = [plan for plan in plans if not plan.usable and plan.frontends]
+    if not lacking:  # nearly always
+        return
     served = {plan.key._replace(family=family) for plan in plans if plan.usable for family in Family}
-    lacking = (plan for plan in plans if not plan.usable and plan.frontends)
     texts = (one.frontends[0].port_text + f" ({one.key.family.label})" * (one.key in served) for one in lacking)
     yield from dict.fromkeys(texts)
 
