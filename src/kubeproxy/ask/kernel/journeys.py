@@ -168,15 +168,15 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
     """Yield the decisions of our chains and the matching rules of others, in a row the prefix LEFT only once."""
-    shown, leads_on = "", ruleset.decision
+    shown, decide = "", ruleset.decision
     for step in run.steps:
-        decision = ruleset.decision(step.table, step.chain)
+        decision = decide(step.table, step.chain)
         if decision is not None:
             yield decision.removeprefix(shown)
             shown = LEFT if decision.startswith(LEFT) else ""
             if shown and step.verdict == ACCEPT and _CHOSEN.search(_text(step, ruleset)):
                 yield f'rule "{_text(step, ruleset)}"'
-        elif step.kind == "rule" and step.handle and (not step.leads_to or leads_on(step.table, step.leads_to) is None):
+        elif step.kind == "rule" and step.handle and (not step.leads_to or decide(step.table, step.leads_to) is None):
             yield f'rule "{_text(step, ruleset)}"'
 
 
@@ -342,7 +342,8 @@ def _became(
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if last == HOOKS[PREROUTING] and later:
         return Verdict(
-            f"{_undropped(ruleset)}, but it went no further than prerouting: {_UNSEEN * bool(ruleset.legacy)}"
+            f"{_undropped(ruleset, 'no rule')}, but it went no further than prerouting: "
+            f"{_UNSEEN * bool(ruleset.legacy)}"
             "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
             "net.ipv4.conf.IFACE.forwarding of the interface of arrival), or rp_filter rejects its source",
             passed=False,
@@ -356,9 +357,9 @@ _UNTRACED = "the kernel does not trace iptables-legacy"
 _UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
 
 
-def _undropped(ruleset: KnownRules) -> str:
-    """Return the text that no rule dropped a packet, which is unknown for rules of iptables-legacy."""
-    return "no rule that the kernel traces dropped it" if ruleset.legacy else "nothing here dropped it"
+def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
+    """Return the text that a subject did not drop a packet, which is unknown for rules of iptables-legacy."""
+    return f"{'no rule that the kernel traces' if ruleset.legacy else subject} dropped it"
 
 
 def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Verdict | None:
