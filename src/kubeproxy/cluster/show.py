@@ -35,11 +35,12 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
     near = {"", reply.node, *(each.reply.node for each in deliveries)}
     if deliveries and (others := sum(end.node not in near for end in answer.why.endpoints)):
         output.marked(output.NOTE, f"the nodes of {lines.counted(others, 'more endpoint')} were not asked")
-    for fix in answer.fixes if not ends.drops_elsewhere(answer, deliveries) else ():
+    elsewhere = ends.drops_elsewhere(answer, deliveries)
+    for fix in () if elsewhere else answer.fixes:
         output.say(f"Fix: {fix}")
     for node, fix in ((each.reply.node, fix) for each in deliveries if each.answer for fix in each.answer.fixes):
         output.say(f"Fix: on {node}: {fix}")
-    culprit = ends.drops_elsewhere(answer, deliveries) and min(deliveries, key=lambda each: each.severity)
+    culprit = min(deliveries, key=lambda each: each.severity) if elsewhere else None
     where, next_ = (culprit.reply, culprit.answer and culprit.answer.next) if culprit else (reply, answer.next)
     if next_:
         namespace, _, pod = where.pod.partition("/")
