@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from prove.objects import UNREADABLE, Objects
 from prove.steps import Json, Step
+from support.live import slice_of
 
 NODE_ADDRESS = "192.168.100.77"
 """An address that the node gets while the proxy runs, in the first of NODEPORT_NETWORKS."""
@@ -89,18 +90,6 @@ class Aimed(Objects):
 
 def _endpoints(name: str, protocol: str, *pods: str) -> list[Step]:
     """Return the steps that write a Service's slices, one per family."""
-    labels = {"kubernetes.io/service-name": name}
+    ports = [{"name": "p", "port": 3000, "protocol": protocol}]
     endpoints = [{"addresses": [pod], "nodeName": f"node-{pod[0]}", "conditions": {"ready": True}} for pod in pods]
-    return [
-        (
-            "put",
-            "endpointslices",
-            {
-                "metadata": {"namespace": "default", "name": f"{name}-{family.lower()}", "labels": labels},
-                "addressType": family,
-                "endpoints": endpoints,
-                "ports": [{"name": "p", "port": 3000, "protocol": protocol}],
-            },
-        )
-        for family in _IPS
-    ]
+    return [("put", "endpointslices", slice_of(name, family, endpoints, ports)) for family in _IPS]

@@ -106,12 +106,17 @@ async def health(world: World, port: int, count: int) -> list[str]:
         wrong = []
         for address in world.live.ips["node"].values():
             try:
-                _, body = await world.inside("node", functools.partial(http_get, address, port, "/", ANSWERS))
-                found = json.loads(body)["localEndpoints"]
+                wrong += await world.inside("node", functools.partial(miscounted, address, port, count, ANSWERS))
             except OSError as error:
-                found = repr(error)
-            wrong += [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
+                wrong.append(f"health check {port}: {error!r} endpoints, {count} expected")
     return wrong
+
+
+def miscounted(address: str, port: int, count: int, seconds: float) -> list[str]:
+    """Return the complaint that a health check port does not have this number of endpoints. Raises OSError."""
+    _, body = http_get(address, port, "/", seconds)
+    found = json.loads(body)["localEndpoints"]
+    return [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
 
 
 async def closed(world: World, name: str, address: str) -> list[str]:

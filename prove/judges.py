@@ -290,9 +290,7 @@ async def _health_checks(world: World, scene: Scene) -> list[str]:
         wrong = []
         for family, port, count in wanted:
             if ports.count(port) <= len(Family):  # else several Services want it
-                _, body = http_get(node[family.label], port, "/", 5.0)
-                found = json.loads(body)["localEndpoints"]
-                wrong += [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
+                wrong += clients.miscounted(node[family.label], port, count, 5.0)
         return wrong
 
     def checked() -> list[str]:
