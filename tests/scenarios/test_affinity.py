@@ -210,3 +210,32 @@ async def test_affinity_survives_a_restart(bare: Live) -> None:
         assert {c: pod for c, pod in after.items() if before[c] in now} == {
             c: pod for c, pod in before.items() if pod in now
         }, name
+
+
+@modes("nftables")
+async def test_affinity_survives_a_restart_after_changes_by_another_program(bare: Live) -> None:
+    """While no proxy runs, all pools lose their classes, a slot without a pool appears, and a Service is deleted."""
+    await add_clients(bare)
+    for name in ("kept", "deleted"):
+        bare.service(name, ENDPOINTS, **STICKY)
+    await bare.start()
+    for name in ("kept", "deleted"):
+        await bare.programmed(bare.front(name), ENDPOINTS)
+    first = await choices(bare, bare.front("kept"))
+    await bare.proxy.kill()
+    bare.cluster.delete("services", "deleted")
+    for command in (
+        "flush map ip kube-proxy session-classes",
+        "add element ip kube-proxy session-slots { 0.0.9.0 . 0 : 192.0.0.1 }",
+    ):
+        status, _, error = await bare.cluster.exec("node", ["nft", command])
+        assert status == 0, error
+    await bare.start()
+
+    async def rest() -> str:
+        _, listed, _ = await bare.cluster.exec("node", ["nft", "list map ip kube-proxy session-slots"])
+        # The Service has two ports, so two pools.
+        return "" if listed.count(" : 192.0.") == 2 * len(ENDPOINTS.split()) else listed
+
+    await bare.eventually(rest)
+    assert await choices(bare, bare.front("kept")) == first

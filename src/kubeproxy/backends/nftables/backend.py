@@ -333,7 +333,7 @@ class NftablesBackend:
     def _adopt(self, wanted: Wanted, elements: found.FoundElements) -> Iterator[int]:
         """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
-        self._numbers.read([self._mark.read(self._table), *found.numbers(elements.left)])
+        self._numbers.read([self._mark.read(self._table), *elements.numbers()])
         for name, plans in elements.ahead(wanted.items()):
             before = tuple([found.recall(plan, elements.left, self._numbers) for plan in plans])
             placed = batch.services[name] = place_all(plans, before, self._numbers)

@@ -1,9 +1,10 @@
 """Found elements of our table, and the slots and numbers that plans already have there. Reads only.
 
 The elements of endpoints, which are by far the most, are read by lookups of keys, for a few hundred Services at a time.
-All other sets are read by dumps. Endpoints are not dumped, because the time of a dump grows faster than the set
-(kernel/nftables/fetch.py), and a hundred thousand elements take 30 MB of memory. The class of a frontend gives its
-possible slots; the kernel's count of elements shows whether there are further elements.
+With session affinity these are the slots of a pool and the numbers in these slots. All other sets are read by dumps.
+Endpoints are not dumped, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and a hundred
+thousand elements take 30 MB of memory. The class of a frontend or pool gives its possible slots; the kernel's count of
+elements shows whether there are further elements.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Final
 
 from kubeproxy.backends.nftables.layout import (
     BELOW,
-    CLASS_MAPS,
+    CLASSES,
     ENDPOINT_MAPS,
     NUMBER_MAPS,
     PADDING,
     POOL_MAPS,
     SHARED,
+    VERDICT_MAPS,
     SetId,
     parse_chain_name,
     pool_number,
@@ -55,9 +57,12 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.LOCAL_ENDPOINTS: (SetId.LOCAL_SERVICES, SetId.LOCAL_AFFINITY_SERVICES),
     SetId.NODEPORT_ENDPOINTS: (SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
+    SetId.SESSION_SLOTS: (SetId.SESSION_CLASSES,),
 }
-"""For each endpoint map, the maps of the frontends that pick from it."""
+"""For each map whose keys end with a slot, the maps of the frontends, or of the pools, whose slots it contains."""
 
+_OF_POOLS: Final = (SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
+_READ_BY_KEY: Final[Sequence[str]] = (*ENDPOINT_MAPS, *_OF_POOLS)
 _NONE: Final = repeat(None)
 
 
@@ -86,14 +91,9 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
     """
     cluster: Pool = ()
     local: Pool = ()
-    number = ranges = 0
     endpoints: Identities = {}
     for frontend in plan.frontends:
         nodeport, key = not frontend.address, service_key(frontend.key)
-        if plan.affinity:
-            number = number or _number(actual, POOL_MAPS, key)
-        if plan.source_ranges is not None:
-            ranges = ranges or _number(actual, (SetId.FIREWALL_LISTS,), key)
         wide = actual[SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS]
         # With internalTrafficPolicy Local a cluster IP picks from the local pool, which is in the map `endpoints`.
         if frontend.kind is FrontendKind.CLUSTER and plan.policies.internal is Policy.LOCAL:
@@ -102,9 +102,10 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
             cluster = cluster or _in_slots(wide, key, len(plan.cluster))
         near = actual[SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS]
         local = local or _in_slots(near, key, len(plan.local))
-    number = known.recall(plan.key, number) if plan.affinity else 0
-    ranges = known.recall(list_key(plan.key), ranges) if plan.source_ranges is not None else 0
-    if number:
+    number = ranges = 0
+    if plan.source_ranges is not None:
+        ranges = known.recall(list_key(plan.key), _number(plan, (SetId.FIREWALL_LISTS,), actual))
+    if plan.affinity and (number := known.recall(plan.key, _number(plan, POOL_MAPS, actual))):
         pools, endpoints = _sticky(plan, number, actual, known)
         cluster, local = pools[Policy.CLUSTER] or cluster, pools[Policy.LOCAL] or local
     return Placed(plan, cluster, local, number, ranges, endpoints=endpoints)
@@ -133,9 +134,10 @@ def _sticky(
     return pools, endpoints
 
 
-def _number(actual: Elements, maps: Iterable[SetId], frontend: bytes) -> int:
-    found = (actual[name].get(frontend) for name in maps)
-    return next((service_port_number(packed) for packed in found if packed is not None), 0)
+def _number(plan: ServicePlan, maps: Iterable[SetId], actual: Elements) -> int:
+    """Return the number that these maps have for the frontends of a plan, 0 for none."""
+    found = (actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps)
+    return next(filter(None, map(service_port_number, found)), 0)
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int = 2) -> Pool:
@@ -147,17 +149,28 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int
 
 
 class FoundElements:
-    """The elements of some sets and maps; endpoint maps are read for some Services at a time. Raises ApplyError.
+    """The elements of some sets and maps; those of endpoints are read for some Services at a time. Raises ApplyError.
 
     `left` has those read elements that no Service needed so far.
     """
 
     def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
-        self.left: Elements = {name: {} if name in ENDPOINT_MAPS else _dumped(table, name) for name in names}
+        self.left: Elements = {name: {} if name in _READ_BY_KEY else _dumped(table, name) for name in names}
         self._table = table
         self._ranges = ranges_by_list(self.left)
         self._frontends = {name: _slots(name, self.left) for name in _FRONTENDS}
-        self._unread = {name: _count(table, name) for name in _FRONTENDS}  # elements
+        for pool in chain.from_iterable(self.left[name].values() for name in POOL_MAPS):
+            # A pool without its class keeps its slots.
+            self._frontends[SetId.SESSION_SLOTS].setdefault(pool, (1, CLASSES[-1]))
+        self._taken = dict.fromkeys(_READ_BY_KEY, 0)  # number of elements that Services need
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers in the kernel: see `numbers`. The dumps of those of endpoints are not kept."""
+        yield from numbers(self.left)
+        for pairs in self._table.pairs(SetId.SESSION_SLOTS):
+            yield from (int.from_bytes(number, "big") for _, number in pairs)
+        for pairs in self._table.pairs(SetId.SESSION_ENDPOINTS):
+            yield from (int.from_bytes(key[:-4], "big") for key, _ in pairs)
 
     def take(self, desired: Parts) -> Difference[str, bytes, bytes]:
         """Return the elements to write for a Service, and remove its elements from `left`. Raises ApplyError."""
@@ -168,7 +181,10 @@ class FoundElements:
             found = {key: data for key in entries if (data := take(key, None)) is not None}
             if found != entries:
                 present[set_id], wanted[set_id] = found, entries
+            if set_id in self._taken:
+                self._taken[set_id] += len(entries)
         for (set_id, key), pool in desired.pools.items():
+            self._taken[set_id] += len(pool)
             keys = slot_keys(key, len(pool))
             there = list(map(self.left[set_id].pop, keys, _NONE))
             slots = [entry + PADDING[set_id] for entry in pool]
@@ -176,9 +192,9 @@ class FoundElements:
                 found = {slot: data for slot, data in zip(keys, there, strict=True) if data is not None}
                 present.setdefault(set_id, {}).update(found)
                 wanted.setdefault(set_id, {}).update(zip(keys, slots, strict=True))
-        for name in wanted.keys() & _FRONTENDS.keys():
+        for name in wanted.keys() & self._taken.keys():
             # The kernel refuses to add an element twice, so desired elements that were not read yet are looked up.
-            more = self._looked_up(name, [key for key in wanted[name] if key not in present[name]])
+            more = self._table.lookup(name, [key for key in wanted[name] if key not in present[name]])
             present[name].update(more)
         # The kernel refuses a range that overlaps an unplanned range of its list, so the same transaction removes the
         # unplanned one.
@@ -192,27 +208,39 @@ class FoundElements:
         """Yield Services with their plans after reading the endpoints of their frontends. Raises ApplyError."""
         services = iter(wanted)
         while some := list(islice(services, SERVICES)):
-            self._read_frontends(
-                [service_key(front.key) for _, plans in some for one in plans for front in one.frontends]
-            )
+            plans = [plan for _, its in some for plan in its]
+            pools: dict[bytes, set[bytes]] = {}  # number of a pool : protocols of its endpoints
+            for plan in plans:
+                if plan.affinity and (number := _number(plan, POOL_MAPS, self.left)):
+                    for policy in Policy:
+                        pool = pool_number(number, policy, plan.key.family)
+                        pools.setdefault(pool, set()).add(protocol_field(plan.key.protocol))
+            keys = [*(service_key(front.key) for plan in plans for front in plan.frontends), *pools]
+            for name, unread in self._frontends.items():
+                self._read_slots(name, [(key, *slots) for key in keys if (slots := unread.pop(key, None)) is not None])
+            in_slots = self.left[SetId.SESSION_SLOTS].items()
+            endpoints = {packed + protocol for key, packed in in_slots for protocol in pools.get(key[:-4], ())}
+            left = self.left[SetId.SESSION_ENDPOINTS]
+            left |= self._table.lookup(SetId.SESSION_ENDPOINTS, list(endpoints))
             yield from some
-
-    def _read_frontends(self, keys: Sequence[bytes]) -> None:
-        for name, left in self._frontends.items():
-            self._read_slots(name, [(key, *slots) for key in keys if (slots := left.pop(key, None)) is not None])
 
     def rest(self, services: Iterable[Iterable[Placed]]) -> None:
         """Read the endpoints of frontends that belong to none of these Services, and elements without a frontend."""
-        for name, left in self._frontends.items():
-            self._read_slots(name, [(key, *slots) for key, slots in left.items()])
-        taken: dict[str, dict[bytes, int]] = {name: {} for name in _FRONTENDS}  # frontend : number of used slots
-        if any(self._unread.values()):
-            for (name, key), pool in chain.from_iterable(Parts(placed).pools.items() for placed in services):
-                if name in taken:
-                    taken[name][key] = len(pool)
-        for name, slots_in_use in taken.items():
-            if self._unread[name]:
-                self.left[name] = self._unowned(name, slots_in_use)
+        for endpoint_map in ENDPOINT_MAPS:
+            frontends = self._frontends[endpoint_map].items()
+            self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
+        for of_pools in _OF_POOLS:
+            # If another program wrote a number twice, elements of Services are read twice.
+            self.left[of_pools] = {}
+        unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
+        # Frontend or pool : number of used slots; key of an endpoint's number : 1.
+        taken: dict[str, dict[bytes, int]] = {str(name): {} for name in _READ_BY_KEY}
+        for parts in map(Parts, services) if unsure else ():
+            for (name, key), pool in parts.pools.items():
+                taken[name][key] = len(pool)
+            taken[SetId.SESSION_ENDPOINTS] |= dict.fromkeys(parts.elements.get(SetId.SESSION_ENDPOINTS, ()), 1)
+        for unread in unsure:
+            self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
         """Return the first set with other elements than these Services need, '' for none.
@@ -224,20 +252,28 @@ class FoundElements:
             if any(delta):
                 return next(iter(delta.removed or delta.added))
         shared = {name: entries.keys() for name, entries in users.items()}
-        return next(
-            (n for n, found in self.left.items() if self._unread.get(n) or found.keys() - shared.get(n, ())), ""
+        extra = (
+            set_id
+            for set_id, left in self.left.items()
+            if left.keys() - shared.get(set_id, ()) or self._taken.get(set_id) not in {None, self._count(set_id)}
         )
+        return next(extra, "")
+
+    def _count(self, name: str) -> int:
+        """Return the number of elements of a set, by a dump if the kernel does not report it (before Linux 6.16)."""
+        counted = self._table.count(name)
+        return counted if counted is not None else sum(map(len, self._table.pairs(name)))
 
     def _unowned(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
-        """Return the elements of an endpoint map that are in no used slot. Raises ApplyError."""
+        """Return the elements of a map that are in no used slot, and are not taken themselves. Raises ApplyError."""
         for _ in range(READS):
             found = {
                 key: data
                 for pairs in self._table.pairs(name)
                 for key, data in pairs
-                if int.from_bytes(key[-4:], "little") >= taken.get(key[:-4], 0)
+                if key not in taken and int.from_bytes(key[-4:], "little") >= taken.get(key[:-4], 0)
             }
-            if sum(taken.values()) + len(found) == _count(self._table, name):
+            if sum(taken.values()) + len(found) == self._count(name):
                 return found
             time.sleep(PAUSE)
         raise _torn(name)
@@ -249,7 +285,7 @@ class FoundElements:
             for frontend, end, most in asking:
                 keys += [frontend + slot for slot in slot_bytes(end)[begins[frontend] : end]]
                 going_on.append((keys[-1], frontend, end, most))
-            there = self._looked_up(name, keys)
+            there = self._table.lookup(name, keys)
             self.left[name].update(there)
             # Used slots have no gaps. Most frontends use few more slots than the minimum of their class, so each round
             # looks up an eighth more slots than the round before.
@@ -258,17 +294,6 @@ class FoundElements:
                 if end < most and last in there:
                     begins[frontend] = end
                     asking.append((frontend, min(most, end + max(1, end >> 3)), most))
-
-    def _looked_up(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        found = self._table.lookup(name, keys) if keys else {}
-        self._unread[name] -= len(found)
-        return found
-
-
-def _count(table: KernelTable, name: str) -> int:
-    """Return the number of elements of a set, by a dump if the kernel does not report it (before Linux 6.16)."""
-    counted = table.count(name)
-    return counted if counted is not None else sum(map(len, table.pairs(name)))
 
 
 def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:
@@ -293,14 +318,14 @@ def _torn(name: str) -> ApplyError:
 
 
 def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
-    """Return the minimum and maximum number of used slots of each frontend of an endpoint map."""
+    """Return the minimum and maximum number of used slots of each frontend or pool of a map."""
     found: dict[bytes, tuple[int, int]] = {}
     known: dict[tuple[SetId, bytes], tuple[int, int]] = {}
     for source in _FRONTENDS[name]:
         for key, data in actual.get(source, {}).items():
             slots = known.get((source, data))
             if slots is None:
-                slots = known[source, data] = _class_slots(data) if source in CLASS_MAPS else _chain_slots(data)
+                slots = known[source, data] = _chain_slots(data) if source in VERDICT_MAPS else _class_slots(data)
             if slots[1] > found.get(key, (0, 0))[1]:
                 found[key] = slots
     return found

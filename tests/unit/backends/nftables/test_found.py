@@ -10,6 +10,7 @@ from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASSES,
     ENDPOINT_MAPS,
+    FIRST_ENDPOINT,
     NUMBER_MAPS,
     SESSION_SETS,
     Layout,
@@ -18,7 +19,7 @@ from kubeproxy.backends.nftables.layout import (
     packed_class,
     slot_bytes,
 )
-from kubeproxy.backends.nftables.render import Numbers, place, render, slots
+from kubeproxy.backends.nftables.render import Numbers, Parts, place, render, slots
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import Policy
 from support.nftables_ground import FakeGround, resync
@@ -131,6 +132,9 @@ STRAYS = [
     "add element ip kube-proxy endpoints { 10.96.9.9 . tcp . 80 . 0 : 10.244.0.9 . 80 }",  # of no frontend
     "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.244.0.9 . 80 }",  # beyond its class
     "flush map ip kube-proxy cluster-services",  # of none any more
+    "add element ip kube-proxy session-slots { 0.0.0.7 . 0 : 192.0.0.1 }",  # of no pool
+    "add element ip kube-proxy session-slots { 0.0.0.2 . 3 : 192.0.0.1 }",  # beyond the class of a pool
+    "add element ip kube-proxy session-endpoints { 192.0.0.99 . tcp : 10.244.0.9 . 80 }",  # in no slot
 ]
 
 
@@ -139,11 +143,14 @@ STRAYS = [
 def test_elements_that_no_class_accounts_for_are_found_by_a_dump(line, counts):
     with FakeGround.fresh() as ground:
         ground.kernel.counts = counts
-        plans = cluster("a", "b")
+        plans = cluster("a", "b") | {("default", "c"): plans_of("c", 3, session_affinity="ClientIP")}
         backend = ground.start()
         resync(backend, plans)
         ground.disturb(line)
-        assert SetId.ENDPOINTS in read(ground)[1].dumped
+        of = next(
+            name for name in ("session-slots", "session-endpoints", SetId.ENDPOINTS) if name in line + "endpoints"
+        )
+        assert of in read(ground)[1].dumped
         resync(backend, plans)
         ground.is_clean(backend, plans)
 
@@ -155,33 +162,49 @@ def test_a_slot_that_is_missing_is_no_gap_in_what_is_read():
         assert len(read(ground)[0][SetId.ENDPOINTS]) == 19
 
 
-def test_an_adoption_holds_the_endpoints_of_some_services_at_a_time(monkeypatch):
-    many = {("default", f"s{n}"): plans_of(f"s{n}", n, 20) for n in range(1, 41)}
-    monkeypatch.setattr(found_module, "SERVICES", 4)
-    with FakeGround.fresh() as ground:
-        resync(ground.start(), many)
-        table = Watched(ground.table(V4))
-        elements = found_module.FoundElements(table, NAMES)
-        held = []
-        table.asked = lambda: held.append(len(elements.left[SetId.ENDPOINTS]))
-        for _ in elements.ahead(many.items()):
-            elements.left[SetId.ENDPOINTS].clear()
-        assert max(held) <= 4 * 20
+BY_KEY = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
 
 
-def test_an_inspection_holds_the_endpoints_of_some_services_at_a_time(monkeypatch):
-    many = {("default", f"s{n}"): plans_of(f"s{n}", n, 20) for n in range(1, 41)}
+def many(affinity):
+    return {("default", f"s{n}"): plans_of(f"s{n}", n, 20, session_affinity=affinity) for n in range(1, 41)}
+
+
+@pytest.mark.parametrize("affinity", ["None", "ClientIP"])
+def test_an_adoption_holds_the_endpoints_of_some_services_at_a_time(monkeypatch, affinity):
+    """Nor are they dumped, except to find the largest number of an endpoint: then no element is kept."""
+    plans, held = many(affinity), []
     monkeypatch.setattr(found_module, "SERVICES", 4)
     with FakeGround.fresh() as ground:
         backend = ground.start()
-        resync(backend, many)
+        resync(backend, plans)
+        table = Watched(ground.table(V4))
+        elements = found_module.FoundElements(table, NAMES)
+        table.asked = lambda: held.append(sum(len(elements.left[name]) for name in BY_KEY))
+        assert not {*table.dumped} & {*BY_KEY}
+        assert max(elements.numbers(), default=0) == (FIRST_ENDPOINT + 40 * 20) * (affinity == "ClientIP")
+        assert not any(elements.left[name] for name in BY_KEY)
+        table.dumped.clear()
+        for name, _ in elements.ahead(plans.items()):
+            assert not any(elements.take(Parts(backend._placed[name])))
+        elements.rest(backend._placed.values())
+        assert 4 * 20 <= max(held) + 20 <= 4 * 20 * 2 + 20
+        assert not table.dumped
+
+
+@pytest.mark.parametrize("affinity", ["None", "ClientIP"])
+def test_an_inspection_holds_the_endpoints_of_some_services_at_a_time(monkeypatch, affinity):
+    plans, held = many(affinity), []
+    monkeypatch.setattr(found_module, "SERVICES", 4)
+    with FakeGround.fresh() as ground:
+        backend = ground.start()
+        resync(backend, plans)
         table = Watched(ground.table(V4))
         elements = found_module.FoundElements(table, NAMES)
         elements.left.pop(SetId.NODEPORT_IPS)
-        held = []
-        table.asked = lambda: held.append(len(elements.left[SetId.ENDPOINTS]))
+        table.asked = lambda: held.append(sum(len(elements.left[name]) for name in BY_KEY))
         assert elements.first_difference(backend._placed, backend._users) == ""
-        assert max(held) <= 4 * 20
+        assert max(held) <= 4 * 20 * 2
+        assert not {*table.dumped} & {*BY_KEY}
 
 
 @given(histories(max_size=2))

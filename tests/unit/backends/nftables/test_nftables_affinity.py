@@ -2,13 +2,14 @@
 
 import pytest
 
+from kubeproxy.backends.nftables import found
 from kubeproxy.backends.nftables.affinity import AFFINITY_CLIENTS, ClientGauges
 from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
 from kubeproxy.registry import MetricRegistry, number_text
 from support.cluster_objects import HERE, endpoint, parsed, service
 from support.compiled import compile_service
-from support.nftables_ground import resync, sync
+from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
 
 
@@ -192,3 +193,100 @@ def test_ports_that_split_between_inspections_have_separate_numbers(ground):
     }
     assert len(set(nodeports.values())) == 2
     ground.is_clean(again, plans)
+
+
+# -- numbers that another program wrote twice, and elements that no frontend leads to ---------------------------------
+
+WRITTEN_TWICE = {
+    "the slot of a pool has the number of another Service's endpoint": [
+        "delete element ip kube-proxy session-slots { 0.0.0.2 . 1 }",
+        "add element ip kube-proxy session-slots { 0.0.0.2 . 1 : 192.0.0.3 }",
+    ],
+    "the last slot of a pool has the number of an earlier Service's endpoint": [
+        "delete element ip kube-proxy session-slots { 0.0.0.6 . 1 }",
+        "add element ip kube-proxy session-slots { 0.0.0.6 . 1 : 192.0.0.1 }",
+    ],
+    "a frontend has the pool of a later Service": [
+        "delete element ip kube-proxy session-pools { 10.96.0.1 . tcp . 80 }",
+        "add element ip kube-proxy session-pools { 10.96.0.1 . tcp . 80 : 0.0.0.4 }",
+    ],
+    "a frontend has the pool of an earlier Service with another protocol": [
+        "delete element ip kube-proxy session-pools { 10.96.0.3 . udp . 80 }",
+        "add element ip kube-proxy session-pools { 10.96.0.3 . udp . 80 : 0.0.0.2 }",
+    ],
+    "a pool has no class, and its first slot is missing": [
+        "delete element ip kube-proxy session-classes { 0.0.0.4 }",
+        "delete element ip kube-proxy session-slots { 0.0.0.4 . 0 }",
+    ],
+    "the number of an endpoint has the protocol of another Service too": [
+        "add element ip kube-proxy session-endpoints { 192.0.0.1 . udp : 10.244.0.9 . 99 }",
+    ],
+}
+
+
+@pytest.mark.parametrize("together", [1, 256])
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("case", WRITTEN_TWICE)
+def test_elements_that_several_services_lead_to_are_repaired(ground, monkeypatch, case, restarts, together):
+    """As many stray elements as elements that are read twice leave the count of unread elements at 0."""
+    monkeypatch.setattr(found, "SERVICES", together)
+    udp = [ServicePort(port=80, protocol="UDP")]
+    plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}
+    plans["default", "c"] = sticky("c", 3, 2, ports=udp)
+    backend = ground.start()
+    resync(backend, plans)
+    before = ground.contents()
+    for strays in range(4):
+        stray = [
+            line
+            for number in range(strays)
+            for line in (
+                f"add element ip kube-proxy session-endpoints {{ 192.0.1.{number} . tcp : 10.9.9.9 . 99 }}",
+                f"add element ip kube-proxy session-slots {{ 0.0.1.0 . {number} : 192.0.1.{number} }}",
+            )
+        ]
+        ground.disturb(*WRITTEN_TWICE[case], *stray)
+        backend = ground.start() if restarts else backend
+        resync(backend, plans)
+        assert without_slots(ground.contents()) == without_slots(before)
+        ground.is_clean(backend, plans)
+        ground.disturb("delete table ip kube-proxy")
+        backend = ground.start()
+        resync(backend, plans)
+
+
+def test_a_pool_of_a_service_that_was_deleted_while_no_proxy_ran_is_removed(ground):
+    plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 3)}
+    resync(ground.start(), plans)
+    del plans["default", "b"]
+    again = ground.start()
+    resync(again, plans)
+    assert {element.split(" . ")[0] for element in ground.elements("session-slots")} == {"0.0.0.2"}
+    assert len(ground.elements("session-endpoints")) == 2
+    ground.is_clean(again, plans)
+
+
+def test_a_pool_keeps_its_numbers_if_its_only_frontend_changes(ground):
+    """A restart finds the local pool by the number of the other frontends of the Service."""
+    name, ports = ("default", "a"), [ServicePort(port=80, node_port=30080)]
+    resync(ground.start(), {name: sticky("a", 1, 2, ports=ports, external_traffic_policy="Local")})
+    before = ground.elements("session-endpoints")
+    plans = {name: sticky("a", 1, 2, internal_traffic_policy="Local")}
+    again = ground.start()
+    resync(again, plans)
+    assert ground.elements("session-endpoints") < before
+    ground.is_clean(again, plans)
+
+
+def test_without_the_mark_no_endpoint_gets_the_number_of_an_endpoint_that_a_restart_removes(ground):
+    """Earlier versions wrote no mark into the map of clients."""
+    name = ("default", "a")
+    resync(ground.start(), {name: plans_for(1, 2, 3)})
+    ground.disturb(f"flush map ip kube-proxy {CLIENTS}")
+    again = ground.start()
+    resync(again, {name: plans_for(1, 2)})
+    sync(again, (name, plans_for(1, 2, 4)))
+    assert ground.elements("session-endpoints") == {
+        f"192.0.0.{number} . tcp : 10.244.0.{number} . 8080" for number in (1, 2, 4)
+    }
+    ground.is_clean(again, {name: plans_for(1, 2, 4)})
