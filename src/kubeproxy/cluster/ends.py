@@ -32,6 +32,11 @@ class Delivery(Struct):
         return self.answer.cause(probes=True).replace("this node", self.reply.node) if self.answer is not None else ""
 
     @property
+    def judged(self) -> WhyAnswer | None:
+        """The answer, None without one, or if the node's proxy does not have the endpoint."""
+        return self.answer if self.answer is not None and self.answer.why.direct else None
+
+    @property
     def text(self) -> str:
         """The result in one line."""
         end = f"{self.end.address} ({self.end.share:.1%} of the connections)"
@@ -48,9 +53,9 @@ class Delivery(Struct):
     @property
     def severity(self) -> Severity:
         """The severity of the result. A Go kube-proxy cannot answer, which is no error."""
-        if self.answer is None or not self.answer.why.direct:
+        if self.judged is None:
             return Severity.NOTE if self.reply.go else Severity.UNKNOWN
-        return self.answer.severity
+        return self.judged.severity
 
     @property
     def status(self) -> int:
@@ -101,4 +106,5 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
                 yield f"{carried}: see the network between the nodes"
     for one in sorted(deliveries, key=lambda one: one.severity):
         if one.severity < Severity.NOTE:
-            yield f"{one.text} ({one.severity.mark})"
+            text = one.text if one.answer is not None else one.text.partition(": ")[0]  # the reason has its own line
+            yield f"{text} ({one.severity.mark})"

@@ -30,7 +30,7 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
         output.marked(severity.mark, named(text, known))
     for each in deliveries:
         output.marked(each.severity.mark, named(each.text, known))
-        for finding in each.answer.diagnoses if each.answer is not None else ():
+        for finding in each.judged.diagnoses if each.judged is not None else ():
             output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
     near = {"", reply.node, *(each.reply.node for each in deliveries)}
     if deliveries and (others := sum(end.node not in near for end in answer.why.endpoints)):
@@ -38,7 +38,7 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
     elsewhere = ends.drops_elsewhere(answer, deliveries)
     for fix in () if elsewhere else answer.fixes:
         output.say(f"Fix: {fix}")
-    for node, fix in ((each.reply.node, fix) for each in deliveries if each.answer for fix in each.answer.fixes):
+    for node, fix in ((each.reply.node, fix) for each in deliveries if each.judged for fix in each.judged.fixes):
         output.say(f"Fix: on {node}: {fix}")
     culprit = min(deliveries, key=lambda each: each.severity) if elsewhere else None
     where, next_ = (culprit.reply, culprit.answer and culprit.answer.next) if culprit else (reply, answer.next)
@@ -100,9 +100,13 @@ def json(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> None:
 
 def _print_counts(fleet: Fleet) -> None:
     counts = fleet.counts()
-    kinds = [f"{count} in {mode} mode" for mode, count in counts["modes"].most_common()]
-    kinds += [f"{count} of version {version}" for version, count in counts["versions"].most_common()]
-    output.say(f"{fleet.answered} of {len(fleet.replies)} nodes answered" + "".join(f", {kind}" for kind in kinds))
+    modes = [(f"{count} in {mode} mode", mode) for mode, count in counts["modes"].most_common()]
+    versions = [(f"{count} of version {version}", version) for version, count in counts["versions"].most_common()]
+    kinds = "".join(f", {text}" for text, _ in modes + versions)
+    output.say(f"{fleet.answered} of {len(fleet.replies)} nodes answered{kinds}")
+    for text, kind in modes[1:] + versions[1:]:
+        nodes = [reply.node for reply in fleet.replies if kind in {reply.mode, reply.version}]
+        output.marked(output.NOTE, f"{text}: {_nodes(nodes)}")
     for version, count in counts["go"].most_common():
         nodes = [reply.node for reply in fleet.replies if reply.go == version]
         output.marked(output.NOTE, f"{count} with the Go kube-proxy {version}, which answers nothing: {_nodes(nodes)}")

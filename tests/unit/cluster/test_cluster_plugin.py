@@ -249,6 +249,17 @@ def test_common_values_are_reported_once_and_differences_by_node(cluster: StandI
     assert "Fix: what mends it" in text
 
 
+def test_nodes_of_another_mode_or_version_are_named(cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b", "node-c"):
+        cluster.node(name, **doctor())
+    cluster.printed["kube-proxy-py-node-c"] = {"out": made(mode="ipvs", findings=[], unknown=[]), "status": 0}
+    cluster.printed["kube-proxy-py-node-b"]["out"] = doctor()["out"].replace(VERSION, "0.0.9")
+    status, text, _ = run("doctor")
+    assert status == YES
+    assert "3 of 3 nodes answered, 2 in nftables mode, 1 in ipvs mode, 2 of version 0.1.0+g0123456789ab, 1 of" in text
+    assert "\n  -  1 in ipvs mode: node-c\n  -  1 of version 0.0.9: node-b\n" in text
+
+
 def test_a_missing_endpoint_and_an_old_slice_are_named(cluster: StandIn, run: Run):
     for name in ("node-a", "node-b", "node-d"):
         cluster.node(name, **service("9", "10.244.0.7:3000", "10.244.1.8:3000"))

@@ -1,0 +1,202 @@
+"""Broken clusters as an operator with a laptop and docs/seeing.md meets them: one command names the cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from lab import objects
+from lab.netns import run_in
+from support.answers import valid
+from support.live import Live
+from support.modes import MODES
+from support.three_nodes import ThreeNodes
+from support.tracked_flows import LEAKING, fill, flush, limit
+
+OUTSIDE = "192.168.100.50"
+
+
+@pytest.fixture(scope="module")
+def nodes(loop, live: Live) -> Iterator[ThreeNodes]:
+    made = ThreeNodes(live)
+    loop.run(live.proxy.stop())
+    loop.run(made.up())
+    return made
+
+
+def first(text: str) -> str:
+    """The first line of an answer of `why`, below the line with the node that was asked."""
+    return text.splitlines()[1]
+
+
+def ip(nodes: ThreeNodes, place: str) -> str:
+    return nodes.live.ips[place]["IPv4"]
+
+
+async def test_both_ends_of_a_healthy_connection(nodes: ThreeNodes) -> None:
+    nodes.live.service("healthy", "b1")
+    said = ": kube-proxy forwards it, and node-b delivers it\n"
+    text = await nodes.until(0, said, "why", "pod/a1", "svc/healthy:tcp")
+    assert f"ok node-b delivers to {ip(nodes, 'b1')}:3000 (100.0% of the connections)\n" in text
+    text = await nodes.until(0, "node-b delivers it", "why", "node/node-a", "svc/healthy:80/udp", "-o", "json")
+    (delivery,) = valid("cluster", text)["deliveries"]
+    assert (delivery["severity"], delivery["node"]["node"]) == ("fine", "node-b")
+    assert delivery["endpoint"]["client"] == ip(nodes, "node")
+    valid("why", json.dumps(delivery["node"]["answer"]))
+
+
+async def test_a_firewall_of_the_clients_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("near", "b1")
+    await nodes.drop("node-a", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
+    try:
+        text = await nodes.until(1, "on node-a, it does not get through", "why", "pod/a1", "svc/near:tcp")
+    finally:
+        await nodes.admit("node-a")
+    assert "table inet firewall, chain guard: drops what goes to" in first(text)
+    assert "ok node-b delivers to" in text
+
+
+@pytest.mark.parametrize("client", ["pod/a1", "node/node-a"])
+async def test_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str) -> None:
+    name = f"far-{client[:3]}"
+    nodes.live.service(name, "a2 b1")
+    await nodes.drop("node-b", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
+    try:
+        text = await nodes.until(1, "node-b does not deliver to", "why", client, f"svc/{name}:tcp")
+    finally:
+        await nodes.admit("node-b")
+    lost = (
+        f": node-b does not deliver to {ip(nodes, 'b1')}:3000 (50.0% of the connections): table inet firewall, chain "
+    )
+    assert f"{lost}guard: drops what goes to " in first(text)
+    assert "Fix: on node-b: let table inet firewall guard accept it" in text
+
+
+async def test_a_dead_proxy(nodes: ThreeNodes) -> None:
+    nodes.live.service("served", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/served:tcp")
+    await nodes.proxies["node-b"].kill()
+    try:
+        _, doctor = await nodes.ask("doctor")
+        _, services = await nodes.ask("services")
+        status, why = await nodes.ask("why", "pod/a1", "svc/served:tcp")
+    finally:
+        await nodes.start("node-b")
+    assert "x  1 of 3 nodes: rules without a proxy that answers: " in doctor
+    assert "?  1 of 3 nodes: no kube-proxy answers at " in doctor
+    assert "?  no answer of node-b: no kube-proxy answers at " in services
+    assert status == 2
+    assert "kube-proxy forwards it; node-b, which has " in first(why)
+    assert "gave no answer (?)" in first(why)
+
+
+async def test_a_node_that_lacks_an_endpoint(nodes: ThreeNodes) -> None:
+    nodes.live.service("lacking", "a1")
+    await nodes.until(0, "3 of 3 nodes answered", "services", "svc/lacking")
+    await nodes.drop("node-c", "input", f"tcp sport {objects.API_PORT}")
+    try:
+        nodes.live.endpoints("lacking", "a1 b2")
+        lacks = f"1 of 3 nodes lacks endpoint {ip(nodes, 'b2')}:3000 (tcp TCP IPv4): node-c"
+        await nodes.until(1, lacks, "services", "svc/lacking")
+    finally:
+        await nodes.admit("node-c")
+
+
+async def test_the_wrong_mode(nodes: ThreeNodes) -> None:
+    await nodes.proxies["node-c"].stop()
+    await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    await nodes.start("node-c", MODES["iptables-nft"].config)
+    try:
+        _, text = await nodes.ask("doctor")
+    finally:
+        await nodes.proxies["node-c"].stop()
+        await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT")
+        await nodes.start("node-c")
+    assert "3 of 3 nodes answered, 2 in nftables mode, 1 in iptables mode" in text
+    assert "-  1 in iptables mode: node-c\n" in text
+
+
+async def test_a_named_target_port_that_no_pod_has(nodes: ThreeNodes) -> None:
+    nodes.live.service("named")
+    nodes.live.endpoints("named", "a1 b1", ports=[])
+    text = await nodes.until(1, ": refused, ", "why", "pod/a1", "svc/named:tcp")
+    assert (
+        "-  not to 10.244.0.10: the slice has no port tcp (TCP); it has none (ports in EndpointSlice named-ipv4)"
+        in text
+    )
+    assert (
+        "Fix: the EndpointSlices of default/named have no port named 'tcp': its spec.ports[].targetPort must be" in text
+    )
+
+
+async def test_no_ready_endpoint(nodes: ThreeNodes) -> None:
+    nodes.live.service("unready", "a1/unready b1/unready")
+    text = await nodes.until(1, ": refused, ", "why", "pod/a1", "svc/unready:tcp")
+    assert f"not to {ip(nodes, 'b1')}:3000: it is not ready (conditions.ready in EndpointSlice unready-ipv4)" in text
+    assert "Fix: 2 endpoints are not ready: look at their pods' readiness probes" in text
+
+
+async def test_policy_local_without_a_local_endpoint(nodes: ThreeNodes) -> None:
+    nodes.live.service("local", "a1", type="NodePort", externalTrafficPolicy="Local", internalTrafficPolicy="Local")
+    port = nodes.live.front("local", "nodeport").port
+    for words, field in (((OUTSIDE, f"node/node-b:{port}"), "external"), (("pod/b1", "svc/local:tcp"), "internal")):
+        text = await nodes.until(1, ": dropped, the client sees a timeout", "why", *words)
+        assert "asked on node-b" in text
+        local = "policy Local, and none of the Service's endpoints is on this node"
+        assert f"x  {local} (spec.{field}TrafficPolicy)" in text
+
+
+async def test_source_ranges_that_exclude_the_client(nodes: ThreeNodes) -> None:
+    nodes.live.service("ranges", "a1", type="LoadBalancer", loadBalancerSourceRanges=["10.1.0.0/16"])
+    service = nodes.cluster.get
+    await nodes.live.until(lambda: service("services", "ranges")["status"]["loadBalancer"].get("ingress"), "an address")
+    front = nodes.live.front("ranges", "loadbalancer").address
+    text = await nodes.until(1, "all 3 nodes: ", "why", OUTSIDE, f"{front}:80")
+    assert f"{OUTSIDE} -> {front}:80/tcp: dropped, the client sees a timeout" in text
+    assert f"{OUTSIDE} is not among the source ranges (10.1.0.0/16) (spec.loadBalancerSourceRanges)" in text
+    assert f"Fix: add {OUTSIDE}/32 to spec.loadBalancerSourceRanges" in text
+
+
+async def test_stale_rules_of_another_proxy(nodes: ThreeNodes) -> None:
+    nodes.live.service("stale", "a1")
+    await nodes.until(0, "3 of 3 nodes answered", "services", "svc/stale")
+    address = nodes.live.front("stale").address
+    chain = "KUBE-SVC-AAAAAAAAAAAAAAAA"
+    for rule in (
+        f"-N {chain}",
+        f"-A {chain} -p tcp -j DNAT --to-destination {ip(nodes, 'a2')}:3000",
+        "-N KUBE-SERVICES",
+        "-I PREROUTING -j KUBE-SERVICES",
+        f"-A KUBE-SERVICES -d {address}/32 -p tcp -m tcp --dport 80 -j {chain}",
+    ):
+        await nodes.run("node-b", "iptables-nft", "-t", "nat", *rule.split())
+    try:
+        await nodes.until(1, "x  1 of 3 nodes: left by another kube-proxy: 2 chains KUBE-... of iptables-nft", "doctor")
+        text = await nodes.until(1, "asked on node-b", "why", "pod/b1", "svc/stale:tcp")
+    finally:
+        await nodes.run("node-b", "iptables-nft", "-t", "nat", "-F")
+        await nodes.run("node-b", "iptables-nft", "-t", "nat", "-X")
+    assert ": on node-b, kube-proxy forwards it, unless another kube-proxy's rules take it first (x)" in first(text)
+    assert f"left by another kube-proxy: 2 chains KUBE-... of iptables-nft, with rules for {address}:80" in text
+
+
+@pytest.mark.slow("a table of connections that is full")
+async def test_a_full_connection_table(nodes: ThreeNodes) -> None:
+    namespace = nodes.proxies["node-b"].namespace
+    nodes.live.service("full", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/full:tcp")
+    run_in(namespace, flush)  # what is left of earlier connections would make room as it expires
+    most = run_in(namespace, limit)
+    assert run_in(namespace, lambda: fill(most + 10)) >= most
+    try:
+        _, doctor = await nodes.ask("doctor")
+        status, why = await nodes.ask("why", "pod/a1", "svc/full:tcp")
+    finally:
+        run_in(namespace, flush)
+    assert "x  1 of 3 nodes: connection tracking is 100% full: " in doctor
+    assert f"{LEAKING} has " in doctor
+    assert status == 1
+    assert ": node-b does not deliver to " in first(why)
+    assert "connection tracking is 100% full" in first(why)
