@@ -24,10 +24,11 @@ from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import knowing, source
 from kubeproxy.commands import exit_code, output
-from kubeproxy.config.flags import FLAGS
-from kubeproxy.config.load import load_file, raise_mistakes
+from kubeproxy.config.flags import FLAGS, KEPT_WITH_CONFIG
+from kubeproxy.config.load import raise_mistakes
+from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.config.types import KubeProxyConfiguration, with_values
+from kubeproxy.config.types import KubeProxyConfiguration, made_strict, with_values
 from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
 from kubeproxy.setup import modes
@@ -86,9 +87,10 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
     words = {name: value for name in names if (value := getattr(given, name.replace("-", "_"), None)) is not None}
     words |= {"proxy-mode": given.proxy_mode} if given.proxy_mode else {}
     if given.config:
-        config = load_file(given.config)
-        if words:
-            raise ConfigError(f"--{min(words)}: --config replaces it, as for the proxy; write it into the file")
+        if replaced := words.keys() - KEPT_WITH_CONFIG:
+            raise ConfigError(f"--{min(replaced)}: --config replaces it, as for the proxy; write it into the file")
+        line = [f"--config={given.config}", *(f"--{name}={value}" for name, value in words.items())]
+        config = build_options(parse(line)).config
         # The running proxy's own flag overrides the file, so its value remains.
         name = given.hostname_override or now.hostname_override
         return replace(config, hostname_override=config.hostname_override or name)
@@ -99,6 +101,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
     config = with_values(config, {path: values[flag] for flag in by_mode if flag in values for path in by_mode[flag]})
     if given.hostname_override:
         config = replace(config, hostname_override=given.hostname_override.strip().lower())
+    config = made_strict(config) if config.strict else config
     raise_mistakes(validate(config))
     return config
 

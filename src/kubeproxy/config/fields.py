@@ -189,3 +189,4 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     port_range: str = ""
     udp_idle_timeout: Duration = Duration(0.25)
     windows_run_as_service: bool = False
+    strict: bool = False  # not in the Go kube-proxy: no difference from it on purpose, see docs/migrate.md

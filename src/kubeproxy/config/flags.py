@@ -96,6 +96,10 @@ FLAGS = (
 
     Flag("proxy-mode", "ProxyMode", "", BACKEND, "mode",
          "nftables (the default; the Go kube-proxy's is iptables), iptables, ipvs or userspace."),
+    Flag("strict", "bool", "false", BACKEND, "strict",
+         "Treat packets as the Go kube-proxy 1.36 does, except for refused addresses and other fixes that"
+         " docs/migrate.md lists: an empty mode is iptables, all features of this program are off, and values that"
+         " the Go kube-proxy does not have are errors. (Not in the Go kube-proxy.)"),
     Flag("masquerade-all", "bool", "false", BACKEND, "", "Masquerade all traffic to cluster IPs."),
     *_features(BACKEND, *(each for each in FEATURES.values() if each is not STARTUP_TAINT)),
     Flag("iptables-masquerade-bit", "int32", "14", BACKEND, "iptables.masqueradeBit",
@@ -185,7 +189,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _KEPT = (
     "config write-config-to manifests control-socket page-from page-hosts cleanup init-only master"
-    " hostname-override version help"
+    " hostname-override strict version help"
 )
 KEPT_WITH_CONFIG = (
     frozenset(_KEPT.split())

@@ -27,6 +27,11 @@ def not_positive(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
     return (Mistake(path, f"must be greater than 0, got {value}") for path, value in fields if value <= 0)
 
 
+def not_strict(lack: str) -> str:
+    """Return the message that a value contradicts `strict`; `lack` names what the Go kube-proxy does not have."""
+    return f"cannot be used with --strict (strict: true): the Go kube-proxy 1.36 does not have {lack}"
+
+
 def bool_text(value: bool) -> str:
     """Return a bool as Go prints it."""
     return "true" if value else "false"

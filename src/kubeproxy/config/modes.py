@@ -179,7 +179,7 @@ FALLBACK: Final = IptablesMode(
     flags=_IPTABLES_FLAGS,
     unset_when_empty=frozenset(("iptables.syncPeriod", "iptables.minSyncPeriod")),
 )
-"""The meaning of an empty `mode` on a node that cannot run the default mode."""
+"""The meaning of an empty `mode` on a node that cannot run the default mode, and in the Go kube-proxy before 1.40."""
 _IPVS: Final = IpvsMode(
     name="ipvs",
     syncs="ipvs",

@@ -6,7 +6,7 @@ defaults, so that the flag value 0 remains 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
@@ -18,10 +18,10 @@ from kubeproxy.config.durations import quote
 from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
 from kubeproxy.config.load import load_file, raise_mistakes
-from kubeproxy.config.messages import Mistake
+from kubeproxy.config.messages import Mistake, not_strict
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.pflag import KINDS, CommandLine
-from kubeproxy.config.types import KubeProxyConfiguration, with_defaults, with_values
+from kubeproxy.config.types import KubeProxyConfiguration, made_strict, with_defaults, with_values
 from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
 
@@ -67,7 +67,8 @@ def build_options(line: CommandLine) -> Options:
     def resolve(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
         config = _with_logging(config, given)
         config = replace(config, hostname_override=host) if host else config
-        raise_mistakes(validate(config))
+        config = made_strict(config) if given.get("strict") else config
+        raise_mistakes([*validate(config), *_beyond_upstream(config, given)])
         return config
 
     config = resolve(load_file(file)) if file else _from_flags(given, host)
@@ -166,8 +167,16 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
     config = _with_mode_flags(_with_logging(config, given), given)
     if not given.get("write-config-to"):
         config = _with_ports(config, given)
-    raise_mistakes([_named_by_flag(mistake, config.of_mode) for mistake in validate(config)])
+    mistakes = [_named_by_flag(mistake, config.of_mode) for mistake in validate(config)]
+    raise_mistakes([*mistakes, *_beyond_upstream(config, given)])
     return config
+
+
+def _beyond_upstream(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield the features that flags turn on, if the configuration is strict."""
+    for name in features.FEATURES if config.strict else ():
+        if given.get(name):
+            yield Mistake(f"--{name}", not_strict("this feature"))
 
 
 def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:

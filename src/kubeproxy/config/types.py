@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kubeproxy.config import fields
 from kubeproxy.config.addresses import is_ipv6, with_port
 from kubeproxy.config.durations import Duration
-from kubeproxy.config.modes import DEFAULT, EVERY_ADDRESS, MODES, ModeConfig
+from kubeproxy.config.modes import DEFAULT, EVERY_ADDRESS, FALLBACK, MODES, ModeConfig
 from kubeproxy.errors import ConfigError
 
 
@@ -94,7 +94,7 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
 
     `given` are the paths of the fields that the user set. If bindAddress is IPv6, the default of healthzBindAddress is
     [::], and that of metricsBindAddress is [::1]. Both get the default port if they have none. If `mode` is empty, the
-    default mode takes settings from other blocks (ModeConfig.completed).
+    default mode takes settings from other blocks (ModeConfig.completed), unless the configuration is strict.
     """
     ipv6 = is_ipv6(config.bind_address)
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address
@@ -104,10 +104,20 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
         healthz_bind_address=with_port(healthz, fields.HEALTHZ_PORT),
         metrics_bind_address=with_port(metrics, fields.METRICS_PORT),
     )
+    if config.strict:
+        return made_strict(config)
     return config if config.mode else DEFAULT.completed(config, given)
 
 
-_OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService")  # the Go kube-proxy lacks or omits these fields
+def made_strict(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
+    """Return the configuration with the field `strict`: the empty `mode` and a nftables.minSyncPeriod of 0, which is
+    unset, get the Go kube-proxy's defaults. validate() refuses other values that the Go kube-proxy lacks.
+    """
+    nftables = replace(config.nftables, min_sync_period=config.nftables.min_sync_period or Duration(1))
+    return replace(config, strict=True, mode=config.mode or FALLBACK.name, nftables=nftables)
+
+
+_OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService", "strict")  # the Go kube-proxy lacks or omits these
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:

@@ -11,9 +11,9 @@ from functools import partial
 
 from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.config.fields import value_at
-from kubeproxy.config.gates import gate_enabled, gate_problem, gate_warnings
-from kubeproxy.config.messages import Mistake, negative, not_positive
-from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, bit_mistakes
+from kubeproxy.config.gates import LATER, gate_enabled, gate_problem, gate_warnings
+from kubeproxy.config.messages import Mistake, negative, not_positive, not_strict
+from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, PRIMARY_ADDRESS, bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
@@ -43,6 +43,7 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
         *_addresses(config),
         *_cidrs(config),
         *_legacy(config),
+        *(_beyond_upstream(config) if config.strict else ()),
     ]
 
 
@@ -161,3 +162,14 @@ def _legacy(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     if config.show_hidden_metrics_for_version not in ("", HIDDEN_METRICS_VERSION):
         message = f'only "{HIDDEN_METRICS_VERSION}" can be shown, got "{config.show_hidden_metrics_for_version}"'
         yield Mistake("showHiddenMetricsForVersion", message)
+
+
+def _beyond_upstream(config: KubeProxyConfiguration) -> Iterator[Mistake]:
+    """Yield the values that the Go kube-proxy 1.36 refuses, and that affect traffic."""
+    if config.mode == "userspace":
+        yield Mistake("mode", not_strict("the mode userspace"))
+    for name in config.feature_gates.keys() & LATER.keys():
+        yield Mistake(f"featureGates.{name}", not_strict(f"the gate {name}"))
+    for index, part in enumerate(config.node_port_addresses):
+        if part in NODEPORT_WORDS and config.node_port_addresses != PRIMARY_ADDRESS:
+            yield Mistake(f"nodePortAddresses[{index}]", not_strict(f'the word "{part}", except "primary" alone'))

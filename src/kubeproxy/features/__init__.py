@@ -20,10 +20,13 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """The features of a node: the values that are set, by flag, and the mode. The mode "" supports all features."""
+    """The features of a node: the values that are set, by flag, and the mode. The mode "" supports all features.
+    `strict`: every feature is off.
+    """
 
     values: Mapping[str, Any] = {}
     mode: str = ""
+    strict: bool = False
 
 
 class HasFeatures(Protocol):
@@ -66,8 +69,8 @@ class Feature(NamedTuple, Generic[T]):
 
     def value(self, node: HasFeatures) -> T:
         """Return the value of the feature on a node."""
-        features = node.features
-        return self.among(features.values) if self.supported(features.mode) else self.off
+        values, mode, strict = node.features
+        return self.among(values) if self.supported(mode) and not strict else self.off
 
     def among(self, values: Mapping[str, Any]) -> T:
         """Return the value of the feature in these values by flag."""
@@ -182,6 +185,19 @@ FAST_FORWARDING: Final = Feature[Forwarding](
     read=lambda after: Forwarding(after, (IPPROTO_TCP, IPPROTO_UDP)) if after else Forwarding(),
 )
 
+# The kind of refusal of connections to a Service without endpoints (backends/nftables/ruleset.py).
+
+REFUSAL_RESETS: Final = Feature[bool](
+    flag="refuse-with-reset",
+    kind="bool",
+    default="true",
+    usage="Refuse IPv4 TCP connections to Services without endpoints by a reset, not by an ICMP error: the kernel"
+    " limits the rate of ICMP errors to a client; nftables mode only. (Not in the Go kube-proxy.)",
+    off=False,
+    unset=True,
+    modes=_NFTABLES,
+)
+
 # Weights, draining, slow start, Maglev: annotations decide how connections are shared (model/balancing.py).
 
 ENTRIES: Final = 1 << 20
@@ -209,7 +225,8 @@ BALANCING: Final = Feature[int](
 )
 
 FEATURES: Final[dict[str, Feature[Any]]] = {
-    feature.flag: feature for feature in (STARTUP_TAINT, CONNECTION_COUNTERS, RESETS, FAST_FORWARDING, BALANCING)
+    feature.flag: feature
+    for feature in (STARTUP_TAINT, CONNECTION_COUNTERS, RESETS, FAST_FORWARDING, REFUSAL_RESETS, BALANCING)
 }
 """All features, by flag."""
 

@@ -120,7 +120,7 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
         bind_address=bind,
         masquerade_all=config.masquerade_all,
         masquerade_mark=1 << config.masquerade_bit,
-        features=Features(features, config.of_mode.name),
+        features=Features(features, config.of_mode.name, config.strict),
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )
 

@@ -98,6 +98,7 @@ FIELDS = [
     ("udpIdleTimeout", Duration(0.25), "1.5s", Duration(1.5), 1,
      'expected a duration like "30s" or "1h30m", got 1'),
     ("windowsRunAsService", False, True, True, *BOOL),
+    ("strict", False, True, True, *BOOL),
 ]  # fmt: skip
 PATHS = [row[0] for row in FIELDS]
 
@@ -153,7 +154,7 @@ def test_refused(path, text, message):
 
 
 def test_describe_has_every_field_under_its_name():
-    described = describe(load_text(file_with({"windowsRunAsService": True, "udpIdleTimeout": "1s"})))
+    described = describe(load_text(file_with({"windowsRunAsService": True, "udpIdleTimeout": "1s", "strict": True})))
     for path in PATHS:
         value = described
         for name in path.split("."):

@@ -31,7 +31,7 @@ from kubeproxy.backends.nftables.layout import (
     tries,
 )
 from kubeproxy.backends.rules import pods_in_nft
-from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS
+from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, REFUSAL_RESETS, RESETS
 from kubeproxy.kernel.nftables import compiling, messages, tables
 from kubeproxy.kernel.nftables.nfnetlink import echoed
 from kubeproxy.model.addresses import Family
@@ -235,12 +235,13 @@ class Ruleset:
     def _refuse(self) -> tuple[str, ...]:
         """Return the rules for packets to frontends without endpoints.
 
-        The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets. IPv6 TCP gets
-        ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such an error can arrive while
-        connect() holds the socket. Then this error is lost, and the client's next SYN, a second later, gets another
-        error (tcp_v6_err).
+        The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets, unless the
+        feature is off. IPv6 TCP gets ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such
+        an error can arrive while connect() holds the socket. Then this error is lost, and the client's next SYN, a
+        second later, gets another error (tcp_v6_err).
         """
-        return ("meta l4proto tcp reject with tcp reset", "reject") if self.family is Family.IPV4 else ("reject",)
+        resets = self.family is Family.IPV4 and REFUSAL_RESETS.value(self._world)
+        return ("meta l4proto tcp reject with tcp reset", "reject") if resets else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that pick one of a frontend's endpoints, by its class.

@@ -24,6 +24,7 @@ from kubeproxy.backends.nftables.layout import (
 )
 from kubeproxy.backends.nftables.render import render
 from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.features import REFUSAL_RESETS
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support.cluster_objects import world
@@ -52,6 +53,7 @@ STATIC = {
     "a bridge": changed(detector=Detector("bridge", "cni0")),
     "a prefix": changed(detector=Detector("prefix", "cni0")),
     "NodePorts everywhere": changed(nodeport_ips=None),
+    "refusals by ICMP errors": REFUSAL_RESETS.on(BASE, value=False),
 }
 DYNAMIC = {
     "node name": replace(BASE, node_name="other"),
