@@ -13,9 +13,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -55,14 +56,67 @@ OFFERS: Final[dict[str, tuple[str, Json]]] = {
     "unready": ("a1/unready b1", _NODEPORT),
 }
 """Endpoints and fields of the spec by the Service's name."""
+
+
+def _balanced(live: Live, ip: str, **spec: Any) -> str:
+    """Create a Service with a load balancer's address, and with fields that an API server may refuse; return the
+    address.
+    """
+    made = live.service(f"balanced-{ip.replace('.', '-')}", "a1", **_LB, loadBalancerClass="example.com/declared")
+    made["spec"] |= spec
+    made["status"] = {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": "VIP"}]}}
+    live.cluster.store.put("services", made)
+    return ip
+
+
+def _claimed(live: Live) -> str:
+    """Create two Services with the same external IP; return it."""
+    for name, endpoints in (("claim-older", "a1"), ("claim-younger", "a1 b1")):
+        live.service(name, endpoints, externalIPs=["203.0.113.60"])
+    return "203.0.113.60"
+
+
+def _of_two_nodes(live: Live) -> str:
+    """Create a Service whose endpoints have one address, on this node with one port, and on another node with another
+    port; return its cluster IP.
+    """
+    live.service("of-two-nodes", "a1")
+    port = [{"name": "tcp", "port": 3001, "protocol": "TCP"}]
+    endpoint = {"addresses": [live.ips["a1"]["IPv4"]], "conditions": {"ready": True}, "nodeName": NODE_B.name}
+    other = slice_of("of-two-nodes", "IPv4", [endpoint], port)
+    other["metadata"] |= {"name": "of-node-b"}
+    live.cluster.store.put("endpointslices", other)
+    return live.front("of-two-nodes").address
+
+
+class Declared(NamedTuple):
+    """A difference that remains with `--strict`. `create` creates a Service that has it, and returns its address.
+    `certain` are the modes in which the comparison must find it; in other modes it may.
+    """
+
+    create: Callable[[Live], str]
+    certain: tuple[str, ...] = MODES
+
+
+DECLARED: Final = {
+    "two Services that claim one address and port": Declared(_claimed, certain=()),  # the Go kube-proxy's is random
+    "external and load balancer IPs that are loopback, link-local, multicast or broadcast": Declared(
+        partial(_balanced, ip="169.254.169.254")
+    ),
+    "a load balancer with invalid source ranges": Declared(
+        partial(_balanced, ip="203.0.113.50", loadBalancerSourceRanges=["10.0.0.0/99"])
+    ),
+    "nftables mode: a connection of an endpoint to itself": Declared(_of_two_nodes, certain=("nftables",)),
+}
+"""The differences in the outcome of a connection's first packet that remain, as docs/migrate.md names them."""
 _PORTS: Final = [{"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000}]
 _TARGETS: Final = [{"name": "tcp", "port": 3000, "protocol": "TCP"}]
 _ENDPOINTS: Final = 10
 _PODS: Final = 25_000
 
 
-async def compared(peer: str, more: int) -> int:
-    """Print the answer for each mode; return the exit code."""
+async def compared(peer: str, more: int, *, strict: bool) -> int:
+    """Print the answer for each mode; return the exit code: 0 without differences, other than those of DECLARED."""
     worst = 0
     async with LabCluster() as cluster:
         live = Live(cluster)
@@ -71,8 +125,17 @@ async def compared(peer: str, more: int) -> int:
             live.service(name, endpoints, **spec, **DUAL)
         _add(live, more)
         await live.until(lambda: all(map(live.has_addresses, OFFERS)), "addresses of load balancers")
+        run = partial(_compared, live, peer, more=more, strict=strict)
         for mode in MODES:
-            worst = max(worst, await _compared(live, peer, mode, more))
+            worst = max(worst, _printed(await run(mode)))
+        if strict:
+            addresses = {name: declared.create(live) for name, declared in DECLARED.items()}
+            for mode in MODES:
+                answer = await run(mode)
+                _printed(answer)
+                for contradiction in undeclared(mode, answer, addresses):
+                    print(f"    {contradiction}")
+                    worst = 1
     return worst
 
 
@@ -91,20 +154,30 @@ def _add(live: Live, more: int) -> None:
         live.cluster.store.put("endpointslices", slice_of(f"more-{number}", "IPv4", endpoints, _TARGETS))
 
 
-async def _compared(live: Live, peer: str, mode: str, more: int) -> int:
-    """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code."""
+async def _compared(live: Live, peer: str, mode: str, *, more: int, strict: bool) -> tuple[int, str]:
+    """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code and output.
+
+    With `strict` both programs read the same file, in which the mode "" means iptables.
+    """
     cluster = live.cluster
-    file = _configured(cluster, f"go-{mode}", GO_CONFIG | {"mode": mode})
+    file = _configured(cluster, f"go-{mode}", GO_CONFIG | {"mode": "" if strict and mode == "iptables" else mode})
     proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
     await proxy.wait_ready(60.0 + more / 10)
     await asyncio.sleep(2.0 + more / 500)  # it is ready before its second family is synced
     await proxy.stop()
-    ours = _configured(cluster, f"ours-{mode}", {"mode": mode})
+    ours = [file, "--strict"] if strict else [_configured(cluster, f"ours-{mode}", {"mode": mode})]
     begin = time.monotonic()
-    code, text = await _proxy_command(
-        cluster, "plan", "--from-kernel", "--kubeconfig", cluster.node_kubeconfig, "--config", ours, "-o", "json"
+    answer = await _proxy_command(
+        cluster, "plan", "--from-kernel", "--kubeconfig", cluster.node_kubeconfig, "-o", "json", "--config", *ours
     )
     print(f"{mode} mode, {len(OFFERS) + more} Services ({time.monotonic() - begin:.0f} s):")
+    await cluster.exec("node", [peer, "--cleanup"], 300.0)
+    return answer
+
+
+def _printed(answer: tuple[int, str]) -> int:
+    """Print the answer; return the command's exit code."""
+    code, text = answer
     if not text.startswith("{"):
         print(text)
         return code
@@ -114,8 +187,23 @@ async def _compared(live: Live, peer: str, mode: str, more: int) -> int:
             print(f"    {group['packet']}: {', '.join(group['now'])}; ours: {', '.join(group['then'])}")
         for rule in each["unknown"]:
             print(f"    not understood: {rule}")
-    await cluster.exec("node", [peer, "--cleanup"], 300.0)
     return code
+
+
+def undeclared(mode: str, answer: tuple[int, str], addresses: Mapping[str, str]) -> list[str]:
+    """Return the contradictions to DECLARED in an answer: differences at other addresses than these, which are by the
+    names of DECLARED, and missing differences.
+    """
+    code, text = answer
+    if code not in (0, 1):
+        return [f"exit code {code}"]
+    packets = [group["packet"] for family in json.loads(text)["families"] for group in family["differences"]]
+    seen = {packet: name for packet in packets for name, ip in addresses.items() if f"-> {ip}:" in packet}
+    missing = [name for name, each in DECLARED.items() if mode in each.certain and name not in seen.values()]
+    return [
+        *(f"not declared: {packet}" for packet in packets if packet not in seen),
+        *(f"no difference: {name}" for name in missing),
+    ]
 
 
 def _configured(cluster: LabCluster, name: str, fields: Json) -> Path:
@@ -134,9 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m prove.switch", description=__doc__)
     parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
     parser.add_argument("--more", type=int, default=10, help="this many Services of ten endpoints more")
+    parser.add_argument("--strict", action="store_true", help="as `kube-proxy --strict`, with the same configuration")
     given = parser.parse_args(argv)
     try:
-        return asyncio.run(compared(given.peer, given.more))
+        return asyncio.run(compared(given.peer, given.more, strict=given.strict))
     except ProxyError as error:
         print(error, file=sys.stderr)
         return 2

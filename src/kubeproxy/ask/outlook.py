@@ -444,7 +444,9 @@ def _late(network: Range) -> bytes:
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
     """Yield a sentence for each further change that clients notice, with the number of Services concerned."""
     old, new = before.habits, after.habits
-    plans = [plan for compiled in after.planner.compiled.values() for plan in compiled.plans]
+    was, plans = ([p for each in one.planner.compiled.values() for p in each.plans] for one in (before, after))
+    if (count := _services(plan for plan in was if plan.balance)) and not any(plan.balance for plan in plans):
+        yield f"annotations for weights and consistent hashing are ignored: shares become equal ({count})"
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
         yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
     if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):

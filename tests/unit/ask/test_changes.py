@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts, spared
+from kubeproxy.features import Features
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
-from kubeproxy.model.objects import EndpointPort, EndpointSlice, Service, ServicePort
+from kubeproxy.model.objects import Annotations, EndpointPort, EndpointSlice, Service, ServicePort
 from kubeproxy.model.plan import Affinity, Detector, Habits
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import HERE, NODE_IPS, THERE, endpoint, endpoint_slice, service, world
@@ -237,6 +238,18 @@ STICKY = service("sticky", "10.96.0.12", ports=HTTP, session_affinity="ClientIP"
 def test_remarks(before, after, same, texts):
     made = list(remarks(side(STICKY, habits=before), side(STICKY, habits=after), same_mode=same))
     assert [one[: len(text)] for one, text in zip(made, texts, strict=True)] == texts
+
+
+def test_a_strict_node_ignores_annotations():
+    annotations = Annotations(algorithm="maglev", weights=f"{HERE}=50")
+    mine = side(service("web", "10.96.0.10", ports=HTTP, annotations=annotations), SLICE)
+    strict = planner_of(replace(mine.planner.world, features=Features(strict=True)))
+    strict.adopt(mine.planner.services, mine.planner.slices)
+    strict.take()
+    theirs = mine._replace(planner=strict)
+    text = "annotations for weights and consistent hashing are ignored: shares become equal (1 Service)"
+    assert list(remarks(mine, theirs, same_mode=True)) == [text]
+    assert list(remarks(mine, mine, same_mode=True)) == list(remarks(theirs, theirs, same_mode=True)) == []
 
 
 @pytest.mark.parametrize(

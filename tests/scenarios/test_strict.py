@@ -1,0 +1,50 @@
+"""`--strict`: features are off, refusals are ICMP errors, and `plan` shows the difference before the switch."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from support.live import METRICS_PORT, Live
+from support.modes import modes
+
+pytestmark = modes("nftables")
+
+
+async def refusal(live: Live) -> str:
+    return await live.nft("list", "chain", "ip", "kube-proxy", "refuse")
+
+
+@pytest.mark.slow("two starts and two comparisons")
+async def test_a_strict_proxy_shares_evenly_and_refuses_as_the_go_kube_proxy_does(bare: Live) -> None:
+    bare.service("weighted", "a1 b1")
+    bare.cluster.patch("services", "weighted", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-b=50"}}})
+    bare.service("none", "", type="NodePort")
+    ours = await bare.start()
+    await bare.programmed(bare.front("weighted"), "a1 b1")
+    await bare.expect(bare.front("none"), {"pod": "refused", "outside": "refused"}, "tcp")
+    assert "tcp reset" in await refusal(bare)
+
+    for words in (["--strict"], ["--strict", "--config", str(ours.config)]):
+        status, text = await bare.ask("plan", "--from-kernel", *words)
+        assert status == 1, text
+        shares = re.findall(r"(now|then): ([\d.]+)%", text)
+        assert shares == [("now", "66.7"), ("then", "50.0")] * 3, text  # pods, the endpoint itself, outside
+    status, text = await bare.ask("plan", "--strict")
+    assert status == 1, text
+    assert "strict: unset -> true" in text
+    assert "annotations for weights and consistent hashing are ignored: shares become equal (1 Service)" in text
+
+    await ours.stop()
+    strict = await bare.start(args=["--strict"])
+    await bare.programmed(bare.front("weighted"), "a1 b1")
+    await bare.expect(bare.front("none"), {"pod": "refused", "outside": "refused"}, "tcp")
+    assert "tcp reset" not in await refusal(bare)
+    configz = json.loads(await bare.run("curl", "-s", f"http://127.0.0.1:{METRICS_PORT}/configz"))
+    (shown,) = configz.values()
+    assert (shown["strict"], shown["mode"], shown["nftables"]["minSyncPeriod"]) == (True, "nftables", "1s")
+    status, text = await bare.ask("plan", "--from-kernel")
+    assert (status, text.count("proved for all packets")) == (0, 2), text
+    await strict.stop()
