@@ -204,8 +204,10 @@ async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live
     for target in (f"{place}:80", f"{'[' + gone + ']' if family == 'IPv6' else gone}:3000"):
         status, text = await live.ask("trace", "node", target)
         assert (status, silent in text, "left this node" in text) == (1, True, False), text
-    status, text = await live.ask("why", "node", f"{place}:80")
-    assert (status, f", as {silent}" in text) == (1, True), text
+    for client in ("node", live.ips["pod"][family]):
+        status, text = await live.ask("why", client, f"{place}:80")
+        assert (status, f", as {silent}" in text.splitlines()[0]) == (1, True), text
+        assert "Fix: no pod has the address " in text, text
     if family == "IPv4":
         status, text = await tracing(live, "pod", front, "--packets", "100")
         assert (status, silent in text) == (1, True), text

@@ -300,14 +300,15 @@ async def test_a_cause_that_stops_some_endpoints_has_its_share_in_the_first_line
         answers = await live.cluster.probes("pod", "tcp", *place, count, seconds)
         assert {str(getattr(each, "pod", each)) for each in answers} == set(wanted), answers
 
-    share = "kube-proxy forwards it, but 50.0% of the connections do not get through (x)"
+    share = "kube-proxy forwards it, but 50.0% of the connections do not get through: "
     async with changed(live, forwarding("eth0")):  # the node of the other endpoint answers, and no answer is forwarded
         await begins(live, "pod", front, share)
         await meets(front, 16, 0.8, "a1", "timeout")
     key = "net.ipv6.conf.{}"
     off = f"sysctl -qw {key}={{}}".format("all.forwarding", 0), f"sysctl -qw {key}={{}}".format("all.forwarding", 1)
+    delayed = "kube-proxy forwards it, but not all is well: net.ipv6.conf."
     async with changed(live, off):  # what stays on a bridge needs no forwarding; a retransmission picks again
-        await begins(live, "pod", front6, "kube-proxy forwards it, but not all is well (x)")
+        await begins(live, "pod", front6, delayed)
         await meets(front6, 4, 16.0, "a1")
         force = tuple(f"sysctl -qw {key.format('cbr0.force_forwarding')}={n}" for n in (1, 0))
         async with changed(live, force):
@@ -315,7 +316,7 @@ async def test_a_cause_that_stops_some_endpoints_has_its_share_in_the_first_line
             await meets(front6, 16, 0.8, "a1", "timeout")  # before TCP tries again
         force = tuple(f"sysctl -qw {key.format('eth0.force_forwarding')}={n}" for n in (1, 0))
         async with changed(live, force):
-            await begins(live, "pod", front6, "kube-proxy forwards it, but not all is well (x)")
+            await begins(live, "pod", front6, delayed)
 
 
 @pytest.mark.slow("packets that each kind of rule rejects")

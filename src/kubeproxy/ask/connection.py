@@ -63,6 +63,12 @@ class Explanation(Struct, frozen=True):
     def _lost(self, *effects: Effect) -> frozenset[End]:
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
+    def _cause(self, *effects: Effect) -> str:
+        """Return the worst error with one of these effects; '' if it only says that answers return elsewhere."""
+        found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
+        worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
+        return worst.what if worst is not None and worst.about != "masquerade" else ""
+
     def _leaves_open(self, about: str) -> bool:
         """Return whether a finding makes the answer unknown: a failed probe, say, or a missing proxy."""
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
@@ -82,10 +88,12 @@ class Explanation(Struct, frozen=True):
             cause = first.what if first is not None else "no endpoint is reached"
             return self.why.heading_with(f"it does not get through: {cause} (x)")
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
-        more = ", but not all is well (x)" * (self.why.passes and self.answer == "no" and not taken)
+        cause = self._cause(*Effect)
+        more = f", but not all is well: {cause} (x)" * (self.why.passes and self.answer == "no" and not taken)
         if failing and self.why.passes:
             lost = sum(one.share for one in self.why.endpoints if present.end_of(one.address) in failing)
-            more = f", but {lost:.1%} of the connections do not get through (x)"
+            cause = self._cause(Effect.LOSES)
+            more = f", but {lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
         if self.why.elsewhere is None and self.answer == "unknown":
             failed = all(one.failed for one in self.probes)
             one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
@@ -97,6 +105,8 @@ class Explanation(Struct, frozen=True):
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
+        outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
+        more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
     @property

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.errors import QuestionError
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import LABEL
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
 NODE = "node"  # the source that means this node itself, with the address that the kernel picks
+_TCP = "TCP"  # the protocol of a target without one
 _SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
 
 
@@ -21,14 +22,14 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
 
     A source is an address, with an optional port as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
     NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A Service's
-    name means its first cluster IP of the source's family, and its port may be given by name.
+    name means its first cluster IP of the source's family. Its port may be given by name, which implies the protocol.
     """
     where, number, protocol = _parted(target)
     client = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
         name = _service_name(where)
-        destination, number = _service_address(snapshot, name, number, protocol, client[0])
+        destination, number, protocol = _service_address(snapshot, name, number, protocol, client[0])
     return _packet(client, destination, protocol, number, interface)
 
 
@@ -47,15 +48,15 @@ def _packet(
     client, client_port = source
     if client is not None and len(client) != len(destination):
         raise QuestionError(f"{unpack(client)} and the destination are of different IP families")
-    return Packet(client, destination, PROTOCOLS[protocol], _port(number), interface, client_port)
+    return Packet(client, destination, PROTOCOLS[protocol or _TCP], _port(number), interface, client_port)
 
 
 def _parted(target: str) -> tuple[str, str, str]:
-    """Return three values: address or name, port, and protocol of a target."""
+    """Return three values: address or name, port, and protocol of a target, '' without one."""
     where, colon, end = target.rpartition(":")
     number, slash, protocol = end.partition("/")
     if not colon and _names_service(target):
-        return target, "", "TCP"
+        return target, "", ""
     if not colon or (":" in where and not where.startswith("[")):
         raise QuestionError(
             f"{target!r} has no port; expected ADDRESS:PORT[/PROTOCOL], as 10.96.0.10:53/udp, [fd00::1]:80 or "
@@ -63,7 +64,7 @@ def _parted(target: str) -> tuple[str, str, str]:
         )
     if slash and protocol.upper() not in PROTOCOLS:
         raise QuestionError(f"{protocol!r} is no protocol of Services; expected tcp, udp or sctp")
-    return where, number, protocol.upper() or "TCP"
+    return where, number, protocol.upper()
 
 
 def source_of(text: str) -> tuple[bytes | None, int]:
@@ -98,8 +99,10 @@ def _names_service(text: str) -> bool:
 
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
-) -> tuple[bytes, str]:
-    """Return two values: the first cluster IP of a Service in the client's family, and the port number as text."""
+) -> tuple[bytes, str, str]:
+    """Return three values: the first cluster IP of a Service in the client's family, the port's number as text, and its
+    protocol.
+    """
     service = "/".join(name)
     compiled = snapshot.planner.compiled.get(name)
     known = snapshot.planner.services.get(name)
@@ -112,14 +115,16 @@ def _service_address(
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
     family = family_of(client) if client is not None else None
     offered = list(_cluster_ips(compiled.plans, family))
+    asked = protocol or _TCP * port.isdigit()
     for plan, frontend in offered if port else ():
-        if frontend.protocol == PROTOCOLS[protocol] and port in {str(frontend.port), plan.key.port_name}:
-            return frontend.address, str(frontend.port)
+        its_own = PROTOCOL_NAMES[frontend.protocol]
+        if asked in {"", its_own} and port in {str(frontend.port), plan.key.port_name}:
+            return frontend.address, str(frontend.port), its_own
     if offered and port.isdigit():
-        return offered[0][1].address, port
+        return offered[0][1].address, port, protocol
     ports = [f"{plan.key.port_name} {frontend.port_text}".strip() for plan, frontend in offered]
     if ports:
-        wrong = f"no {protocol} port {port}" if port else "no port in this question"
+        wrong = " ".join(filter(None, ("no", protocol, "port", port))) if port else "no port in this question"
         raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
     kind = f"{family.label} " if family is not None else ""
     raise QuestionError(f"Service {service} has no {kind}cluster IP with a port (spec.clusterIPs)")

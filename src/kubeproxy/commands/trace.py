@@ -1,10 +1,10 @@
 """kube-proxy trace: follows packets of one flow through every hook of this node, by the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP. For the node, the command sends a packet (a TCP SYN or an empty UDP
-datagram; not with --no-send); for other clients it follows their packets for --seconds. At most 22 packets a second are
-traced in each direction. Exit code 0: no rule here drops them and a reply arrives; 1: otherwise; 2: no packet arrived,
-or the outcome is unknown.
+with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. For the node, the
+command sends a packet (a TCP SYN or an empty UDP datagram; not with --no-send); for other clients it follows their
+packets for --seconds. At most 22 packets a second are traced in each direction. Exit code 0: no rule here drops them
+and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome is unknown.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 10.96.0.10:53/udp --seconds 30

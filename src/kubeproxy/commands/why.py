@@ -1,9 +1,10 @@
 """kube-proxy why: the outcome of a connection on this node, and the reasons.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP. Prints the proxy's decision, and other causes on this node that stop the
-connection. Exit code 0: an endpoint gets the connection, as far as is visible; 1: none does; 2: the client is on
-another node, where the command must run, or only a probe from this node failed.
+with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. Prints the proxy's
+decision, and other causes on this node that stop the connection. Exit code 0: an endpoint gets the connection, as far
+as is visible; 1: none does; 2: the client is on another node, where the command must run, or only a probe from this
+node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80

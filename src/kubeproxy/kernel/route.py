@@ -375,9 +375,10 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 
 
 @understood("a neighbour")
-def silent_neighbour(destination: bytes) -> str:
-    """Return a text if the next hop of packets to a destination does not answer the question for its link-layer address
-    (ARP, or neighbour discovery in IPv6), else ''. Raises NetlinkError.
+def silent_neighbour(destination: bytes) -> tuple[str, bool]:
+    """Return two values: a text if the next hop of packets to a destination does not answer the question for its
+    link-layer address (ARP, or neighbour discovery in IPv6), else ''; and whether the destination itself is this silent
+    hop. Raises NetlinkError.
     """
     route, family = _route(destination), family_of(destination)
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
@@ -387,13 +388,14 @@ def silent_neighbour(destination: bytes) -> str:
             buffers = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour")
     except NetlinkError as error:
         if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
-            return ""
+            return "", False
         raise
     size = _NEIGHBOUR_HEAD.size
     states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in answers(buffers, size)]
     state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
     protocol = "ARP" if family is Family.IPV4 else "neighbour discovery"
-    return f"nothing answers {protocol} for {unpack(hop)} ({state} in `ip neighbour`)" if state else ""
+    text = f"nothing answers {protocol} for {unpack(hop)} ({state} in `ip neighbour`)" if state else ""
+    return text, bool(state) and hop == destination
 
 
 def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[bytes]:

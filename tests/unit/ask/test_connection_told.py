@@ -106,9 +106,9 @@ def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings
     assert [one.startswith(line or "") for one in lines] == [True] * (line is not None)
     assert told.answer == ANSWERS[status]
     assert bool(told.fixes) == bool(status)
-    wrong = (
-        ", unless another kube-proxy's rules take it first (x)" if findings is STALE else ", but not all is well (x)"
-    )
+    cause = next((one.what for one in told.findings if one.is_wrong), "")
+    wrong = ", unless another kube-proxy's rules take it first (x)"
+    wrong = wrong if findings is STALE else f", but not all is well: {cause} (x)"
     whole = "kube-proxy forwards it" + wrong * bool(status)
     stop = next((one.what for one in told.findings if one.harm == STOPS), "")
     stops = "ip_forward is 0", "drops all new", "drops what goes", "drops the answers", "100% full"
@@ -178,11 +178,39 @@ def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answ
     assert unsure is (answer == "unknown")
 
 
+def test_an_endpoint_whose_address_nothing_on_the_link_answers_for_fails_for_every_client():
+    silent = "no answer within 1 s, as nothing answers ARP for 10.0.0.3 (FAILED in `ip neighbour`)"
+    probes = PROBED[0], Probe(REFUSED, "TCP", 1.0, silent, absent=True)
+    ends = tuple(Target(one.address, 0.5, masqueraded=False) for one in PROBED)
+    for asked, several, share in ((KEEPS_ADDRESS, probes, "50.0% of the connections"), (ProbedFor(), probes[1:], "")):
+        told = Explanation(
+            replace(why(), endpoints=ends[-len(several) :]), tuple(present.findings(several, asked)), several
+        )
+        assert (told.answer, told.findings[-1].severity.mark) == ("no", "x")
+        assert (share or "it does not get through: TCP from this node to 10.0.0.3:80: no answer") in told.heading
+        assert told.fixes == [told.findings[-1].fix]
+        assert "does it run, and is its interface up?" in told.fixes[0]
+
+
 def test_endpoints_that_all_refuse_this_node_have_a_fix():
     connection = ProbedFor(is_node=False, own_address=[REFUSED])
     told = Explanation(why(), tuple(present.findings(PROBED[1:], connection)), PROBED[1:])
     assert told.heading.endswith(", but no endpoint accepted a connection from this node (?)")
     assert (told.answer, "is targetPort right, and does the process listen on" in told.fixes[0]) == ("unknown", True)
+
+
+def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objects():
+    stale, delays = list(gone(480)), Harm(Effect.DELAYS, frozenset({(b"\n\0\0\3", 80)}))
+    forwarding = settings.forwarding(Family.IPV6, delays)
+    ends = tuple(Target(f"10.0.0.{end}:80", 0.5, masqueraded=False) for end in (2, 3))
+    told = Explanation(replace(why(), endpoints=ends), (*around(Checkup([*stale, forwarding], [])),))
+    assert told.heading.endswith("kube-proxy forwards it, but not all is well: net.ipv6.conf.all.forwarding is 0 (x)")
+    loses = Diagnosis(Severity.BROKEN, "firewall", "it drops", harm=delays._replace(effect=Effect.LOSES))
+    told = Explanation(replace(why(), endpoints=ends), (forwarding, loses))
+    assert told.heading.endswith(", but 50.0% of the connections do not get through: it drops (x)")
+    told = Explanation(why("refused"), tuple(around(Checkup(stale, []))))
+    outdated = "the API server cannot be reached at h: refused"
+    assert told.heading.endswith(f"the client sees , but the objects may be outdated: {outdated} (x)")
 
 
 def test_rules_of_another_proxy_may_take_what_this_one_has_not():
@@ -253,7 +281,8 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     told = tell(asked, asked.facts(), Explained(why("not ours"), None, Globals("node-a"), packet))
     (found,) = told.findings
     assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
-    assert told.heading == "10.0.0.1 -> 10.96.0.1:80/tcp: not ours, the client sees "
+    outdated = "the API server cannot be reached at h: refused"
+    assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
 
 
 def test_a_blackhole_is_called_so():

@@ -18,8 +18,10 @@ TCP, UDP = 6, 17
 @pytest.fixture(scope="module")
 def subject() -> Snapshot:
     ports = [ServicePort(port=80, name="http"), ServicePort(port=53, name="dns", protocol="UDP")]
+    protocols = [ServicePort(port=53, name="udp", protocol="UDP"), ServicePort(port=54, name="tcp", protocol="UDP")]
     services = [
         service("web", "10.96.0.10", "fd00:96::10", ports=ports),
+        service("named", "10.96.0.12", ports=[*protocols, ServicePort(port=55, name="sctp")]),
         service("plain", "10.96.0.11", ports=[ServicePort(port=8080)]),
         service("names", "", type="ExternalName"),
     ]
@@ -35,6 +37,11 @@ def subject() -> Snapshot:
         ("[fd00::7]", "[fd00:96::10]:80", ("fd00::7", "fd00:96::10", TCP, 80)),
         ("node", "default/web:http", (None, "10.96.0.10", TCP, 80)),
         ("node", "default/web:dns/udp", (None, "10.96.0.10", UDP, 53)),
+        ("node", "default/web:dns", (None, "10.96.0.10", UDP, 53)),
+        ("node", "named:udp", (None, "10.96.0.12", UDP, 53)),
+        ("node", "named:udp/udp", (None, "10.96.0.12", UDP, 53)),
+        ("node", "named:tcp", (None, "10.96.0.12", UDP, 54)),
+        ("node", "default/named:sctp/tcp", (None, "10.96.0.12", TCP, 55)),
         ("node", "default/web:81", (None, "10.96.0.10", TCP, 81)),
         # In default without saying so, as kubectl has it; and by the address of the client's family.
         ("node", "web:80", (None, "10.96.0.10", TCP, 80)),
@@ -66,8 +73,8 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("node", "default/:80", "is no IP address and no Service"),
         ("node", "", "has no port"),
         ("node", "10.96.0.10:80/quic", "'quic' is no protocol of Services; expected tcp, udp or sctp"),
-        ("node", "default/web:nosuch", "has no TCP port nosuch; it has http 80/TCP, dns 53/UDP (spec.ports)"),
-        ("node", "default/web:dns", "has no TCP port dns; it has http 80/TCP, dns 53/UDP (spec.ports)"),
+        ("node", "default/web:nosuch", "has no port nosuch; it has http 80/TCP, dns 53/UDP (spec.ports)"),
+        ("node", "default/web:dns/tcp", "has no TCP port dns; it has http 80/TCP, dns 53/UDP (spec.ports)"),
         ("node", "default/web", "it has http 80/TCP, dns 53/UDP (spec.ports)"),
         ("node", "none:80", "no Service default/none that is watched: there is none, it is headless"),
         ("node", "none:80", "`kubectl -n default get service none --show-labels` tells which"),

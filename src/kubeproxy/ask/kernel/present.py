@@ -239,6 +239,7 @@ class Probe(Struct, frozen=True, rename="camel"):
     seconds: float
     problem: str = ""
     refused: bool = False
+    absent: bool = False  # nothing on this node's link to the endpoint answers for its address
 
     @property
     def failed(self) -> bool:
@@ -272,7 +273,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
         what = "TCP" if reached[0].protocol == "TCP" else "UDP (nothing refused it)"
         yield Diagnosis(Severity.FINE, "endpoints", f"{what} from this node: {each}")
-    wrong = [one for one in probes if one.failed and one.address not in connection.blocked]
+    wrong = [one for one in probes if one.failed and not one.absent and one.address not in connection.blocked]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
     silent = ", ".join(one.address for one in wrong if not one.refused)
@@ -282,6 +283,9 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         what = f"{one.protocol} from this node to {one.address}: {one.problem}"
         if drop := connection.blocked.get(one.address):
             yield _blocked(what, drop, _lost(one) if connection.is_node else NOTHING)
+        elif one.absent:
+            fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
+            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
             reason = f"{cause}, or {_THIS_NODE_ALONE}"
@@ -297,6 +301,10 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
 
 
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
+_RUNS: Final = (
+    "does it run, and is its interface up? If it is gone, see why its EndpointSlice still has it (`kubectl get "
+    "endpointslices -o yaml`, and the log of kube-controller-manager)"
+)
 _THIS_NODE_ALONE: Final = (
     "a NetworkPolicy or a firewall rejects this node alone; the endpoint sees the client's own address, so only a "
     "connection of the client shows it"
@@ -330,8 +338,10 @@ def _attempt(protocol: int, address: str) -> Probe:
     except OSError as error:
         if not (protocol == _UDP and isinstance(error, TimeoutError)):
             return _failed(address, PROTOCOL_NAMES[protocol], began, error)
-        if silent := _silent(address):
-            return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began, f"no answer, as {silent}")
+        silent, absent = _silent(address)
+        if silent:
+            seconds = time.monotonic() - began
+            return Probe(address, PROTOCOL_NAMES[protocol], seconds, f"no answer, as {silent}", absent=absent)
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
 
 
@@ -341,19 +351,19 @@ def end_of(address: str) -> End:
     return pack(host) or b"", port
 
 
-def _silent(address: str) -> str:
-    """Return a text if the next hop to an endpoint does not answer the question for its link-layer address, else ''."""
+def _silent(address: str) -> tuple[str, bool]:
+    """Return the result of `silent_neighbour` for an endpoint; '' and False if there is no answer."""
     with suppress(KubeProxyError):
         return silent_neighbour(end_of(address)[0])
-    return ""
+    return "", False
 
 
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
     seconds = time.monotonic() - began
     if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
         what = "no route to host" if error.errno == errno.EHOSTUNREACH else f"no answer within {TIMEOUT:.0f} s"
-        silent = _silent(address)
-        return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent))
+        silent, absent = _silent(address)
+        return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent), absent=absent)
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes

@@ -65,7 +65,7 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
         # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
         known = sorted(serving.endpoints) if serving is not None else []
         ends = [one.endpoint for one in served[-1:]] or known[:MOST]
-        texts = [silent_neighbour(end_of(one)[0]) for one in ends]
+        texts = [silent_neighbour(end_of(one)[0])[0] for one in ends]
         silent = "; ".join(texts) if all(texts) else ""
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):

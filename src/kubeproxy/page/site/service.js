@@ -314,6 +314,8 @@ function wayWords(port) {
   return list;
 }
 
+const FAILS = ['no', '\u00d7'], MARKS = { fine: ['ok', '\u2713'], broken: FAILS, degraded: FAILS, unknown: ['', '?'] };
+
 function whyAnswer({ heading, why, answer, findings, fixes, next }) {
   const mark = (name, sign, ...content) => el('li', { class: name }, el('span', { class: 'mark', 'aria-label': { ok: 'passes', no: 'does not pass' }[name] || 'note' }, sign), el('div', {}, ...content));
   const steps = why.steps.map((step) => mark(step.passes ? 'ok' : 'no', step.passes ? '\u2713' : '\u00d7', step.text, step.field ? el('span', { class: 'dim mono' }, ` ${step.field}`) : null));
@@ -321,7 +323,7 @@ function whyAnswer({ heading, why, answer, findings, fixes, next }) {
   if (why.endpoints.length > 10) ends.push(mark('', '\u2192', `and ${count(why.endpoints.length - 10)} more`));
   const out = (why.missing || []).slice(0, 10).map((one) => mark('', '\u2013', 'not to ', el('span', { class: 'mono' }, one.address), `: ${one.reason}`, el('span', { class: 'dim mono' }, ` ${one.field}${one.slice ? ` in ${one.slice}` : ''}`)));
   if (why.elsewhere) steps.unshift(mark('no', '\u00d7', why.elsewhere.reason, el('span', { class: 'dim mono' }, ` ${why.elsewhere.field}`)));
-  const read = findings.map((one) => mark(...({ fine: ['ok', '\u2713'], broken: ['no', '\u00d7'] }[one.severity] || ['', '\u2013']), one.why ? `${one.what}: ${one.why}` : one.what));
+  const read = findings.map((one) => mark(...(MARKS[one.severity] || ['', '\u2013']), one.why ? `${one.what}: ${one.why}` : one.what));
   return [
     el('p', { class: `answer ${{ yes: 'ok', no: 'bad' }[answer] || ''}` }, heading.replace(' -> ', ' \u2192 ')),
     el('ol', { class: 'steps' }, ...steps, ...ends, ...out, ...read), ...fixes.map(fixLine),
