@@ -157,10 +157,13 @@ _DATE: Final = re.compile(rb"\r\ndate:([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate, and seconds that its clock is ahead; None for http, or if unknown."""
+    """The validity of the server's certificate, and seconds that its clock is ahead; None for http, or if unknown.
+    `seconds` is the time until the answer.
+    """
 
     certificate: Validity | None
     ahead: float | None
+    seconds: float
 
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
@@ -168,15 +171,19 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
     `timeout` seconds. Raises SourceError when it does not answer. Must not be called for a cluster whose client
     certificate comes from an exec plugin.
     """
-    server = cluster.server
-    context = asyncio.run(cluster.tls_context())
+    server, silence = cluster.server, "no connection in"
+    context, began = asyncio.run(cluster.tls_context()), time.monotonic()
     try:
         with socket.create_connection((server.host, server.port), timeout) as plain:
+            silence = "sent nothing for"
             if context is None:
-                return Greeting(None, _ahead(plain, server.authority))
+                return Greeting(None, _ahead(plain, server.authority), time.monotonic() - began)
             with context.wrap_socket(plain, server_hostname=cluster.server_hostname) as sock:
                 pem = ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True) or b"")
-                return Greeting(next(iter(validities(pem.encode())), None), _ahead(sock, server.authority))
+                ahead, validity = _ahead(sock, server.authority), next(iter(validities(pem.encode())), None)
+                return Greeting(validity, ahead, time.monotonic() - began)
+    except TimeoutError as error:
+        raise SourceError(f"{server.authority}: {silence} {timeout:.0f} s") from error
     except OSError as error:
         raise SourceError(f"{server.authority}: {connection_reason(error, cluster)}") from error
 

@@ -22,7 +22,7 @@ from support.scripted import TLS
 
 
 @contextmanager
-def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+def answering(said: bytes, tls: ssl.SSLContext | None = None, delay: float = 0.0) -> Iterator[int]:
     """The port of a server that says something to its one client, whatever he asks."""
     with create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
@@ -31,6 +31,7 @@ def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[int]:
             plain, _ = listener.accept()
             with suppress(OSError), tls.wrap_socket(plain, server_side=True) if tls else plain as sock:
                 sock.recv(4096)
+                time.sleep(delay)
                 sock.sendall(said)
 
         thread = threading.Thread(target=serve)
@@ -72,6 +73,20 @@ def test_no_proxy_answers():
         port = gone.getsockname()[1]
     with pytest.raises(SourceError, match=f"127.0.0.1:{port}: "):
         greet(cluster_at(f"http://127.0.0.1:{port}"), 5.0)
+
+
+def test_a_server_that_accepts_but_says_nothing_is_told_from_none():
+    for scheme in ("http", "https"):
+        with create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
+            place = f"127.0.0.1:{silent.getsockname()[1]}"
+            cluster = cluster_at(f"{scheme}://{place}", ca_data=(TLS / "ca.crt").read_bytes())
+            with pytest.raises(SourceError, match=f"^{place}: sent nothing for 0 s$"):
+                greet(cluster, 0.1)
+
+
+def test_the_time_until_a_late_answer_is_measured():
+    with answering(dated(0), delay=0.2) as port:
+        assert greet(cluster_at(f"http://127.0.0.1:{port}"), 5.0).seconds >= 0.2
 
 
 def token(claims: object) -> str:

@@ -58,6 +58,7 @@ ROLES = {"eth0": "the Node's address 10.0.0.2", "cbr0": "the address 10.244.0.1 
         ("h:80: closed: must the server's URL begin with https?", "see whether its port speaks TLS", False),
         ("h:80: not HTTP, but TLS: the server's URL must begin with https", "have the kubeconfig's server", True),
         ("api.example:6443: the name cannot be resolved: Name or service not known", "correct the host", False),
+        ("h:6443: sent nothing for 30 s", "the server accepts connections, so address and port are right", False),
     ],
 )
 def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
@@ -72,6 +73,12 @@ CASES: dict = {
         contact.reached(reach(watched(connected=False, stale=900), trouble="10.0.0.1:6443: refused")),
         [(BROKEN, "the API server cannot be reached at 10.0.0.1:6443: refused")],
     ),
+    "api accepts connections and does not answer": (
+        contact.reached(reach(watched(), trouble="10.0.0.1:6443: sent nothing for 10 s")),
+        [(BROKEN, "the API server gives no answer at 10.0.0.1:6443: sent nothing for 10 s")],
+    ),
+    "api slow": (contact.answered(3.02), [(DEGRADED, "the API server is slow: it answered after 3.0 s")]),
+    "api quick": (contact.answered(0.9), []),
     "between two watches": (contact.reached(reach(watched(connected=False, stale=59))), []),
     "watch lost": (
         contact.reached(reach(watched(connected=False, stale=61, trouble="403"), watched("nodes"))),

@@ -38,8 +38,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
-GREETING_PATIENCE = 1.0
-"""Timeout in seconds for the API server: all checks of a healthy node take less than two."""
+GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
 
 _OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set although a file is given
 
@@ -205,6 +204,7 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
     except SourceError as error:
         yield from contact.reached(Reach(server=reach.server, trouble=str(error), watched=(), certificates={}))
         return
+    yield from contact.answered(greeting.seconds)
     if greeting.certificate is not None:
         yield from contact.expiring({"server": greeting.certificate}, time.time())
     if greeting.ahead is not None:

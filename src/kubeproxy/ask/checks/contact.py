@@ -12,6 +12,7 @@ from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
 QUIET: Final = 60.0  # seconds without a watch that are still normal: a new list after an error takes less
+SLOW: Final = 1.0  # seconds until an answer about the server's health that are not normal
 SKEW: Final = 30.0
 """Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
@@ -44,10 +45,11 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
         effect = "no Service is known yet, and this process has written no rules: those of a previous one stay, if any"
     if reach.trouble:
+        what = "gives no answer" if _SILENT in reach.trouble else "cannot be reached"
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="api",
-            what=f"the API server cannot be reached at {reach.trouble}",
+            what=f"the API server {what} at {reach.trouble}",
             why=effect,
             fix=_fix(reach.trouble)
             or f"see that {reach.server} is reachable from this node: check its address, "
@@ -108,8 +110,10 @@ _CREDENTIALS: Final = (
 _SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
 _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and api.connection
 _CLOSED: Final = "must the server's URL begin with https?"
-_PASSING: Final = (_UNRESOLVED, _CLOSED)
-"""Errors that may be temporary: a slow name server, or a restarting server that answers in plain HTTP."""
+_SILENT: Final = "sent nothing for"
+_PASSING: Final = (_UNRESOLVED, _CLOSED, _SILENT)
+"""Errors that may be temporary: a slow name server, a restarting server that answers in plain HTTP, or a slow server."""
+_BUSY: Final = "look at the health, the load and the log of the API server and of etcd, and for lost packets on the way"
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
@@ -128,6 +132,7 @@ _FIXES: Final = {
     "HTTP request was sent to HTTPS port": _SCHEME,  # nginx
     _CLOSED: "see whether its port speaks TLS: then have the kubeconfig's server (or --master) begin with https; else "
     "look at the server's log",
+    _SILENT: f"the server accepts connections, so address and port are right: {_BUSY}",
     _UNRESOLVED: "correct the host of the kubeconfig's server (or --master), or see why this node does not resolve it: "
     "`getent hosts NAME`, /etc/resolv.conf, and the name server there; a name that only the cluster's DNS has needs "
     "this proxy first, so give an address or a name of the node's own DNS",
@@ -150,6 +155,14 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
         why = "without it changes stop arriving from the API server once the connection ends"
         severity = Severity.BROKEN if left <= 0 else Severity.DEGRADED
         yield Diagnosis(severity, "certificates", f"{_NAMES[name]} {when}", why, _RENEWALS[name])
+
+
+def answered(seconds: float) -> Iterator[Diagnosis]:
+    """Check the time until the API server's answer to one request."""
+    if seconds > SLOW:
+        what = f"the API server is slow: it answered after {seconds:.1f} s"
+        why = "changes of Services and endpoints get here late, and lists after a restart take long"
+        yield Diagnosis(Severity.DEGRADED, "api", what, why, f"{_BUSY}; this proxy needs no restart")
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:
