@@ -88,8 +88,9 @@ class WhyAnswer(_Answer):
 
 
 class DoctorAnswer(_Answer):
-    """An answer of `doctor`."""
+    """An answer of `doctor`; `pid` is 0 if no proxy answered the command."""
 
+    pid: int
     findings: list[dict[str, str]]
     unknown: list[str]
 

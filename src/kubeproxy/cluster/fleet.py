@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.ask.finding import Severity
-from kubeproxy.cluster.answers import Fact, NodeAnswer, decoded
+from kubeproxy.cluster.answers import DoctorAnswer, Fact, NodeAnswer, decoded
 from kubeproxy.cluster.kubectl import Container, Kubectl
 from kubeproxy.cluster.proxies import ProxyPlace
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
@@ -25,13 +25,16 @@ _GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
 
 
 class Reply(Struct, kw_only=True):
-    """The result of one node: its answer as JSON values, or a problem; `go` is the version of a Go kube-proxy."""
+    """The result of one node: its answer as JSON values, or a problem; `go` is the version of a Go kube-proxy. With
+    `dead` the command examined the node, but no proxy answered it.
+    """
 
     node: str
     pod: str = ""
     status: int = UNKNOWN
     problem: str = ""
     go: str = ""
+    dead: bool = False
     version: str = ""
     mode: str = ""
     answer: dict[str, Any] | None = None
@@ -60,7 +63,7 @@ class Fleet:
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.whole = whole
-        self._answered: list[str] = []
+        self._examined: list[str] = []
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
@@ -68,7 +71,7 @@ class Fleet:
         self.replies.append(reply)
         if answer is None:
             return
-        self._answered.append(reply.node)
+        self._examined.append(reply.node)
         for key, fact in {fact.key: fact for fact in facts}.items():
             shown, nodes = self._held.setdefault(key, (fact, []))
             nodes.append(reply.node)
@@ -83,13 +86,18 @@ class Fleet:
         return ["--", *arguments] if arguments else []
 
     @property
+    def examined(self) -> int:
+        """Number of nodes whose command answered, with or without a proxy."""
+        return len(self._examined)
+
+    @property
     def answered(self) -> int:
-        """Number of nodes that answered."""
-        return len(self._answered)
+        """Number of nodes whose proxy answered."""
+        return self.examined - sum(reply.dead for reply in self.replies)
 
     def common(self) -> list[Fact]:
         """Return the facts of all nodes, the worst first."""
-        found = (fact for fact, nodes in self._held.values() if len(nodes) == self.answered)
+        found = (fact for fact, nodes in self._held.values() if len(nodes) == self.examined)
         return sorted(found, key=lambda fact: fact.severity)
 
     def differences(self) -> list[Shared]:
@@ -98,11 +106,11 @@ class Fleet:
 
     def _differences(self) -> Iterator[Shared]:
         for fact, nodes in self._held.values():
-            if len(nodes) == self.answered:
+            if len(nodes) == self.examined:
                 continue
             wrong = fact._replace(severity=Severity.BROKEN) if fact.expected else fact
-            if fact.expected and 2 * len(nodes) > self.answered:
-                yield Shared(wrong, sorted({*self._answered} - {*nodes}), lacking=True)
+            if fact.expected and 2 * len(nodes) > self.examined:
+                yield Shared(wrong, sorted({*self._examined} - {*nodes}), lacking=True)
             else:
                 yield Shared(wrong, sorted(nodes))
 
@@ -115,8 +123,8 @@ class Fleet:
         return found
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Return the number of nodes by version and by mode; nodes with a Go kube-proxy are counted by its version."""
-        mine = [reply for reply in self.replies if not reply.problem and not reply.go]
+        """Return the number of proxies by version and by mode; a Go kube-proxy is counted by its version."""
+        mine = [reply for reply in self.replies if not (reply.problem or reply.go or reply.dead)]
         return {
             "versions": Counter(reply.version or "unknown" for reply in mine),
             "modes": Counter(reply.mode for reply in mine if reply.mode),
@@ -127,7 +135,7 @@ class Fleet:
         """Return the exit code: the worst of the nodes, NO if they differ, UNKNOWN if one gave no answer."""
         differ = any(one.fact.expected for one in self._differences())
         codes = {reply.status for reply in self.replies if not reply.go}
-        return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self._answered)
+        return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self._examined)
 
 
 def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:
@@ -168,6 +176,7 @@ def _reply(
         return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
     reply.version, reply.mode = answer.version, answer.mode
+    reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
     reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
     return reply, answer, facts
 

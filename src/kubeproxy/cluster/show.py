@@ -53,11 +53,11 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     _print_counts(fleet)
     differences = fleet.differences()
     for each in differences:
-        output.marked(each.fact.severity.mark, named(_difference(each, fleet.answered), known))
+        output.marked(each.fact.severity.mark, named(_difference(each, fleet.examined), known))
         for text in each.fact.more:
             output.say(f"     {named(text, known) if not text.startswith('Fix: ') else text}")
     common = fleet.common()
-    everywhere = f"all {fleet.answered} nodes: " if fleet.answered > 1 else ""
+    everywhere = f"all {fleet.examined} nodes: " if fleet.examined > 1 else ""
     for fact in common[:_FACTS]:
         output.marked(fact.severity.mark, f"{'' if fact.expected else everywhere}{named(fact.text, known)}")
         for text in fact.more:
@@ -112,8 +112,8 @@ def _print_counts(fleet: Fleet) -> None:
         output.marked(output.NOTE, f"{count} with the Go kube-proxy {version}, which answers nothing: {_nodes(nodes)}")
 
 
-def _difference(each: Shared, answered: int) -> str:
-    count = f"{len(each.nodes)} of {answered} nodes"
+def _difference(each: Shared, examined: int) -> str:
+    count = f"{len(each.nodes)} of {examined} nodes"
     if each.lacking:
         return f"{count} lack{'s' * (len(each.nodes) == 1)} {each.fact.text}: {_nodes(each.nodes)}"
     alone = " alone" * each.fact.expected

@@ -363,6 +363,21 @@ def test_a_node_that_hangs_is_named(cluster: StandIn, run: Run):
     assert "no answer of node-b: no answer within 6 s" in text
 
 
+def test_a_node_whose_proxy_is_dead_is_examined_but_has_not_answered(cluster: StandIn, run: Run):
+    cluster.node("node-a", **doctor(finding("net.ipv4.ip_forward is 0")))
+    silence = "no kube-proxy answers at /run/kube-proxy/control.sock"
+    findings = [finding("net.ipv4.ip_forward is 0")]
+    cluster.node("node-b", out=made(mode="iptables", pid=0, findings=findings, unknown=[silence]), status=NO)
+    status, text, _ = run("doctor")
+    assert (status, text.splitlines()[0]) == (NO, f"1 of 2 nodes answered, 1 in nftables mode, 1 of version {VERSION}")
+    assert f"?  1 of 2 nodes: {silence}: node-b" in text
+    assert "x  all 2 nodes: net.ipv4.ip_forward is 0" in text
+    status, text, _ = run("doctor", "-o", "json")
+    found = valid("cluster", text)
+    assert [reply["dead"] for reply in found["nodes"]] == [False, True]
+    assert found["modes"] == {"nftables": 1}
+
+
 def test_nodes_with_the_go_kube_proxy_are_counted_and_no_error(cluster: StandIn, run: Run):
     cluster.node("node-a", **doctor())
     refusal = {"err": "Usage:\n  kube-proxy [flags]\nError: unknown shorthand flag: 'o' in -o\n", "status": 1}
