@@ -239,8 +239,8 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
         yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
         if "sources" in frontend:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
-    if "reason" in port:
-        yield f"    {'endpoints':12} none: {port['reason']}"
+    if not any(port.get(key) for key, _, _ in _POOLS):
+        yield f"    {'endpoints':12} none (x)" + (f": {port['reason']}" if "reason" in port else "")
     for key, label, weights in _POOLS:
         if port.get(key):
             weighed = port.get(weights, {})

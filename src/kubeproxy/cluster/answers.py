@@ -141,6 +141,7 @@ class _Service(Struct):
     endpoints: int
     addresses: list[str]
     problems: list[str]
+    unserved: list[str] = []  # older releases do not have it
 
 
 class ServicesAnswer(_Answer):
@@ -152,7 +153,8 @@ class ServicesAnswer(_Answer):
         """Yield the state of each Service."""
         for one in self.services:
             reason = f" ({one.reason})" * bool(one.reason)
-            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {counted(one.endpoints, 'endpoint')}"
+            lacking = f", none for {' '.join(one.unserved)}" * bool(one.unserved)
+            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {counted(one.endpoints, 'endpoint')}{lacking}"
             yield Fact(_severity(one.state), f"{text}: {' '.join(one.addresses)}", tuple(one.problems), expected=True)
 
 

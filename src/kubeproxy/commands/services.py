@@ -2,8 +2,9 @@
 
 Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all its properties:
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
-rules. Exit code 1: a printed Service is not in the kernel yet; 2: the Service is unknown, or
-the objects are outdated, as the API server has been away for a minute.
+rules. A port without an available endpoint is marked (x); as its connections are refused as planned, it does not
+change the exit code, and `why` has the reason. Exit code 1: a printed Service is not in the kernel yet; 2: the Service
+is unknown, or the objects are outdated, as the API server has been away for a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import ProgrammedService
-from kubeproxy.ask.listing import addresses
+from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.state import service_text
@@ -97,6 +98,7 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "resourceVersion": held.version,
         "slices": held.slices,
         "endpoints": _endpoints(held)[0],
+        "unserved": list(unserved(held.plans)),
         "addresses": list(_addresses(held)),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
     }
@@ -105,4 +107,6 @@ def _row(held: ProgrammedService) -> dict[str, object]:
 def _cells(held: ProgrammedService) -> tuple[str, ...]:
     used, serving = _endpoints(held)
     count = str(used) if used == serving else f"{used} of {serving}"
+    if lacking := list(unserved(held.plans)):
+        count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
     return ("/".join(held.name), held.state, count, " ".join(_addresses(held)))

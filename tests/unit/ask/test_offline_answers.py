@@ -33,6 +33,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.conntrack.tracked import Level, Refusals
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
+from support.answers import valid
 
 SERVICE = {
     "apiVersion": "v1",
@@ -103,6 +104,31 @@ def test_endpoints_are_counted_as_this_node_uses_them(tmp_path: Path, capfd: pyt
     }
     assert run(["services", "-o", "json", *folder]) == 0
     assert [one["endpoints"] for one in json.loads(capfd.readouterr().out)["services"]] == [2, 1]
+
+
+def test_a_port_without_endpoints_is_marked_and_does_not_change_the_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ports = [{"name": "http", "port": 80}, {"name": "dead", "port": 81}]
+    piece = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": [{"addresses": ["10.244.0.7"]}],
+    }
+    (tmp_path / "web.json").write_text(json.dumps({**SERVICE, "spec": {**SERVICE["spec"], "ports": ports}}))
+    folder = ["--manifests", str(tmp_path), "--hostname-override", "here"]
+    for count, lines, lacking in ((" 0 (x) ", 2, ["80/TCP", "81/TCP"]), (" 1, none for 81/TCP (x) ", 1, ["81/TCP"])):
+        assert run(["services", *folder]) == 0
+        assert count in capfd.readouterr().out
+        assert run(["services", "shop/web", *folder]) == 0
+        assert capfd.readouterr().out.count("    endpoints    none (x)") == lines
+        assert run(["services", "-o", "json", *folder]) == 0
+        made = valid("services", capfd.readouterr().out)
+        assert [one["unserved"] for one in made["services"]] == [lacking]
+        (tmp_path / "piece.json").write_text(json.dumps(piece))
 
 
 def test_json_is_json_also_for_a_service_that_is_unknown(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:

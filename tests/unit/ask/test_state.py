@@ -143,7 +143,7 @@ def test_a_named_target_port_that_no_container_has_is_the_reason_for_no_endpoint
     (port,) = kit.one()["ports"]
     assert port.get("reason") == reason
     assert bool(port["endpoints"]) == (reason is None)
-    assert ("    endpoints    none: no endpoint has a port named web (TCP)\n" in kit.ask("format=text")[1]) == bool(
+    assert ("    endpoints    none (x): no endpoint has a port named web (TCP)\n" in kit.ask("format=text")[1]) == bool(
         reason
     )
 
@@ -151,6 +151,7 @@ def test_a_named_target_port_that_no_container_has_is_the_reason_for_no_endpoint
 def test_a_service_that_no_slice_has_endpoints_for_has_no_reason_of_a_port():
     kit = Kit(service("web"), endpoints("web"))
     assert "reason" not in kit.one()["ports"][0]
+    assert "    endpoints    none (x)\n" in kit.ask("format=text")[1]
 
 
 def test_a_programmed_service():

@@ -112,7 +112,7 @@ _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and 
 _CLOSED: Final = "must the server's URL begin with https?"
 _SILENT: Final = "sent nothing for"
 _PASSING: Final = (_UNRESOLVED, _CLOSED, _SILENT)
-"""Errors that may be temporary: a slow name server, a restarting server that answers in plain HTTP, or a slow server."""
+"""Errors that may be temporary: a slow name server or API server, or a restarting one that answers in plain HTTP."""
 _BUSY: Final = "look at the health, the load and the log of the API server and of etcd, and for lost packets on the way"
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
