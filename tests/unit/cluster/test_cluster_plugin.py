@@ -252,7 +252,7 @@ def test_common_values_are_reported_once_and_differences_by_node(cluster: StandI
 def test_nodes_of_another_mode_or_version_are_named(cluster: StandIn, run: Run):
     for name in ("node-a", "node-b", "node-c"):
         cluster.node(name, **doctor())
-    cluster.printed["kube-proxy-py-node-c"] = {"out": made(mode="ipvs", findings=[], unknown=[]), "status": 0}
+    cluster.printed["kube-proxy-py-node-c"] = {"out": made(mode="ipvs", pid=1, findings=[], unknown=[]), "status": 0}
     cluster.printed["kube-proxy-py-node-b"]["out"] = doctor()["out"].replace(VERSION, "0.0.9")
     status, text, _ = run("doctor")
     assert status == YES
