@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from kubeproxy.meaning import rules
 from kubeproxy.meaning.rules import Addresses, CompiledRules, Op
 
@@ -41,81 +44,37 @@ class Leaf(NamedTuple):
     stored: tuple[Client, ...] = ()
 
 
-class PacketSet:
+class PacketSet(Struct, eq=False):
     """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged.
     `hidden`: the number that a rule has written into the packet as its source address, which no later rule should test.
     `known` are the elements that an earlier connection has stored for the client, `stored` those of this connection.
     """
 
-    __slots__ = (
-        "current",
-        "destination",
-        "found",
-        "hidden",
-        "inputs",
-        "known",
-        "mark",
-        "masquerade",
-        "outputs",
-        "refused",
-        "services",
-        "share",
-        "sources",
-        "stored",
-        "translated",
-        "unknown",
-        "untracked",
-    )
-
-    def __init__(self, services: int, sources: Addresses, inputs: int, outputs: int, destination: int) -> None:
-        self.services = services
-        self.sources = sources
-        self.inputs = inputs
-        self.outputs = outputs
-        self.share = 1.0
-        self.destination = destination
-        self.current: int | None = None
-        self.mark = 0
-        self.translated = False
-        self.masquerade = False
-        self.refused = ""
-        self.known: tuple[Client, ...] = ()
-        self.stored: tuple[Client, ...] = ()
-        self.hidden: int | None = None
-        self.found: Any = b""
-        self.unknown = ""
-        self.untracked = False
+    services: int
+    sources: Addresses
+    inputs: int
+    outputs: int
+    destination: int
+    share: float = 1.0
+    current: int | None = None
+    mark: int = 0
+    translated: bool = False
+    masquerade: bool = False
+    refused: str = ""
+    known: tuple[Client, ...] = ()
+    stored: tuple[Client, ...] = ()
+    hidden: int | None = None
+    found: Any = b""
+    unknown: str = ""
+    untracked: bool = False
 
     def copy(self) -> PacketSet:
         """Return a flow with the same values."""
-        new = PacketSet.__new__(PacketSet)
-        new.services = self.services
-        new.sources = self.sources
-        new.inputs = self.inputs
-        new.outputs = self.outputs
-        new.share = self.share
-        new.destination = self.destination
-        new.current = self.current
-        new.mark = self.mark
-        new.translated = self.translated
-        new.masquerade = self.masquerade
-        new.refused = self.refused
-        new.known = self.known
-        new.stored = self.stored
-        new.hidden = self.hidden
-        new.found = self.found
-        new.unknown = self.unknown
-        new.untracked = self.untracked
-        return new
+        return replace(self)
 
     def within(self, services: int) -> PacketSet:
         """Return the part of the flow with these services, which must be a subset of the flow's services."""
-        new = self.copy()
-        if self.current is None:
-            new.services = services
-        else:
-            new.current = services
-        return new
+        return replace(self, services=services) if self.current is None else replace(self, current=services)
 
 
 Ended = list[tuple[PacketSet, int]]
