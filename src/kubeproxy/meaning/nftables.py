@@ -257,39 +257,54 @@ class _Rule:
 
     def _compare(self, term: Term, first: bytes, last: bytes, op: int) -> None:
         """Append a test: `op` is an index of x.OPERATORS, or 6 for inside and 7 for outside of a range."""
-        field = term.field
-        if field in {Property.INPUT, Property.OUTPUT}:
-            self._compare_names(term, first, op)
+        if term.field in {Property.INPUT, Property.OUTPUT}:
+            if op not in {0, 1} or term.mask != -1:
+                raise UnknownRuleError("comparison of interface names")
+            self._done.append((Op.INTERFACE, (interface(term, first),), op == 1, term.field is Property.OUTPUT))
             return
-        order = sys.byteorder if field in _HOST_ORDER or term.modulus else "big"
+        order = sys.byteorder if term.field in _HOST_ORDER or term.modulus else "big"
         low, high = int.from_bytes(first, order), int.from_bytes(last, order)
         size = min(term.size, len(first))
         top = (1 << 8 * size) - 1
         low, high = {2: (0, low - 1), 3: (0, low), 4: (low + 1, top), 5: (low, top)}.get(op, (low, high))
-        negated = op in {1, 7}
+        self._inside(term, [(low, high)], size, op in {1, 7})
+
+    def _inside(self, term: Term, ranges: Sequence[tuple[int, int]], size: int, negated: bool) -> bool:
+        """Append the test whether the first `size` bytes of a field are in one of these ranges; return False if no
+        operation expresses it.
+        """
+        field = term.field
         if field is Property.SOURCE and term.modulus:  # fib saddr type
-            if low != high or low != _LOCAL:
+            if list(ranges) != [(_LOCAL, _LOCAL)]:
                 raise UnknownRuleError("fib saddr type")
-            local = self._place.local
-            self._done.append((Op.SOURCE, rules.minus(self._place.everywhere, local) if negated else local))
+            self._done.append((Op.SOURCE, self._unless(negated, self._place.local)))
         elif field in _ADDRESSES:
-            self._done.append((Op(int(field)), self._addresses(term, low, high, size, negated)))
+            found = rules.union(self._addresses(term, low, high, size) for low, high in ranges)
+            self._done.append((Op(int(field)), self._unless(negated, found)))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
-            of_protocol = field is Property.PROTOCOL
-            found = rules.protocol_range(low, high) if of_protocol else rules.port_range(low, high)
+            services = 0
+            for pair in ranges:
+                services |= rules.protocol_range(*pair) if field is Property.PROTOCOL else rules.port_range(*pair)
             kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
-            self._done.append((kind, rules.EVERY & ~found if negated else found))
+            self._done.append((kind, rules.EVERY & ~services if negated else services))
         elif field is Property.CONSTANT:
-            self._constant(term, 8 * (term.size - size), [(low, high)], negated)
+            self._constant(term, 8 * (term.size - size), ranges, negated)
         elif field is Property.RANDOM and term.mask == -1:
-            inside = max(0, min(high, term.offset + term.modulus - 1) - max(low, term.offset) + 1) / term.modulus
+            first, last = term.offset, term.offset + term.modulus - 1
+            inside = sum(max(0, min(high, last) - max(low, first) + 1) for low, high in ranges) / term.modulus
             self._done.append((Op.CHANCE, 1 - inside if negated else inside))
         elif field is Property.STATUS and self._purpose is CompiledFor.ANSWER and term.mask != TRANSLATED:
             raise UnknownRuleError("ct status")
-        elif field in _VALUES:
-            self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, negated))
+        elif field not in _VALUES:
+            raise UnknownRuleError(f"test of {field.name.lower() if field is not None else 'map data'}")
+        elif len(ranges) == 1:
+            self._done.append((Op.VALUE, field, term.mask, term.xor, *ranges[0], negated))
         else:
-            raise UnknownRuleError(f"comparison with {field.name.lower() if field is not None else 'map data'}")
+            return False
+        return True
+
+    def _unless(self, negated: bool, found: rules.Addresses) -> rules.Addresses:
+        return rules.minus(self._place.everywhere, found) if negated else found
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
         """Compare a constant, without its last bits, with ranges; if it is outside, append a test that
@@ -303,8 +318,8 @@ class _Rule:
         if negated in found:
             self._done.append((Op.SERVICE, 0))
 
-    def _addresses(self, term: Term, low: int, high: int, size: int, negated: bool) -> rules.Addresses:
-        """Return the set of the addresses whose first `size` bytes, masked, are in a range."""
+    def _addresses(self, term: Term, low: int, high: int, size: int) -> tuple[int, int]:
+        """Return the addresses whose first `size` bytes, masked, are in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
         mask = term.mask & ((1 << 8 * size) - 1)
@@ -315,13 +330,7 @@ class _Rule:
             low, high = low ^ term.xor, (low ^ term.xor) | free
         elif term.xor:
             raise UnknownRuleError("address with xor")
-        found = ((low << shift, (high << shift) | ((1 << shift) - 1)),)
-        return rules.minus(self._place.everywhere, found) if negated else found
-
-    def _compare_names(self, term: Term, value: bytes, op: int) -> None:
-        if op not in {0, 1} or term.mask != -1:
-            raise UnknownRuleError("comparison of interface names")
-        self._done.append((Op.INTERFACE, (interface(term, value),), op == 1, term.field is Property.OUTPUT))
+        return low << shift, (high << shift) | ((1 << shift) - 1)
 
     # -- sets --------------------------------------------------------------------------------------------------------
 
@@ -390,25 +399,7 @@ class _Rule:
             (int.from_bytes(first[: term.size], order), int.from_bytes(last[: term.size], order))
             for first, last, _ in elements
         ]
-        if field in _ADDRESSES and not term.modulus and term.size == term.width:
-            found = rules.union(pairs)
-            self._done.append((Op(int(field)), rules.minus(self._place.everywhere, found) if inverted else found))
-        elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT}:
-            services = 0
-            for pair in pairs:
-                services |= rules.protocol_range(*pair) if field is Property.PROTOCOL else rules.port_range(*pair)
-            kind = Op.ORIGINAL_SERVICE if field is Property.ORIGINAL_PORT else Op.SERVICE
-            self._done.append((kind, rules.EVERY & ~services if inverted else services))
-        elif field is Property.CONSTANT:
-            self._constant(term, 0, pairs, inverted)
-        elif len(pairs) == 1 and field is not None:
-            low, high = pairs[0]
-            self._done.append((Op.VALUE, field, term.mask, term.xor, low, high, inverted))
-        elif field not in _VALUES:
-            raise UnknownRuleError(f"set of {field.name.lower() if field is not None else 'map data'}")
-        else:
-            return False
-        return True
+        return self._inside(term, pairs, term.size, inverted)
 
     def _filled(
         self,
