@@ -1,4 +1,4 @@
-"""IPVS over generic netlink: reads virtual servers, real servers and timeouts, and changes them in batches.
+"""IPVS over generic netlink: reads virtual servers and real servers, and changes these and timeouts in batches.
 
 Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
 """
@@ -57,7 +57,6 @@ SET_DESTINATION: Final = 6
 DELETE_DESTINATION: Final = 7
 _GET_DESTINATION: Final = 8
 _SET_CONFIG: Final = 12
-_GET_CONFIG: Final = 13
 
 _VERSION: Final = 1
 # IPVS_CMD_ATTR_...: the attributes of a message.
@@ -173,9 +172,6 @@ class Timeouts(NamedTuple):
     udp: int
 
 
-Servers = dict[bytes, tuple[VirtualServer, dict[bytes, RealServer]]]
-
-
 class Ipvs(Closing):
     """The virtual servers of a network namespace. A context manager that keeps one socket open.
 
@@ -233,19 +229,6 @@ class Ipvs(Closing):
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
         entries = self._dump(request, _DESTINATION, "the real servers")
         return {real.key: real for real in self._reader.read(entries, len(key) - 3)}
-
-    def dump(self) -> Servers:
-        """Return all servers. The kernel lists real servers by virtual server: 30 us for each."""
-        return {server.key: (server, self.destinations(server.key)) for server in self.servers()}
-
-    @understood("IPVS")
-    def timeouts(self) -> Timeouts:
-        """Return the timeouts of connections."""
-        found: dict[int, bytes] = {}
-        buffers = self._netlink.ask(self._kind, GENERIC.pack(_GET_CONFIG, _VERSION, 0), "the IPVS timeouts")
-        for place in answers(buffers, GENERIC.size):
-            found |= parts(*place)
-        return Timeouts(*(_number(found.get(kind, b"")) for kind in _TIMEOUTS))
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
         """Set the timeouts of connections that are not 0. Raises NetlinkError."""

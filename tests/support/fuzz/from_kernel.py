@@ -197,12 +197,11 @@ def _addresses(answer: bytes, family: int) -> None:
 
 
 def ipvs(data: bytes) -> None:
-    """Virtual servers, real servers and timeouts."""
+    """Virtual servers and real servers."""
     answer = _answer(data, (IPVS,))
     _each(
         lambda: Ipvs(_link(answer), IPVS).servers(),
         lambda: Ipvs(_link(answer), IPVS).destinations(server_key(bytes(4), 6, 80)),
-        lambda: Ipvs(_link(answer), IPVS).timeouts(),
         lambda: family_id(_link(_answer(data, (16,))), "IPVS"),
     )
 

@@ -77,6 +77,7 @@ FIELDS: Final[dict[str, Field]] = {
             "ct {} ip daddr": Field(Ct(20, direction=number), 4, IPV4_ADDRESS),
             "ct {} ip6 saddr": Field(Ct(21, direction=number), 16, IPV6_ADDRESS),
             "ct {} ip6 daddr": Field(Ct(22, direction=number), 16, IPV6_ADDRESS),
+            "ct {} protocol": Field(Ct(10, direction=number), 1, PROTOCOL),
             "ct {} proto-src": Field(Ct(11, direction=number), 2, PORT),
             "ct {} proto-dst": Field(Ct(12, direction=number), 2, PORT),
             "ct {} packets": Field(Ct(14, direction=number), 8, _NUMBER),

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, Self
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, messages, parts, understood
+from kubeproxy.kernel.nftables import compiling, nfta
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.fields import NETWORK, TRANSPORT
 from kubeproxy.kernel.nftables.messages import appended, chain_message, table_message
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, SUBSYSTEM, Transactions
 from kubeproxy.kernel.nftables.tables import HOOKS, Hook, listed_chains
+from kubeproxy.model.addresses import unpack
 
 _TRACE: Final = SUBSYSTEM << 8 | 17
 _GROUP: Final = 9  # NFNLGRP_NFTRACE
@@ -40,9 +40,7 @@ _TCP: Final = 6
 _FIRST_PACKETS: Final = 20  # packets traced per second, at most
 _OTHER_PACKETS: Final = 2
 
-# enum nft_meta_keys and nft_ct_keys
-_META_NFTRACE, _META_L4PROTO = 12, 16
-_CT_DIRECTION, _CT_SOURCE, _CT_DESTINATION, _CT_PROTOCOL, _CT_PORT = 1, 8, 9, 10, 12
+_META_NFTRACE: Final = 12  # enum nft_meta_keys
 _REGISTER: Final = 1
 
 
@@ -59,24 +57,7 @@ class TracedFlow(NamedTuple):
     hooks: tuple[int, ...]
 
 
-def _is(load: x.Expression, value: bytes) -> x.Rule:
-    """Return expressions that compare a loaded value."""
-    return load, x.Compare(_REGISTER, 0, value)
-
-
-def _payload(base: int, offset: int, value: bytes) -> x.Rule:
-    return _is(x.Payload(base, offset, len(value), dreg=_REGISTER), value)
-
-
-def _ct(key: int, value: bytes, direction: int | None = None) -> x.Rule:
-    return _is(x.Ct(key, _REGISTER, direction), value)
-
-
-_FIRST_OF_TCP: Final[x.Rule] = (
-    x.Payload(TRANSPORT, 13, 1, dreg=_REGISTER),
-    x.Bitwise(_REGISTER, _REGISTER, 1, b"\x12", b"\0"),
-    x.Compare(_REGISTER, 0, b"\x02"),
-)
+_FIRST_OF_TCP: Final = compiling.rule("tcp flags & 0x12 == 0x02", "ip")
 """Matches SYN without ACK."""
 
 
@@ -89,29 +70,20 @@ def _traced(per_second: int) -> x.Rule:
     )
 
 
-def _requests_of(flow: TracedFlow) -> x.Rule:
-    source, destination = (12, 16) if len(flow.destination) == 4 else (8, 24)
+def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, x.Rule]:
+    """Return two values: the expressions that match the requests of a flow, and those that match its answers."""
+    to, source = f"{ip} daddr {unpack(flow.destination)}", f"{ip} saddr {unpack(flow.source)}" if flow.source else ""
+    original = f"ct original protocol {flow.protocol} ct original {to} ct original proto-dst {flow.port}"
     return (
-        *_is(x.Meta(_META_L4PROTO, _REGISTER), bytes([flow.protocol])),
-        *(_payload(NETWORK, source, flow.source) if flow.source else ()),
-        *_payload(NETWORK, destination, flow.destination),
-        *_payload(TRANSPORT, 2, flow.port.to_bytes(2, "big")),
-    )
-
-
-def _answers_of(flow: TracedFlow) -> x.Rule:
-    return (
-        *_ct(_CT_DIRECTION, b"\1"),
-        *_ct(_CT_PROTOCOL, bytes([flow.protocol]), 0),
-        *(_ct(_CT_SOURCE, flow.source, 0) if flow.source else ()),
-        *_ct(_CT_DESTINATION, flow.destination, 0),
-        *_ct(_CT_PORT, flow.port.to_bytes(2, "big"), 0),
+        compiling.rule(f"meta l4proto {flow.protocol} {source} {to} th dport {flow.port}", ip),
+        compiling.rule(f"ct direction reply {original} {source and f'ct original {source}'}", ip),
     )
 
 
 def marking(flow: TracedFlow, table: str) -> list[bytes]:
     """Return the messages that create the table with the rules that mark the packets of a flow and of its answers."""
-    family = 2 if len(flow.destination) == 4 else 10
+    family, ip = (2, "ip") if len(flow.destination) == 4 else (10, "ip6")
+    requests, answers = _packets_of(flow, ip)
 
     def chain(name: str, hook: int, priority: int) -> bytes:
         return chain_message(family, table, name, Hook("filter", hook, priority))
@@ -121,7 +93,7 @@ def marking(flow: TracedFlow, table: str) -> list[bytes]:
 
     made = [table_message(family, table, flags=_OWNER)]
     for hook in flow.hooks:
-        name, requests = f"{REQUESTS}{HOOKS[hook]}", _requests_of(flow)
+        name = f"{REQUESTS}{HOOKS[hook]}"
         made.append(chain(name, hook, _BEFORE_ALL))
         if flow.protocol == _TCP:
             made += rule(name, *requests, *_FIRST_OF_TCP, *_traced(_FIRST_PACKETS))
@@ -129,7 +101,7 @@ def marking(flow: TracedFlow, table: str) -> list[bytes]:
     for hook in (PREROUTING, OUTPUT):
         name = f"{ANSWERS}{HOOKS[hook]}"
         made.append(chain(name, hook, _TRACKED))
-        made += rule(name, *_answers_of(flow), *_traced(_FIRST_PACKETS))
+        made += rule(name, *answers, *_traced(_FIRST_PACKETS))
     return made
 
 
