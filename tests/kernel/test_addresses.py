@@ -64,7 +64,7 @@ def test_the_monitor_tells_of_changes_and_only_of_changes(address: str) -> None:
             loop.remove_reader(monitor.fileno())
         return monitor.drain()
 
-    with namespace() as name, inside(name, AddressMonitor.open) as monitor:
+    with namespace() as name, inside(name, AddressMonitor.listen) as monitor:
         assert not monitor.drain()
         run("ip", "-n", name, "addr", "add", address, "dev", "lo")
         assert asyncio.run(wait(monitor))
@@ -75,8 +75,8 @@ def test_the_monitor_tells_of_changes_and_only_of_changes(address: str) -> None:
 
 
 def test_messages_that_were_lost_count_as_a_change() -> None:
-    with namespace() as name, inside(name, AddressMonitor.open) as monitor:
-        monitor._changes._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    with namespace() as name, inside(name, AddressMonitor.listen) as monitor:
+        monitor._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         commands = "".join(f"addr add 10.0.{n}.1/32 dev lo\n" for n in range(200))
         run("ip", "-n", name, "-batch", "-", text=commands)
         assert monitor.drain()
@@ -85,7 +85,7 @@ def test_messages_that_were_lost_count_as_a_change() -> None:
 
 def test_the_monitor_ignores_one_interface() -> None:
     def hear() -> list[bool]:
-        with AddressMonitor.open(ignored={"services"}) as monitor:
+        with AddressMonitor.listen(ignored={"services"}) as monitor:
             run("ip", "link", "add", "services", "type", "veth", "peer", "name", "other")
             run("ip", "addr", "add", "192.0.2.10/32", "dev", "services")
             heard = [monitor.drain()]

@@ -49,12 +49,12 @@ def datagram(family: str, port: int) -> None:
 
 
 def heard(traces: Traces) -> list[Step]:
-    return list(traces.until(time.monotonic() + 0.2))
+    return list(traces.steps(time.monotonic() + 0.2))
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 def test_the_rules_that_a_packet_passes_are_reported(rules, family):
-    with Traces.open() as traces, Mark.open(flow(family, "UDP", 5353)):
+    with Traces.listen() as traces, Mark.open(flow(family, "UDP", 5353)):
         datagram(family, 5354)
         datagram(family, 5353)
         steps = [step for step in heard(traces) if step.table == "firewall"]
@@ -76,7 +76,7 @@ def listed():
 
 
 def test_a_dropping_rule_and_a_policy_are_reported(rules):
-    with Traces.open() as traces, Mark.open(flow("IPv4", "TCP", 81)), socket.socket() as sock:
+    with Traces.listen() as traces, Mark.open(flow("IPv4", "TCP", 81)), socket.socket() as sock:
         sock.setblocking(False)
         with pytest.raises(BlockingIOError):
             sock.connect(("127.0.0.1", 81))
@@ -114,7 +114,7 @@ def test_rules_of_other_programs_are_printed_as_nft_lists_them(rule):
 
 def test_few_packets_a_second_are_traced(rules):
     mark = flow("IPv4", "UDP", 5353)
-    with Traces.open() as traces, Mark.open(mark) as marked:
+    with Traces.listen() as traces, Mark.open(mark) as marked:
         for _ in range(500):
             datagram("IPv4", 5353)
         marks = [step for step in heard(traces) if step.table == marked.table and step.handle]

@@ -96,14 +96,14 @@ def test_a_zone_of_its_own_is_read_attribute_by_attribute(link):
 
 
 def test_beginnings_and_ends_of_some_are_announced(link):
-    with Events.open(TRANSLATED) as events:
+    with Events.listen(TRANSLATED) as events:
         datagrams("10.96.0.9")
         datagrams("fd96::9")
         datagrams("127.0.0.1")
-        begun = list(events.until(time.monotonic() + 0.2))
+        begun = list(events.events(time.monotonic() + 0.2))
         assert [(event.ended, event.family) for event in begun] == [(False, 2), (False, 10)]
         flush(link)
-        ended = [event for event in events.until(time.monotonic() + 0.2) if event.ended]
+        ended = [event for event in events.events(time.monotonic() + 0.2) if event.ended]
     assert {event.entry.entry_id for event in ended} == {event.entry.entry_id for event in begun}
 
 
@@ -114,21 +114,21 @@ def flush(link: Netlink) -> None:
 
 
 def test_one_in_so_many_is_announced_with_its_end(link):
-    with Events.open() as events:
+    with Events.listen() as events:
         events.sample(8)
         datagrams("127.0.0.1", 400)
-        begun = list(events.until(time.monotonic() + 0.3))
+        begun = list(events.events(time.monotonic() + 0.3))
         assert 20 < len(begun) < 90
         flush(link)
-        ended = [event for event in events.until(time.monotonic() + 0.3) if event.ended]
+        ended = [event for event in events.events(time.monotonic() + 0.3) if event.ended]
     assert {event.entry.entry_id for event in ended} == {event.entry.entry_id for event in begun}
 
 
 def test_what_is_lost_is_noticed(link, monkeypatch):
     monkeypatch.setattr("kubeproxy.kernel.conntrack.tracked._RECEIVE_BUFFER", 4096)
-    with Events.open() as events:
+    with Events.listen() as events:
         datagrams("127.0.0.1", 400)
-        assert len(list(events.until(time.monotonic() + 0.2))) < 400
+        assert len(list(events.events(time.monotonic() + 0.2))) < 400
         assert events.lost > 0
 
 

@@ -124,7 +124,7 @@ def _flows(lines: Lines) -> None:
             _hear(lines, owners)
             time.sleep(_EACH)
     counts = Beginnings(owners, endpoints=mode.flows_end is FlowsEnd.ENDPOINTS)
-    with Events.open(Wanted(mode.tracked_as, mode.tracked_as), (BEGINNINGS,)) as events:
+    with Events.listen(Wanted(mode.tracked_as, mode.tracked_as), (BEGINNINGS,)) as events:
         _follow(events, counts, lines, owners)
 
 

@@ -164,7 +164,7 @@ def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, gi
     if known.trouble and people:
         output.marked(output.NOTE, f"pods are shown by their addresses: {known.trouble}")
     end = time.monotonic() + given.seconds if given.seconds else float("inf")
-    with Events.open(where.wanted) as events:
+    with Events.listen(where.wanted) as events:
         sampled = Sampled(events, _say_rate if people else lambda one_in: output.json_line({"one_in": one_in}))
         follower = Follower(known)
         try:

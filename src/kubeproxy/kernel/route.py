@@ -23,7 +23,6 @@ from kubeproxy.kernel.netlink.protocol import (
     NETLINK_ROUTE,
     NLM_F_CREATE,
     NLM_F_EXCL,
-    Closing,
     Netlink,
     NetlinkError,
     answers,
@@ -293,24 +292,20 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
     return found
 
 
-class AddressMonitor(Closing):
+class AddressMonitor(Announcements):
     """Reports that addresses of any family changed, for loop.add_reader(monitor.fileno(), ...).
 
     Changes of `ignored` interfaces, by name, do not count.
     """
 
-    def __init__(self, changes: Announcements, ignored: AbstractSet[str]) -> None:
-        self._changes = changes
-        self._ignored = ignored
+    ignored: AbstractSet[str] = frozenset()
 
     @classmethod
-    def open(cls, ignored: AbstractSet[str] = frozenset()) -> Self:
+    def listen(cls, ignored: AbstractSet[str] = frozenset()) -> Self:
         """Receive changes from now on, in the caller's network namespace. Raises NetlinkError."""
-        return cls(Announcements.open("address changes", _GROUPS, _RECEIVE_BUFFER, NETLINK_ROUTE), ignored)
-
-    def fileno(self) -> int:
-        """Return the file descriptor that is readable after a change."""
-        return self._changes.fileno()
+        opened = cls.open("address changes", _GROUPS, _RECEIVE_BUFFER, NETLINK_ROUTE)
+        opened.ignored = ignored
+        return opened
 
     @understood("addresses")
     def drain(self) -> bool:
@@ -318,14 +313,10 @@ class AddressMonitor(Closing):
 
         A renewed lifetime counts as a change, and so do messages that the kernel dropped because too many came.
         """
-        ignored = {_number(name) for name in self._ignored}
-        return self._changes.changed(
+        ignored = {_number(name) for name in self.ignored}
+        return self.changed(
             lambda data: any(_ADDRESS_HEAD.unpack_from(data, at.start)[4] not in ignored for at in messages(data))
         )
-
-    def close(self) -> None:
-        """Close the socket; remove it from the loop first."""
-        self._changes.close()
 
 
 def _number(name: str) -> int:

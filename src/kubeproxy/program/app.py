@@ -252,7 +252,7 @@ class App:
         """Run until the program ends; return the exit code."""
         loop = asyncio.get_running_loop()
         self._lifetime.heed_signals()
-        monitor = AddressMonitor.open(ignored=modes.interfaces())
+        monitor = AddressMonitor.listen(ignored=modes.interfaces())
         loop.add_reader(monitor.fileno(), self._addresses, monitor)
         self._health.ready_when("api", self._sources.stale)
         self._health.ready_when("kernel", lambda: next((s.refusal for s in self._engine.standings if s.refusal), None))

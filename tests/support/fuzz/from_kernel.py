@@ -139,12 +139,12 @@ def nf_tables_announced(data: bytes) -> None:
     answer = _answer(data, kinds)
     chains = ChangeMonitor(_announced(answer), 1, Interest(b"KUBE"))
     table = ChangeMonitor(_announced(answer), 1, Interest(b"kube-proxy\0", "kube-proxy"))
-    traces = trace.Traces(Announcements(_announcing(answer), "traces"))
+    traces = trace.Traces(_announcing(answer), "traces")
     _each(
         lambda: chains.take(2, lambda: chains._counted),
         lambda: table.reset(2, lambda: table._counted),
         lambda: table.changes(2, lambda: table._counted),
-        lambda: traces.until(time.monotonic() + 1e9),
+        lambda: traces.steps(time.monotonic() + 1e9),
     )
 
 
@@ -172,9 +172,7 @@ def connections(data: bytes) -> None:
         lambda: tracking_counts.refusals(_link(answer)),
         lambda: _flows(2, answer),
         lambda: _flows(10, answer),
-        lambda: tracked.Events(Announcements(_announcing(answer), "x"), tracked.EVERYTHING).until(
-            time.monotonic() + 1e9
-        ),
+        lambda: tracked.Events(_announcing(answer), "x").events(time.monotonic() + 1e9),
     )
 
 
@@ -188,7 +186,7 @@ def _flows(family: int, answer: bytes) -> None:
 def routes(data: bytes) -> None:
     """Local addresses, and that they changed."""
     answer = _answer(data, (20, 21))
-    monitor = route.AddressMonitor(_announced(answer), frozenset())
+    monitor = route.AddressMonitor(Talker(answer).say(), "x")  # type: ignore[arg-type]
     _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
 
 

@@ -21,7 +21,7 @@ class FakeEvents:
         self.spent = 0.0
         self.asked: list[int] = []
 
-    def until(self, end: float) -> Iterator[object]:
+    def events(self, end: float) -> Iterator[object]:
         for _ in range(self.count // self.one_in):
             self.spent += self.cost
             yield object()

@@ -206,7 +206,7 @@ class Look:
     def _listen(self, seconds: float) -> None:
         began = time.monotonic()
         own = self._where.own is not None
-        with Events.open(EVERYTHING if own else self._where.wanted) as events:
+        with Events.listen(EVERYTHING if own else self._where.wanted) as events:
             sampled = Sampled(events)
             while time.monotonic() < began + seconds:
                 for event, weight in sampled.for_a_while(began + seconds):

@@ -53,7 +53,7 @@ class Sampled:
         """Yield (event, weight) for LOOK seconds, or until `end` of time.monotonic(), if that is earlier."""
         began, spent, lost = time.monotonic(), self._spent(), self.lost
         one_in = self._events.one_in
-        for event in self._events.until(min(began + LOOK, end)):
+        for event in self._events.events(min(began + LOOK, end)):
             self.received += 1
             self.left_out += one_in - 1
             yield event, one_in

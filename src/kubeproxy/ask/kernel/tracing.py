@@ -90,7 +90,7 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
     steps: list[trace.Step] = []
     requests: set[int] = set()
     with contextlib.ExitStack() as stack:
-        traces = stack.enter_context(trace.Traces.open())
+        traces = stack.enter_context(trace.Traces.listen())
         mark = stack.enter_context(trace.Mark.open(flow))
         with Netlink.open() as link:
             chains = trace.base_chains(link)
@@ -100,7 +100,7 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
         enough = 1 if sends else limits.packets
         enough_at = float("inf")
         while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
-            for step in traces.until(min(now + _LOOK, end)):
+            for step in traces.steps(min(now + _LOOK, end)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
                     requests.add(step.packet)

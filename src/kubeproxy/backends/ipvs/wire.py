@@ -130,7 +130,7 @@ class NodeKernel(NodeView):
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
-            kernel = cls(commands, scheduler, servers, sets, AddressMonitor.open(), restore_failures)
+            kernel = cls(commands, scheduler, servers, sets, AddressMonitor.listen(), restore_failures)
             opened.pop_all()
         return kernel
 

@@ -18,7 +18,6 @@ from kubeproxy.kernel.netlink.protocol import (
     NLA_F_NESTED,
     NLA_TYPE_MASK,
     NLMSG_DONE,
-    Closing,
     Netlink,
     answers,
     attribute,
@@ -383,43 +382,33 @@ class Event(NamedTuple):
     entry: Tracked
 
 
-class Events(Closing):
-    """Receives the events of the caller's network namespace from `open` on.
+class Events(Announcements):
+    """The events of the caller's network namespace, of one in `one_in` connections.
 
-    A connection that began before is announced only when it ends.
+    A connection that began before `listen` is announced only when it ends.
     """
 
-    def __init__(self, announced: Announcements, wanted: Wanted) -> None:
-        self._announced = announced
-        self._wanted = wanted
-        self.one_in = 1
+    wanted = EVERYTHING
+    one_in = 1
 
     @classmethod
-    def open(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
+    def listen(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
         """Receive events of connections of this status, as `tracked.entries` selects them. Raises NetlinkError."""
-        program = filter_program(wanted, 1)
-        return cls(Announcements.open("connection tracking", groups, _RECEIVE_BUFFER, program=program), wanted)
-
-    @property
-    def lost(self) -> int:
-        """How often the kernel dropped events because there were too many."""
-        return self._announced.lost
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._announced.close()
+        opened = cls.open("connection tracking", groups, _RECEIVE_BUFFER, program=filter_program(wanted, 1))
+        opened.wanted = wanted
+        return opened
 
     def sample(self, one_in: int) -> None:
         """From now on, receive only the two events of one in `one_in` connections (a power of two). The filter selects
         by the id of the entry.
         """
-        self._announced.attach(filter_program(self._wanted, one_in))
+        self.attach(filter_program(self.wanted, one_in))
         self.one_in = one_in
 
-    def until(self, end: float) -> Iterator[Event]:
+    def events(self, end: float) -> Iterator[Event]:
         """Yield events until `end`, of time.monotonic(). Raises NetlinkError."""
         with understood("connections that begin and end"):
-            for data in self._announced.until(end):
+            for data in self.until(end):
                 if (event := read(data)) is not None:
                     yield event
 

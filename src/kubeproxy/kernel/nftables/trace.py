@@ -172,30 +172,18 @@ class Step(NamedTuple):
 _KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
 
 
-class Traces(Closing):
-    """Receives the traces of a network namespace, including those that other programs requested."""
-
-    def __init__(self, announced: Announcements) -> None:
-        self._announced = announced
+class Traces(Announcements):
+    """The traces of a network namespace, including those that other programs requested."""
 
     @classmethod
-    def open(cls) -> Self:
+    def listen(cls) -> Self:
         """Receive traces from now on, in the caller's network namespace. Raises NetlinkError."""
-        return cls(Announcements.open("traces", (_GROUP,), _RECEIVE_BUFFER))
+        return cls.open("traces", (_GROUP,), _RECEIVE_BUFFER)
 
-    @property
-    def lost(self) -> int:
-        """How often the kernel dropped traces because there were too many."""
-        return self._announced.lost
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._announced.close()
-
-    def until(self, end: float) -> Iterator[Step]:
+    def steps(self, end: float) -> Iterator[Step]:
         """Yield the steps of packets until `end`, of time.monotonic(). Raises NetlinkError."""
         with understood("traced packets"):
-            for data in self._announced.until(end):
+            for data in self.until(end):
                 for at in messages(data):
                     if at.kind == _TRACE:
                         yield read(data, at.start, at.end)
