@@ -12,7 +12,7 @@ from typing import Final
 from bench import memory
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, text_attribute
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rule_handles
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rules
 from kubeproxy.kernel.xtables.xtables_lock import TableInfo
 from kubeproxy.model.addresses import Family
 
@@ -94,7 +94,7 @@ def legacy_entries() -> float:
 
 def nft_rules() -> float:
     """Return how many rules the table nat of iptables has in nf_tables."""
-    return float(len(rule_handles(_NF_IPV4, "nat")))
+    return float(len(rules(_NF_IPV4, "nat")))
 
 
 COUNTED: Final[dict[str, tuple[str, Callable[[], float]]]] = {

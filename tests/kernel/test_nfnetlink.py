@@ -246,8 +246,8 @@ def test_chains_and_rules_of_one_table_only(link):
     assert nfnetlink.chain_names(Family.IPV4, TABLE) == {"target"}
     assert nfnetlink.chain_names(Family.IPV6, TABLE) == {"six"}
     assert nfnetlink.chain_names(Family.IPV4, "nobody") == frozenset()
-    assert nfnetlink.rule_handles(Family.IPV4, TABLE) == ()
-    assert len(nfnetlink.rule_handles(Family.IPV4, "other")) == 1
+    assert nfnetlink.rules(Family.IPV4, TABLE) == []
+    assert len(nfnetlink.rules(Family.IPV4, "other")) == 1
 
 
 def test_rules_are_alike_when_they_do_the_same(link):
@@ -262,7 +262,7 @@ def test_rules_are_alike_when_they_do_the_same(link):
 
     assert rules(TABLE) == rules("other")
     nft.run(
-        f"replace rule ip {TABLE} c handle {nfnetlink.rule_handles(Family.IPV4, TABLE)[0]} ip daddr @addresses drop\n"
+        f"replace rule ip {TABLE} c handle {nfnetlink.rules(Family.IPV4, TABLE)[0].handle} ip daddr @addresses drop\n"
     )
     assert rules(TABLE) != rules("other")
 

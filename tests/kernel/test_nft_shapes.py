@@ -87,7 +87,7 @@ def test_what_a_set_is_shows(kind):
 @pytest.mark.parametrize("verdict", ["accept", "goto base-2", "jump base-2"])
 def test_what_is_in_the_sets_of_a_rule_shows(verdict):
     with tables("one", "two") as link:
-        handle = nfnetlink.rule_handles(IP, "one", link)[1]
+        handle = nfnetlink.rules(IP, "one", link)[1].handle
         nft.run(f"replace rule ip one other handle {handle} tcp dport vmap {{ 81 : {verdict}, 82 : goto base-2 }}\n")
         assert contents(link, "one").chains != contents(link, "two").chains
 

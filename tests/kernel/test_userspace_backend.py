@@ -337,7 +337,7 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             assert (backend._served, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
             with closing(KernelView(family, Netlink.open(), lambda *_: frozenset())) as view:
-                assert view.rules() == backend._ruleset.definition().chains
+                assert view.contents().chains == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._served, list(backend._listeners.names())) == ({}, [])
             assert difference(backend) is None

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.state import Wording
-from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.netlink.protocol import Closing, Netlink
 from kubeproxy.kernel.nftables import nfnetlink, tables
 from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
-from kubeproxy.kernel.nftables.tables import ChainContents
+from kubeproxy.kernel.nftables.tables import Hook, ListedChain
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 
-Rules = Mapping[str, ChainContents]
-"""The chains of a table by name."""
 
-
-class TableView:
+class TableReader(Closing):
     """A named table in the network namespace of a socket. Other objects may use the same socket, but not at the same
-    time.
-
-    `ranges` are the names of its interval sets. All calls raise ApplyError.
+    time. All calls raise ApplyError.
     """
 
-    def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
+    def __init__(self, family: Family, table: str, link: Netlink) -> None:
         self.family = family
         self._table = table
-        self._ranges = ranges
         self._link = link
 
     def close(self) -> None:
@@ -39,6 +34,14 @@ class TableView:
         """Return the table's handle, comment and state, None when it is missing."""
         return nfnetlink.table(self.family, self._table, self._link)
 
+    def rules(self) -> Sequence[nfnetlink.Rule]:
+        """Return the rules of the table in order. The kernel never reuses a handle."""
+        return nfnetlink.rules(self.family, self._table, self._link)
+
+    def chains(self) -> Mapping[str, ListedChain]:
+        """Return the shapes of the table's chains by name."""
+        return tables.chains_by_name(self.family, self._table, self._link)
+
     def sets(self) -> Collection[str]:
         """Return the names of sets and maps."""
         return tables.read_sets(self.family, self._table, self._link)
@@ -47,9 +50,44 @@ class TableView:
         """Return the table without the elements of its named sets."""
         return tables.read(self.family, self._table, self._link)
 
-    def rules(self) -> Rules:
-        """Return the chains with their rules."""
-        return self.contents().chains
+
+class Signed(NamedTuple):
+    """A chain: its handle, its hook, None unless it is a base chain, and the handles of its rules in order."""
+
+    handle: int
+    hook: Hook | None
+    rules: tuple[int, ...]
+
+
+class Signature(NamedTuple):
+    """Handles of a table, its chains and rules. The kernel never reuses a handle, so each change makes another
+    signature.
+    """
+
+    header: nfnetlink.TableHeader | None = None
+    chains: Mapping[str, Signed] = MappingProxyType({})
+
+    def without(self, chains: Iterable[str]) -> Signature:
+        """Return the signature after the removal of chains to which other chains may jump."""
+        return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
+
+
+def signature(table: TableReader, chains: Mapping[str, ListedChain] | None = None) -> Signature:
+    """Return the signature of a table, with these chains if they were just read. Reads every rule."""
+    header, chains = table.header(), table.chains() if chains is None else chains
+    rules: dict[str, list[int]] = {name: [] for name in chains}
+    for rule in table.rules():
+        rules.setdefault(rule.chain, []).append(rule.handle)
+    hooks = {name: (chain.handle, chain.hook) for name, chain in chains.items()}
+    return Signature(header, {name: Signed(*hooks.get(name, (0, None)), tuple(its)) for name, its in rules.items()})
+
+
+class TableView(TableReader):
+    """A table with the elements of its sets; `ranges` are the names of its interval sets."""
+
+    def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
+        super().__init__(family, table, link)
+        self._ranges = ranges
 
     def elements(self, name: str) -> Entries:
         """Return the elements of a set; some may be missing if other programs change the set at the same time."""

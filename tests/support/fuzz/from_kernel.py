@@ -111,7 +111,6 @@ def nf_tables(data: bytes) -> None:
     _each(
         lambda: nfnetlink.table(V4, name, _link(answer)),
         lambda: nfnetlink.rules(V4, name, _link(answer)),
-        lambda: nfnetlink.rule_handles(V4, name, _link(answer)),
         lambda: nfnetlink.rules(V4, name, _link(answer), "c"),
         lambda: nfnetlink.chain_names(V4, name, _link(answer)),
         lambda: chains_by_name(V4, name, _link(answer)),

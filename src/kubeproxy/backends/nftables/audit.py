@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.layout import (
@@ -34,13 +33,14 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import Numbers, Placed, own_frontend, sticky_pool
 from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.table_view import Signature, Signed
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
-from kubeproxy.kernel.nftables.tables import ChainContents, Definition, Hook, ListedChain, SetForm, TableContents
+from kubeproxy.kernel.nftables.tables import ChainContents, Definition, SetForm, TableContents
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, unpack
 from kubeproxy.model.plan import FamilyGlobals
 
@@ -50,37 +50,6 @@ CONTRADICTIONS: Final = frozenset(
 """Errors of a repair that mean that an object in the table blocks the repair. Other errors, such as ENOBUFS, are
 temporary.
 """
-
-
-class Signed(NamedTuple):
-    """A chain: its handle, its hook, None unless it is a base chain, and the handles of its rules in order."""
-
-    handle: int
-    hook: Hook | None
-    rules: tuple[int, ...]
-
-
-class Signature(NamedTuple):
-    """Handles of a table, its chains and rules. The kernel never reuses a handle, so each change makes another
-    signature.
-    """
-
-    header: nfnetlink.TableHeader | None = None
-    chains: Mapping[str, Signed] = MappingProxyType({})
-
-    def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature after the removal of chains to which other chains may jump."""
-        return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
-
-
-def signature(table: KernelTable, chains: Mapping[str, ListedChain] | None = None) -> Signature:
-    """Return the signature of our table, with these chains if they were just read. Reads every rule: see `grown`."""
-    header, chains = table.header(), table.chains() if chains is None else chains
-    rules: dict[str, list[int]] = {name: [] for name in chains}
-    for rule in table.rules():
-        rules.setdefault(rule.chain, []).append(rule.handle)
-    hooks = {name: (chain.handle, chain.hook) for name, chain in chains.items()}
-    return Signature(header, {name: Signed(*hooks.get(name, (0, None)), tuple(its)) for name, its in rules.items()})
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:

@@ -26,7 +26,7 @@ from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
-from kubeproxy.backends.table_view import altered, inspected
+from kubeproxy.backends.table_view import Signature, altered, inspected, signature
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
@@ -86,7 +86,7 @@ class NftablesBackend:
         self._prune_at = PRUNE_FROM
         self._node: audit.NodeSets = {}
         self._packers = Packers(self._ruleset.layout)
-        self._signature = audit.Signature()
+        self._signature = Signature()
 
     def close(self) -> None:
         """Close the sockets; the rules stay, relayed connections end."""
@@ -285,7 +285,7 @@ class NftablesBackend:
         chains = self._table.chains()
         if any("/" in name for name in chains):
             return False
-        self._signature = audit.signature(self._table, chains)
+        self._signature = signature(self._table, chains)
         changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
         if not changes:
             return changes is not None
@@ -302,14 +302,14 @@ class NftablesBackend:
 
     def _intact(self) -> bool:
         """Return whether chains and rules are as desired; takes the signature."""
-        self._signature = audit.signature(self._table)
+        self._signature = signature(self._table)
         return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
     def _sign(self, generation: int) -> None:
         """Take the signature after our own change, which made this generation of the ruleset unless another program
         changed something too. Raises ChangedByOthersError if another program changed our rules.
         """
-        self._signature = audit.signature(self._table)
+        self._signature = signature(self._table)
         if self._table.generation() != generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
@@ -426,7 +426,7 @@ class NftablesBackend:
         """Return whether another program changed our table's chains or rules. The cost does not depend on the number of
         Services.
         """
-        return audit.signature(self._table) != self._signature
+        return signature(self._table) != self._signature
 
     def _changed_elements(self) -> str:
         """Return the first set or map whose elements differ from the committed elements, '' for none. Reads all

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Self
 
 from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.backends.table_view import TableReader
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables import fetch, nfnetlink, tables
+from kubeproxy.kernel.nftables import fetch, nfnetlink
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
 from kubeproxy.kernel.nftables.elements import Element, ElementCount, Pairs, all_elements, element_counts, pairs
-from kubeproxy.kernel.nftables.tables import ListedChain, TableContents, chains_by_name
 from kubeproxy.model.addresses import Family
 
 
-class KernelTable:
+class KernelTable(TableReader):
     """The table `kube-proxy` of one family, in the network namespace of the sockets.
 
     All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend, because
@@ -28,9 +28,8 @@ class KernelTable:
     def __init__(
         self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink, fetcher: fetch.Fetcher
     ) -> None:
-        self.family = family
+        super().__init__(family, TABLE, reads)
         self._transactions = transactions
-        self._reads = reads
         self._fetcher = fetcher
         self._others: ChangeMonitor | None = None  # set when the table is first read
 
@@ -49,7 +48,7 @@ class KernelTable:
         if self._others is not None:
             self._others.close()
         self._transactions.close()
-        self._reads.close()
+        self._link.close()
         self._fetcher.close()
 
     def commit(self, messages: Sequence[bytes]) -> list[int]:
@@ -110,35 +109,15 @@ class KernelTable:
         """
         return self._others.paused(self.generation) if self._others is not None else nullcontext()
 
-    def header(self) -> nfnetlink.TableHeader | None:
-        """Return the table's handle, comment and state; None when it is missing."""
-        return nfnetlink.table(self.family, TABLE, self._reads)
-
-    def rules(self) -> Sequence[nfnetlink.Rule]:
-        """Return the rules of the table in order. The kernel never reuses a handle."""
-        return nfnetlink.rules(self.family, TABLE, self._reads)
-
-    def chains(self) -> Mapping[str, ListedChain]:
-        """Return the shapes of the table's chains by name."""
-        return chains_by_name(self.family, TABLE, self._reads)
-
-    def contents(self) -> TableContents:
-        """Return the whole table except the elements of its named sets."""
-        return tables.read(self.family, TABLE, self._reads)
-
-    def sets(self) -> Collection[str]:
-        """Return the names of the table's sets and maps."""
-        return tables.read_sets(self.family, TABLE, self._reads)
-
     def elements(self, name: str) -> Iterable[Element]:
         """Return the elements of a set. Raises NetlinkError with code ENOENT when it is missing."""
-        return all_elements(self.family, TABLE, name, self._reads)
+        return all_elements(self.family, TABLE, name, self._link)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
         """Yield the elements of a set as lists of (key, data), with one list for each buffer of the dump. Raises the
         errors of `elements`.
         """
-        return pairs(self.family, TABLE, name, self._reads)
+        return pairs(self.family, TABLE, name, self._link)
 
     def count(self, name: str) -> int | None:
         """Return the number of elements of a set; None if the kernel does not count them (before Linux 6.16)."""
@@ -147,7 +126,7 @@ class KernelTable:
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
         """Return key, data and counter of each of these elements that exists in a map, 7 us per element. Raises
         NetlinkError."""
-        return element_counts(self.family, TABLE, name, keys, self._reads)
+        return element_counts(self.family, TABLE, name, keys, self._link)
 
     def has_catch_all(self, name: str) -> bool:
         """Return whether a set has a catch-all element, which matches every key that no other element has."""

@@ -16,27 +16,18 @@ from typing import Final, NamedTuple, Self
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.state import Elements, diff
-from kubeproxy.backends.table_view import inspected
+from kubeproxy.backends.table_view import Signature, TableReader, inspected, signature
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import TABLE, UserspaceRuleset, elements, merged, packed
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.elements import element_messages, pairs
 from kubeproxy.kernel.nftables.messages import table_message, table_removal
-from kubeproxy.kernel.nftables.tables import ListedChain, chains_by_name
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
 
 log = logging.getLogger("kubeproxy.userspace")
-
-
-class TableSignature(NamedTuple):
-    """A signature (handles, hooks, policies) that changes if another program changes the table, its chains or rules."""
-
-    header: nfnetlink.TableHeader | None = None
-    rules: tuple[int, ...] = ()
-    chains: frozenset[tuple[str, ListedChain]] = frozenset()
 
 
 class _Served(NamedTuple):
@@ -50,7 +41,7 @@ _Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 Addresses = Callable[[], Sequence[bytes]]
 """Returns the node's packed addresses of one family that other hosts can reach. Raises NetlinkError."""
 
-_UNKNOWN: Final = TableSignature(nfnetlink.TableHeader(-1, "", dormant=False))
+_UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
 """Maximum number of Services per second that get listeners again after a lack of descriptors. There is a limit because
@@ -248,11 +239,9 @@ class UserspaceBackend:
                 return name
         return ""
 
-    def _sign(self) -> TableSignature:
-        where = self.family, TABLE
-        with Netlink.open() as link:
-            header, rules = nfnetlink.table(*where, link), nfnetlink.rule_handles(*where, link)
-            return TableSignature(header, rules, frozenset(chains_by_name(*where, link).items()))
+    def _sign(self) -> Signature:
+        with TableReader(self.family, TABLE, Netlink.open()) as table:
+            return signature(table)
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

@@ -104,7 +104,7 @@ class UserspaceExaminer(Examiner):
         found: dict[str, Any] = {name: self._view.elements(name) for name in self._sets}
         complete(found, _possible(ours), self._view.lookup)
         shared: dict[str, Any] = {CHAINS: self._ruleset.definition().chains}
-        found[CHAINS] = self._view.rules()
+        found[CHAINS] = self._view.contents().chains
         if self._nodeport_ips is not None:
             found[NODEPORT_IPS] = self._view.elements(NODEPORT_IPS)
             shared[NODEPORT_IPS] = dict.fromkeys(self._nodeport_ips, b"")

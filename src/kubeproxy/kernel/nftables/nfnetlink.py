@@ -279,11 +279,6 @@ def rules(family: int, table_name: str, link: Netlink | None = None, chain: str 
     return found
 
 
-def rule_handles(family: int, table_name: str, link: Netlink | None = None) -> tuple[int, ...]:
-    """Return the handles of a table's rules in order; adding, replacing or removing a rule changes them."""
-    return tuple(rule.handle for rule in rules(family, table_name, link))
-
-
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """Yield kind and name of each object with a handle that messages create. The name of a rule is that
     of its chain.

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kubeproxy.backends.nftables.audit import Signature, Signed, grown
+from kubeproxy.backends.nftables.audit import grown
 from kubeproxy.backends.nftables.layout import ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
+from kubeproxy.backends.table_view import Signature, Signed
 from kubeproxy.kernel.nftables.messages import chain_message
 from kubeproxy.kernel.nftables.nfnetlink import TableHeader
 from kubeproxy.model.addresses import Family

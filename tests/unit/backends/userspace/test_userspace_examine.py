@@ -8,7 +8,7 @@ from kubeproxy.backends.state import Kind
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged, shapes
-from kubeproxy.kernel.nftables.tables import ChainContents, Hook
+from kubeproxy.kernel.nftables.tables import ChainContents, Hook, TableContents
 from kubeproxy.kernel.proc.processes import Listening
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import ServicePort
@@ -37,8 +37,8 @@ class Table:
     def is_there(self):
         return self.there
 
-    def rules(self):
-        return self.chains
+    def contents(self):
+        return TableContents({}, self.chains)
 
     def elements(self, name):
         return dict(self.sets[name])
