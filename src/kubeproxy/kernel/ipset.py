@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
@@ -20,11 +20,11 @@ from kubeproxy.kernel.netlink.protocol import (
     Closing,
     Netlink,
     NetlinkError,
+    RefusedError,
     answers,
     attribute,
     attributes,
     errno_text,
-    first_refusals,
     nested,
     netfilter_header,
     number_attribute,
@@ -55,7 +55,6 @@ _FLAGS: Final = 6
 _DATA: Final = 7
 _ENTRIES: Final = 8  # IPSET_ATTR_ADT
 _LINE: Final = 9
-_LIST_NAMES: Final = 2  # IPSET_FLAG_LIST_SETNAME
 _LIST_HEADERS: Final = 4  # IPSET_FLAG_LIST_HEADER
 
 # Attributes of entries, and of the creation of a set.
@@ -135,21 +134,12 @@ class SetKind(NamedTuple):
 
 
 class SetCounts(NamedTuple):
-    """The number of entries in a set, its capacity (0 for a bitmap), and the number of rules that use it."""
+    """The number of entries in a set, its capacity (0 for a bitmap), the number of rules that use it, and its type."""
 
     entries: int
     maxelem: int
     references: int
-
-
-class EntriesRefusedError(ApplyError):
-    """The kernel refused entries: `refused` contains each refused entry with its error. All other entries of the
-    request are in effect.
-    """
-
-    def __init__(self, refused: Sequence[tuple[SetEntry, NetlinkError]]) -> None:
-        self.refused = list(refused)
-        super().__init__(first_refusals([error for _, error in self.refused]))
+    kind: SetKind | None = None
 
 
 class IpsetError(NetlinkError):
@@ -209,31 +199,14 @@ class Ipsets(Closing):
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
     @understood("ip sets")
-    def names(self) -> list[str]:
-        """Return the names of all sets."""
-        found = self._dump(_HEAD + number_attribute(_FLAGS, _LIST_NAMES), "the ip sets")
-        return [text_of(one[_SET_NAME]) for one in found if _SET_NAME in one]
-
-    @understood("ip sets")
-    def kind(self, name: str) -> SetKind | None:
-        """Return the type and family of a set, None if it is missing."""
-        request = _named(name) + number_attribute(_FLAGS, _LIST_HEADERS)
-        try:
-            one = next(self._dump(request, f"ip set {name}"), None)
-        except IpsetError as error:
-            if error.code == errno.ENOENT:
-                return None
-            raise
-        return SetKind(text_of(one[_TYPE_NAME]), one[_FAMILY][0]) if one is not None else None
-
-    @understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
         """Return the counts of all sets by name. This is fast, because the kernel sends no entries."""
         found = {}
         for one in self._dump(_HEAD + number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
             numbers = {kind: int.from_bytes(value, "big") for kind, value in parts(one.get(_DATA, b"")).items()}
-            counts = SetCounts(*(numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES)))
-            found[text_of(one[_SET_NAME])] = counts
+            entries, most, uses = (numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES))
+            kind = SetKind(text_of(one[_TYPE_NAME]), one[_FAMILY][0])
+            found[text_of(one[_SET_NAME])] = SetCounts(entries, most, uses, kind)
         return found
 
     @understood("ip sets")
@@ -246,11 +219,11 @@ class Ipsets(Closing):
         return found
 
     def add(self, name: str, entries: Collection[SetEntry]) -> None:
-        """Add entries; existing ones are accepted. Raises EntriesRefusedError."""
+        """Add entries; existing ones are accepted. Raises RefusedError."""
         self._change(_ADD, "add {} to", name, entries)
 
     def remove(self, name: str, entries: Collection[SetEntry]) -> None:
-        """Remove entries; missing ones are accepted. Raises EntriesRefusedError."""
+        """Remove entries; missing ones are accepted. Raises RefusedError."""
         self._change(_DELETE, "remove {} from", name, entries)
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
@@ -270,7 +243,7 @@ class Ipsets(Closing):
             if code
         ]
         if refused:
-            raise EntriesRefusedError(refused)
+            raise RefusedError(refused)
 
     def _do(self, command: int, payload: bytes, what: str, flags: int = 0) -> None:
         code, _ = self._netlink.requests(command, [payload], what, flags)[0]

@@ -20,10 +20,10 @@ from kubeproxy.kernel.netlink.protocol import (
     Closing,
     Netlink,
     NetlinkError,
+    RefusedError,
     answers,
     attribute,
     attributes,
-    first_refusals,
     parts,
     text_attribute,
     text_of,
@@ -151,19 +151,6 @@ class ServerChange(NamedTuple):
         return f"{_DESTINATION_COMMANDS[self.command]} real server {destination_text(self.real.key)} of {name}"
 
 
-class RefusedError(ApplyError):
-    """The kernel refused changes of a batch: `refused` has each refused change with its error. All other changes are in
-    effect.
-
-    The codes are EEXIST for adding an existing object, ESRCH for a missing virtual server, ENOENT for a missing real
-    server or scheduler.
-    """
-
-    def __init__(self, refused: Sequence[tuple[ServerChange, NetlinkError]]) -> None:
-        self.refused = list(refused)
-        super().__init__(first_refusals([error for _, error in self.refused]))
-
-
 class Timeouts(NamedTuple):
     """Seconds after which the kernel removes an idle connection; setting 0 leaves a value unchanged."""
 
@@ -198,7 +185,11 @@ class Ipvs(Closing):
         self._netlink.close()
 
     def apply(self, changes: Sequence[ServerChange]) -> None:
-        """Make all changes in order, in as few sends as possible. Raises RefusedError."""
+        """Make all changes in order, in as few sends as possible. Raises RefusedError.
+
+        Its codes are EEXIST for adding an existing object, ESRCH for a missing virtual server, ENOENT for a missing
+        real server or scheduler.
+        """
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:

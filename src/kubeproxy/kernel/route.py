@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, Self
 
 from msgspec import Struct
 
-from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_ROUTE,
@@ -25,9 +24,9 @@ from kubeproxy.kernel.netlink.protocol import (
     NLM_F_EXCL,
     Netlink,
     NetlinkError,
+    RefusedError,
     answers,
     attribute,
-    first_refusals,
     messages,
     nested,
     parts,
@@ -79,6 +78,7 @@ class NetworkInterface(NamedTuple):
     running: bool
 
 
+@understood("interfaces")
 def interfaces() -> list[NetworkInterface]:
     """Return all interfaces. Raises NetlinkError."""
     with Netlink.open(NETLINK_ROUTE) as netlink:
@@ -102,32 +102,19 @@ def interface_changes() -> Announcements:
 
 
 def link_index(name: str) -> int | None:
-    """Return an interface's index, None if it is missing."""
-    with Netlink.open(NETLINK_ROUTE) as netlink:
-        return _index(netlink, name)
+    """Return an interface's index, None if it is missing. Raises NetlinkError.
 
-
-@understood("interfaces")
-def _index(netlink: Netlink, name: str) -> int | None:
-    """Return an interface's index. It is read over netlink, because other calls run modprobe for a missing name
-    (dev_load).
+    Other system calls run modprobe for a missing name (dev_load).
     """
-    try:
-        buffers = netlink.ask(_GET_LINK, _ANY_LINK + text_attribute(_NAME, name), f"the interface {name}")
-    except NetlinkError as error:
-        if error.code == errno.ENODEV:
-            return None
-        raise
-    found = (_LINK.unpack_from(data, start - _LINK.size) for data, start, _ in answers(buffers, _LINK.size))
-    return next((int(index) for _, _, index, _, _ in found), None)
+    return next((one.number for one in interfaces() if one.name == name), None)
 
 
 def ensure_dummy(name: str) -> int:
     """Return the index of a dummy interface, which is created if it is missing, and switched on. The interface gets no
     link-local address. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
     """
+    index = link_index(name)
     with Netlink.open(NETLINK_ROUTE) as netlink:
-        index = _index(netlink, name)
         if index is None:
             made = _ANY_LINK + text_attribute(_NAME, name) + nested(_INFO, text_attribute(_INFO_KIND, "dummy"))
             what = f"create the dummy interface {name}"
@@ -142,10 +129,10 @@ def ensure_dummy(name: str) -> int:
 
 def delete_link(name: str) -> bool:
     """Remove an interface; return whether there was one. Raises NetlinkError."""
+    index = link_index(name)
+    if index is None:
+        return False
     with Netlink.open(NETLINK_ROUTE) as netlink:
-        index = _index(netlink, name)
-        if index is None:
-            return False
         link = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0)
         return not netlink.request(_DELETE_LINK, link, f"remove the interface {name}", accepted=(errno.ENODEV,))
 
@@ -157,7 +144,7 @@ def link_addresses(name: str, family: int) -> set[bytes]:
 
 def add_addresses(index: int, ips: Collection[bytes]) -> None:
     """Add packed addresses, as /32 and /128, to an interface; addresses that it has already are accepted. Raises
-    ApplyError.
+    RefusedError.
     """
     _change(_NEW_ADDRESS, index, ips, "add", errno.EEXIST)
 
@@ -172,12 +159,12 @@ def _change(kind: int, index: int, ips: Collection[bytes], verb: str, accepted: 
     with Netlink.open(NETLINK_ROUTE) as netlink:
         results = netlink.requests(kind, [_pack(index, ip) for ip in ips], "addresses", flags)
     refused = [
-        NetlinkError(code, f"cannot {verb} the address {unpack(ip)} (interface {index})", text)
+        (ip, NetlinkError(code, f"cannot {verb} the address {unpack(ip)} (interface {index})", text))
         for ip, (code, text) in zip(ips, results, strict=True)
         if code not in (0, accepted)
     ]
     if refused:
-        raise ApplyError(first_refusals(refused))
+        raise RefusedError(refused)
 
 
 def _pack(index: int, ip: bytes) -> bytes:

@@ -20,13 +20,12 @@ from kubeproxy.kernel.ipvs import (
     SET_SERVICE,
     Ipvs,
     RealServer,
-    RefusedError,
     ServerChange,
     Timeouts,
     VirtualServer,
     family_id,
 )
-from kubeproxy.kernel.netlink.protocol import NETLINK_GENERIC, Netlink, answers, parts
+from kubeproxy.kernel.netlink.protocol import NETLINK_GENERIC, Netlink, RefusedError, answers, parts
 from support.virtual_servers import SCTP, UDP, real, server
 
 SERVERS = [

@@ -199,7 +199,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
         assert [server.key for server in kernel.servers()] == [foreign.key]
     assert link_index(INTERFACE) is None
     with Ipsets.open() as sets:
-        assert sets.names() == []
+        assert sets.counts() == {}
     assert [rule for table in xtables.tables(used_commands(V4).name) for rule in table.rules] == []
 
 

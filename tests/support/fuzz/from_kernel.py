@@ -207,8 +207,6 @@ def ipset(data: bytes) -> None:
     """IP sets: names, headers, entries and types."""
     answer = _answer(data, (0x607, 0x60D))
     _each(
-        lambda: Ipsets(_link(answer)).names(),
-        lambda: Ipsets(_link(answer)).kind("x"),
         lambda: Ipsets(_link(answer)).counts(),
         lambda: Ipsets(_link(answer)).entries("x"),
         lambda: Ipsets(_link(answer))._revision(_KIND),

@@ -116,7 +116,7 @@ def _remove_sets() -> list[str]:
 
 def _names(sets: Ipsets) -> set[str]:
     try:
-        return set(sets.names())
+        return set(sets.counts())
     except NetlinkError as error:
         if error.code == errno.EINVAL:  # a kernel without ip_set has no sets (nfnetlink_rcv_msg)
             return set()

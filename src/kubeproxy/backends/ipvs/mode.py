@@ -23,6 +23,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import Ipsets
+from kubeproxy.kernel.netlink.protocol import RefusedError
 from kubeproxy.kernel.proc import modules
 from kubeproxy.kernel.proc.sysctl import apply_settings
 from kubeproxy.kernel.xtables import xtables
@@ -108,7 +109,7 @@ def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
     server = ipvs.VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
     try:
         kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, server)])
-    except ipvs.RefusedError as error:
+    except RefusedError as error:
         code = error.refused[0][1].code
         if code == errno.EEXIST:  # a proxy that was killed at this point left this virtual server
             kernel.apply([ipvs.ServerChange(ipvs.SET_SERVICE, server)])

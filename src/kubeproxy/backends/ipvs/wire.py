@@ -209,7 +209,7 @@ class NodeKernel(NodeView):
         kind = kind_of(set_id, self.family)
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
-        elif self._sets.kind(name) != kind:
+        elif counts.kind != kind:
             # The kernel refuses to delete a set that a rule uses. This is an error here, because only our rules use
             # sets of these names.
             self._sets.destroy(name)

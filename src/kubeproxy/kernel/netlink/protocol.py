@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count, islice
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 
@@ -106,10 +106,16 @@ class Inquiry(NamedTuple):
     answers: Sequence[tuple[bytes, int, int]]
 
 
-def first_refusals(errors: Sequence[object]) -> str:
-    """Return the texts of the first three errors, and the number of further errors."""
-    more = len(errors) - _NAMED_REFUSALS
-    return "; ".join(map(str, errors[:_NAMED_REFUSALS])) + (f"; and {more} more" if more > 0 else "")
+class RefusedError(ApplyError):
+    """The kernel refused objects of a batch: `refused` has each of these with its error. All others are in effect. The
+    text has the first three errors, and the number of further errors.
+    """
+
+    def __init__(self, refused: Sequence[tuple[Any, NetlinkError]]) -> None:
+        self.refused = list(refused)
+        more = len(refused) - _NAMED_REFUSALS
+        errors = "; ".join(str(error) for _, error in refused[:_NAMED_REFUSALS])
+        super().__init__(errors + (f"; and {more} more" if more > 0 else ""))
 
 
 @contextmanager

@@ -25,13 +25,13 @@ def refuse(code):
 
 
 def test_a_kernel_without_ip_sets_has_none_to_remove(monkeypatch):
-    monkeypatch.setattr(Ipsets, "names", refuse(errno.EINVAL))
+    monkeypatch.setattr(Ipsets, "counts", refuse(errno.EINVAL))
     monkeypatch.setattr(xtables, "installed", list)
     assert cleanup.cleanup() == []
 
 
 def test_unreadable_sets_are_reported(monkeypatch):
-    monkeypatch.setattr(Ipsets, "names", refuse(errno.EPERM))
+    monkeypatch.setattr(Ipsets, "counts", refuse(errno.EPERM))
     monkeypatch.setattr(xtables, "installed", list)
     assert cleanup.cleanup() == ["cannot read the ip sets: Operation not permitted"]
 
@@ -41,9 +41,6 @@ class Sets:
 
     def __init__(self, **there):
         self.there = there
-
-    def kind(self, name):
-        return kind_of(IpsetId.CLUSTER_IP, Family.IPV4) if name in self.there else None
 
     def create(self, name, kind, *, maxelem):
         if name in self.there:
@@ -76,7 +73,7 @@ def test_a_small_set_gets_room(left):
         restore_failures=CounterMetric(),
     )
     try:
-        kernel._prepare_set(name, IpsetId.CLUSTER_IP, SetCounts(1, 65536, 2))
+        kernel._prepare_set(name, IpsetId.CLUSTER_IP, SetCounts(1, 65536, 2, kind_of(IpsetId.CLUSTER_IP, Family.IPV4)))
     except ApplyError as error:
         pytest.fail(str(error))
     assert sets.there == {name: (entries, MAX_ELEMENTS)}
