@@ -171,7 +171,7 @@ async def pipelining(_: Scene) -> AsyncIterator[None]:
     """Send requests without end on 100 connections of another address to the health port."""
     metrics = ProxyMetrics()
     server = HttpServer("healthz", routes(ProxyHealth(metrics, 30.0).routes()))
-    server.start([HEALTH])
+    server.start(HEALTH)
     loop, clients = asyncio.get_running_loop(), Companion("bench.flood", *map(str, HEALTH), str(CONNECTIONS))
     try:
         while True:

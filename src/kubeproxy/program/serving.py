@@ -122,7 +122,7 @@ class Servers:
                 self._served.fail(ApplyError(text))
 
         self._servers.append(server)
-        server.start_retrying([address], TakenPort(self._neighbours, address[1], say).failed)
+        server.start_retrying(address, TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
         """Serve the commands at a unix socket; if that fails, the proxy runs without it."""
@@ -138,7 +138,7 @@ class Servers:
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
         server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
         self._servers.append(server)
-        server.start_retrying([(path, 0)], failed)
+        server.start_retrying((path, 0), failed)
 
     @cached_property
     def _desk(self) -> Desk:

@@ -230,7 +230,7 @@ class ServiceHealth:
             # Every path and method is answered, as in the Go kube-proxy: HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
-            server.start_retrying([(address, port)], lambda error: self._report(place, error), self._retry)
+            server.start_retrying((address, port), lambda error: self._report(place, error), self._retry)
 
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)

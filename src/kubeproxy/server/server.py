@@ -9,7 +9,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from typing import Final
 
 from kubeproxy.errors import ApplyError
@@ -64,9 +64,9 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
 
 
 class HttpServer:
-    """One handler served on one or more addresses; to be used on the event loop's thread.
+    """One handler served on one address; to be used on the event loop's thread.
 
-    `name` is for the log, such as 'healthz'; `bind` makes its sockets; `admission` counts the connections of all
+    `name` is for the log, such as 'healthz'; `bind` makes its socket; `admission` counts the connections of all
     servers of the process, except those with a lasting answer; `names` are Host names that are answered on loopback.
     """
 
@@ -83,70 +83,50 @@ class HttpServer:
         self._bind = bind
         self._admission = admission
         self._names = names
-        self._sockets: list[socket.socket] = []
+        self._socket: socket.socket | None = None
         self._connections: set[ServerConnection] = set()
         self._retries: set[asyncio.Task[None]] = set()
         self._accepting: set[asyncio.Task[None]] = set()
         self._stopped = False
 
-    def start(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Listen on all (host, port) pairs, or on none. Raises ApplyError with the address that is taken."""
-        sockets: list[socket.socket] = []
-        for host, port in addresses:
-            try:
-                sockets.append(self._open(host, port))
-            except OSError as error:
-                for sock in sockets:
-                    self._shut(sock)
-                raise ApplyError(f"cannot serve {self.name} on {_shown(host, port)}: {error.strerror}") from error
-        self._sockets += sockets
-        for sock in sockets:
-            self._listen(sock)
-
-    def _open(self, host: str, port: int) -> socket.socket:
-        if not self._admission.may_listen():
-            raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
-        sock = self._bind(host, port)
+    def start(self, address: tuple[str, int]) -> None:
+        """Listen on (host, port). Raises ApplyError with the address if it is taken."""
+        try:
+            if not self._admission.may_listen():
+                raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
+            self._socket = self._bind(*address)
+        except OSError as error:
+            raise ApplyError(f"cannot serve {self.name} on {_shown(*address)}: {error.strerror}") from error
         self._admission.listening += 1
-        return sock
-
-    def _shut(self, sock: socket.socket) -> None:
-        self._admission.listening -= 1
-        sock.close()
+        self._listen(self._socket)
 
     def start_retrying(
-        self,
-        addresses: Sequence[tuple[str, int]],
-        failed: Callable[[ApplyError], None],
-        interval: float = RETRY_SECONDS,
-    ) -> bool:
-        """Listen as `start` does; after a failure, call `failed` and try again every `interval` seconds.
-
-        Return whether the first attempt succeeded.
-        """
+        self, address: tuple[str, int], failed: Callable[[ApplyError], None], interval: float = RETRY_SECONDS
+    ) -> None:
+        """Listen as `start` does; after a failure, call `failed` and try again every `interval` seconds."""
         try:
-            self.start(addresses)
+            self.start(address)
         except ApplyError as error:
             failed(error)
-            self._spawn(self._retry(addresses, failed, interval), self._retries)
-            return False
-        return True
+            self._spawn(self._retry(address, failed, interval), self._retries)
 
     @property
-    def ports(self) -> list[int]:
-        """The ports of the sockets, in the order of the addresses."""
-        return [sock.getsockname()[1] for sock in self._sockets]
+    def port(self) -> int:
+        """The port of the socket."""
+        assert self._socket is not None  # noqa: S101 - after `start`
+        port: int = self._socket.getsockname()[1]
+        return port
 
     def close(self) -> None:
-        """Close all sockets and connections; the addresses are free at once. Safe to call twice."""
+        """Close the socket and all connections; the address is free at once. Safe to call twice."""
         self._stopped = True
         for task in self._retries:
             task.cancel()
-        loop = asyncio.get_running_loop()
-        for sock in self._sockets:
-            loop.remove_reader(sock)
-            self._shut(sock)
-        self._sockets.clear()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._admission.listening -= 1
+            self._socket.close()
+            self._socket = None
         for connection in list(self._connections):
             connection.abort()
 
@@ -202,17 +182,15 @@ class HttpServer:
             accepted.close()
             self._lost(connection)
 
-    async def _retry(
-        self, addresses: Sequence[tuple[str, int]], failed: Callable[[ApplyError], None], interval: float
-    ) -> None:
+    async def _retry(self, address: tuple[str, int], failed: Callable[[ApplyError], None], interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
             try:
-                self.start(addresses)
+                self.start(address)
             except ApplyError as error:
                 failed(error)
             else:
-                _log.info("Serving %s on %s after failed attempts", self.name, ", ".join(_shown(*a) for a in addresses))
+                _log.info("Serving %s on %s after failed attempts", self.name, _shown(*address))
                 return
 
     def _lost(self, connection: ServerConnection) -> None:

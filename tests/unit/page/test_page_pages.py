@@ -313,8 +313,8 @@ def test_events_over_a_connection_end_with_it_and_take_no_place(monkeypatch):
         handler, feed = served()
         admission = Admission(lambda: (2, 1))
         server = HttpServer("test", handler, admission=admission)
-        server.start([("127.0.0.1", 0)])
-        (port,) = server.ports
+        server.start(("127.0.0.1", 0))
+        port = server.port
         writers = []
         try:
             pages = [await opened(port) for _ in range(MOST_PAGES)]
