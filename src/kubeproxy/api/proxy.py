@@ -16,8 +16,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from kubeproxy.api.cluster import Cluster, Proxy, Server
 from kubeproxy.api.connection import ApiConnection
 from kubeproxy.api.status import ConnectionFailed, os_reason
-from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.errors import ConfigError, Unsupported
+from kubeproxy.model.addresses import is_loopback, pack, parse_cidr, split_host_port, within
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -80,21 +80,21 @@ def bypassed(host: str, port: int, no_proxy: str) -> bool:
     subdomains; .example.com and *.example.com are the subdomains only. All entries except networks may have a port.
     """
     host = host.lower()
-    address = parse_ip(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
+    address = pack(host)
+    if host == "localhost" or (address is not None and is_loopback(address)):
         return True
     for entry in filter(None, (part.strip().lower() for part in no_proxy.split(","))):
         if entry == "*":
             return True
         network = parse_cidr(entry)
         if network is not None:
-            if address is not None and address.version == network.version and address in network:
+            if address is not None and within(address, (network,)):
                 return True
             continue
         name, wanted = split_host_port(entry) or (entry, "")
         if wanted and wanted != str(port):
             continue
-        if address is not None and parse_ip(name) == address:
+        if address is not None and pack(name) == address:
             return True
         name = name[1:] if name.startswith("*.") else name
         if name and (host.endswith(name if name.startswith(".") else f".{name}") or host == name):

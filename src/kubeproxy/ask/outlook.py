@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -20,7 +20,6 @@ from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.source import Source
 from kubeproxy.backends.leftovers import leftover_chains
 from kubeproxy.backends.mode import Mode, Sight, Weight
-from kubeproxy.config.addresses import Network
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import KubeProxyError, Unsupported
 from kubeproxy.kernel import chains, route
@@ -478,7 +477,7 @@ def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownP
                 yield f"a client in {where} would {verb} as a pod; only {compared}"
 
 
-def _without(one: Network, other: Network) -> list[Network]:
+def _without(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> list[IPv4Network | IPv6Network]:
     """Return the networks that cover the part of a network outside of another network."""
     if not one.overlaps(other):
         return [one]

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.config.addresses import split_host_port
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import (
@@ -28,6 +27,7 @@ from kubeproxy.model.addresses import (
     parse_networks,
     place_of_text,
     place_text,
+    split_host_port,
     unpack,
     within,
 )

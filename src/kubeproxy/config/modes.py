@@ -13,11 +13,11 @@ from typing import Any, Final, Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.config.addresses import parse_cidr
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.fields import ConfigurationFields, IPTables, json_name, value_at
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.messages import Mistake, negative, not_positive
+from kubeproxy.model.addresses import parse_cidr
 
 C = TypeVar("C", bound=ConfigurationFields)
 

@@ -13,7 +13,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kubeproxy import features
-from kubeproxy.config.addresses import Network, parse_cidr, parse_ip, with_port
 from kubeproxy.config.durations import quote
 from kubeproxy.config.fields import VModuleItem
 from kubeproxy.config.flags import BY_NAME, FLAGS, KEPT_WITH_CONFIG, LOGGING
@@ -21,9 +20,10 @@ from kubeproxy.config.load import load_file, raise_mistakes
 from kubeproxy.config.messages import Mistake, not_strict
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.pflag import KINDS, CommandLine
-from kubeproxy.config.types import KubeProxyConfiguration, made_strict, with_defaults, with_values
+from kubeproxy.config.types import KubeProxyConfiguration, made_strict, with_defaults, with_port, with_values
 from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import Range, pack, parse_cidr, unpack, without_brackets
 
 _LABEL: Final = r"[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
@@ -32,7 +32,7 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 class PageAccess(NamedTuple):
     """The networks whose clients may open the page, none for no page, and the accepted names and addresses."""
 
-    networks: tuple[Network, ...] = ()
+    networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()
 
 
@@ -102,20 +102,20 @@ def page_access(networks: Sequence[str], hosts: Sequence[str]) -> PageAccess:
     return PageAccess(tuple(found), frozenset(names))
 
 
-def _page_network(text: str, mistakes: list[str]) -> Network | None:
+def _page_network(text: str, mistakes: list[str]) -> Range | None:
     network = parse_cidr(text)
     if network is None:
-        address = parse_ip(text)
-        hint = f"; for this address alone write {address}/{address.max_prefixlen}" if address is not None else ""
+        address = pack(text)
+        hint = f"; for this address alone write {unpack(address)}/{8 * len(address)}" if address is not None else ""
         mistakes.append(f"--page-from: {quote(text)} is no CIDR such as 10.0.0.0/8{hint}")
     return network
 
 
 def _page_host(text: str, mistakes: list[str]) -> str:
-    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    address = parse_ip(bare)
+    bare = without_brackets(text)
+    address = pack(bare)
     if address is not None:
-        return str(address)
+        return unpack(address)
     if not _NAME.fullmatch(bare) or len(bare) > 253:
         mistakes.append(
             f"--page-hosts: {quote(text)} is no name or IP address; expected node-a.example, say, no scheme and port"

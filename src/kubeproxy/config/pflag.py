@@ -155,17 +155,17 @@ class CommandLine(NamedTuple):
 
 
 def _ip(text: str) -> str:
-    from kubeproxy.config.addresses import parse_ip  # noqa: PLC0415 - only with such a flag
+    from kubeproxy.model.addresses import pack  # noqa: PLC0415 - only with such a flag
 
-    if text and parse_ip(text) is None:
+    if text and pack(text) is None:
         raise ValueError(f"{quote(text)} is not a valid IP address")
     return text
 
 
 def _ip_port(text: str) -> str:
-    from kubeproxy.config.addresses import parse_ip, split_host_port  # noqa: PLC0415 - only with such a flag
+    from kubeproxy.model.addresses import pack, split_host_port  # noqa: PLC0415 - only with such a flag
 
-    if not text or parse_ip(text) is not None:
+    if not text or pack(text) is not None:
         return text
     parts = split_host_port(text)
     if parts is None:

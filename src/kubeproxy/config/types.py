@@ -16,10 +16,10 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from kubeproxy.config import fields
-from kubeproxy.config.addresses import is_ipv6, with_port
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.modes import DEFAULT, EVERY_ADDRESS, FALLBACK, MODES, ModeConfig
 from kubeproxy.errors import ConfigError
+from kubeproxy.model.addresses import host_port, pack, without_brackets
 
 
 class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
     [::], and that of metricsBindAddress is [::1]. Both get the default port if they have none. If `mode` is empty, the
     default mode takes settings from other blocks (ModeConfig.completed), unless the configuration is strict.
     """
-    ipv6 = is_ipv6(config.bind_address)
+    ipv6 = len(pack(config.bind_address) or b"") == 16
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address
     metrics = "[::1]" if ipv6 and "metricsBindAddress" not in given else config.metrics_bind_address
     config = replace(
@@ -107,6 +107,12 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
     if config.strict:
         return made_strict(config)
     return config if config.mode else DEFAULT.completed(config, given)
+
+
+def with_port(text: str, port: int) -> str:
+    """Return an address without a port with this port added; any other text unchanged."""
+    bare = without_brackets(text)
+    return text if pack(bare) is None else host_port(bare, port)
 
 
 def made_strict(config: KubeProxyConfiguration) -> KubeProxyConfiguration:

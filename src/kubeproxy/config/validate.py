@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from kubeproxy.config.addresses import parse_cidr, parse_ip, split_host_port
 from kubeproxy.config.fields import value_at
 from kubeproxy.config.gates import LATER, gate_enabled, gate_problem, gate_warnings
 from kubeproxy.config.messages import Mistake, negative, not_positive, not_strict
 from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, PRIMARY_ADDRESS, bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.model.addresses import pack, parse_cidr, split_host_port
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 HIDDEN_METRICS_VERSION = "1.35"
@@ -129,7 +129,7 @@ def _modes(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 
 
 def _addresses(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    if parse_ip(config.bind_address) is None:
+    if pack(config.bind_address) is None:
         yield Mistake("bindAddress", f'expected an IP address, got "{config.bind_address}"')
     for path, value in config.own_addresses.items():
         if value and (message := _host_port_mistake(value)):
@@ -138,7 +138,7 @@ def _addresses(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 
 def _host_port_mistake(value: str) -> str | None:
     parts = split_host_port(value)
-    if parts is None or parse_ip(parts[0]) is None:
+    if parts is None or pack(parts[0]) is None:
         return f'expected IP:port like 0.0.0.0:10256 or [::]:10256, got "{value}"'
     if not re.fullmatch(r"[0-9]{1,5}", parts[1]) or not 1 <= int(parts[1]) <= 65535:
         return f'expected a port from 1 to 65535, got "{parts[1]}"'
@@ -148,7 +148,7 @@ def _host_port_mistake(value: str) -> str | None:
 def _cidrs(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     if config.cluster_cidr and config.local_mode == "ClusterCIDR":
         networks = [parse_cidr(part) for part in config.cluster_cidrs]
-        families = [network.version for network in networks if network is not None]
+        families = [len(network[0]) for network in networks if network is not None]
         if len(families) < len(networks) or len(networks) > 2 or len(set(families)) < len(families):
             yield Mistake("clusterCIDR", f'{_DUAL_STACK}; got "{config.cluster_cidr}"')
     for index, part in enumerate(config.node_port_addresses):

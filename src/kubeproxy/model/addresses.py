@@ -100,6 +100,21 @@ def host_port(host: str, port: int | str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_host_port(text: str) -> tuple[str, str] | None:
+    """Return host and port of "host:port" or "[host]:port"; None without a port, or with too many colons."""
+    host, colon, port = text.rpartition(":")
+    if not colon or "]" in port:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], port
+    return None if any(char in host for char in ":[]") else (host, port)
+
+
+def without_brackets(text: str) -> str:
+    """Return the text between brackets, as around an IPv6 address; any other text unchanged."""
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
 @lru_cache(maxsize=1024)
 def _port_text(port: bytes) -> str:
     return str(int.from_bytes(port, "big"))
@@ -149,9 +164,18 @@ def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
     return tuple([network for network in networks if network is not None and family_of(network[0]) is family])
 
 
+def parse_cidr(text: str) -> Range | None:
+    """Return the network of a CIDR in a configuration, which is read as Go's net.ParseCIDR does: unlike `parse_network`
+    without blanks, and without an IPv4-mapped network of less than 96 bits. None for an invalid one.
+    """
+    network, address = parse_network(text), pack(text.partition("/")[0])
+    valid = network is not None and address is not None and len(address) == len(network[0]) and text == text.strip()
+    return network if valid else None
+
+
 def within(address: bytes, ranges: Iterable[Range]) -> bool:
-    """Return whether any of the ranges contains an address of their family."""
-    return any(first <= address <= last for first, last in ranges)
+    """Return whether any of the ranges contains an address."""
+    return any(first <= address <= last and len(first) == len(address) for first, last in ranges)
 
 
 def is_loopback(address: bytes) -> bool:

@@ -276,7 +276,7 @@ class Detector(Struct, frozen=True):
         """Return whether a packet is from a pod; `interface`: the incoming one, '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
-            return network is not None and len(source) == len(network[0]) and within(source, (network,))
+            return network is not None and within(source, (network,))
         if self.kind == "prefix":
             return interface.startswith(self.value)
         return self.kind == "bridge" and interface == self.value

@@ -18,13 +18,12 @@ from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.zones import Zones
-from kubeproxy.config.addresses import Address, parse_ip
 from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
-from kubeproxy.model.addresses import PROTOCOL_NAMES, is_loopback, pack, place_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, is_loopback, pack, place_text, unpack, within
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.world import nodeport_addresses
 from kubeproxy.page import ROOT
@@ -313,7 +312,7 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
     it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the requesting site.
     """
     peer = _address(request.peer)
-    if peer is None or not any(peer in network for network in access.networks):
+    if peer is None or not within(peer, access.networks):
         return (
             f"this page is not for clients at {request.peer}: come by loopback, as with kubectl port-forward or "
             "ssh -L, or add their network to --page-from"
@@ -339,12 +338,11 @@ def _is_known(name: str, local: str, access: PageAccess) -> bool:
     address = _address(name)
     if address is None:
         return False
-    return is_loopback(address.packed) or address == _address(local) or str(address) in access.hosts
+    return is_loopback(address) or address == _address(local) or unpack(address) in access.hosts
 
 
-def _address(text: str) -> Address | None:
-    """Return the parsed address, for an IPv4-mapped one the IPv4 address; None if the text is no address."""
-    return parse_ip(text.partition("%")[0])
+def _address(text: str) -> bytes | None:
+    return pack(text.partition("%")[0])
 
 
 class Whole:

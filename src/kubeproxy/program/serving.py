@@ -23,7 +23,6 @@ from kubeproxy.ask.socket import socket_pages
 from kubeproxy.ask.state import StatePage
 from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
-from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import describe, in_effect
@@ -33,6 +32,7 @@ from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import Process, holder
+from kubeproxy.model.addresses import split_host_port
 from kubeproxy.model.world import Settings
 from kubeproxy.page import PATHS
 from kubeproxy.program.profiling import LEVEL_PAGE, profiling_pages

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
-from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.fields import ConntrackSettings
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.modes import EVERY_ADDRESS, spelled_out
@@ -24,7 +23,7 @@ from kubeproxy.errors import ConfigError, Unsupported
 from kubeproxy.features import Features
 from kubeproxy.kernel.proc import sysctl
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks
+from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks, split_host_port
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family
 

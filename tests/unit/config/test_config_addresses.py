@@ -2,7 +2,8 @@
 
 import pytest
 
-from kubeproxy.config.addresses import is_ipv6, parse_cidr, parse_ip, split_host_port, with_port
+from kubeproxy.config.types import KubeProxyConfiguration, with_defaults, with_port
+from kubeproxy.model.addresses import network_text, pack, parse_cidr, split_host_port, unpack
 
 IPS = [
     ("10.0.0.1", "10.0.0.1"),
@@ -24,8 +25,8 @@ IPS = [
 
 @pytest.mark.parametrize(("text", "address"), IPS)
 def test_ips(text, address):
-    parsed = parse_ip(text)
-    assert (None if parsed is None else str(parsed)) == address
+    parsed = pack(text)
+    assert (None if parsed is None else unpack(parsed)) == address
 
 
 CIDRS = [
@@ -51,7 +52,7 @@ CIDRS = [
 @pytest.mark.parametrize(("text", "network"), CIDRS)
 def test_cidrs(text, network):
     parsed = parse_cidr(text)
-    assert (None if parsed is None else str(parsed)) == network
+    assert (None if parsed is None else network_text(parsed)) == network
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,14 @@ def test_a_missing_port_is_appended(text, result):
     assert with_port(text, 10256) == result
 
 
-def test_ipv6_is_distinguished_from_ipv4():
-    assert is_ipv6("::")
-    assert not is_ipv6("0.0.0.0")
-    assert not is_ipv6("::ffff:10.0.0.1")
-    assert not is_ipv6("nonsense")
+@pytest.mark.parametrize(
+    ("bind", "healthz"),
+    [
+        ("::", "[::]:10256"),
+        ("0.0.0.0", "0.0.0.0:10256"),
+        ("::ffff:10.0.0.1", "0.0.0.0:10256"),
+        ("nonsense", "0.0.0.0:10256"),
+    ],
+)
+def test_ipv6_is_distinguished_from_ipv4(bind, healthz):
+    assert with_defaults(KubeProxyConfiguration(bind_address=bind), set()).healthz_bind_address == healthz

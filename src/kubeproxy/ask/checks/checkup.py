@@ -23,7 +23,6 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.mode import Mode, Sight
-from kubeproxy.config.addresses import split_host_port
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
@@ -33,7 +32,7 @@ from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
