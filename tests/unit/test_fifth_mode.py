@@ -136,7 +136,7 @@ def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypa
 
 def test_the_configured_value_is_used(memory, tmp_path):
     config = configured(tmp_path)
-    assert (config.masquerade_bit, config.sync_period) == (5, 30)
+    assert (config.masquerades.masquerade_bit, config.syncs.sync_period) == (5, 30)
     with pytest.raises(ConfigError, match=r"iptables\.syncPeriod: is too long for the memory"):
         configured(tmp_path, period="2m")
 

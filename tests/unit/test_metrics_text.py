@@ -278,6 +278,6 @@ def test_feature_gates_are_shown_with_their_stage() -> None:
 
 def test_staleness_is_asked_for_at_each_scrape() -> None:
     metrics, ages = ProxyMetrics(), iter((7.5, 0.0))
-    metrics.own.follow_staleness("services", lambda: next(ages))
+    metrics.own.staleness.labels("services").follow(lambda: next(ages))
     for shown in ("7.5", "0"):
         assert f'kubeproxy_source_staleness_seconds{{resource="services"}} {shown}\n' in metrics.render().decode()

@@ -33,14 +33,6 @@ class Gate(NamedTuple):
     locked: bool
 
 
-class GateState(NamedTuple):
-    """The state of a gate."""
-
-    name: str
-    stage: Stage
-    enabled: bool
-
-
 _TABLE = {
     Gate(Stage.ALPHA, default=False, locked=False): """
     AllAlpha AllowUnsafeMalformedObjectDeletion APIServingWithRoutine CBORServingAndStorage ClientsAllowCBOR
@@ -199,9 +191,9 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
     return gates.get(name, usual)
 
 
-def gate_states(gates: Mapping[str, bool]) -> Iterator[GateState]:
-    """Yield the state of every gate; `gates` are the configured gates, which must be valid."""
-    return (GateState(name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
+def gate_states(gates: Mapping[str, bool]) -> Iterator[tuple[str, Stage, bool]]:
+    """Yield the name and stage of every gate, and whether it is on with these valid gates."""
+    return ((name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def proxy_gates() -> Iterator[tuple[str, str]]:

@@ -121,21 +121,14 @@ def _checked_type(tree: Any) -> dict[str, Any]:
 _Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None for no file
 
 
-class NewConfiguration(Struct, frozen=True):
-    """A valid configuration that differs from the running one, and the differences as lines "path: old -> new"."""
-
-    config: KubeProxyConfiguration
-    difference: list[str]
-
-
 async def watch(
     path: str | Path,
     running: KubeProxyConfiguration,
     resolve: Callable[[KubeProxyConfiguration], KubeProxyConfiguration] = lambda config: config,
     interval: float = 1.0,
     invalid: Callable[[bool], None] = lambda _: None,
-) -> AsyncIterator[NewConfiguration]:
-    """Yield each valid configuration in the file that differs from the one yielded (or running) before.
+) -> AsyncIterator[list[str]]:
+    """Yield the differences, as lines "path: old -> new", of each valid configuration in the file from the one before.
 
     `resolve` applies the flags that take precedence over the file (Options.resolve). A file that cannot be read or is
     invalid is logged once, with every mistake, and changes nothing; `invalid` is called at each change of the file,
@@ -171,7 +164,7 @@ async def watch(
                     _log_lenient(strict)
                 if difference:
                     running = config
-                    yield NewConfiguration(config, difference)
+                    yield difference
             first = False
         previous = current
         await asyncio.sleep(interval)

@@ -59,32 +59,14 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
         return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property
-    def sync_period(self) -> Duration:
-        """syncPeriod of the active mode."""
-        return self._syncs.sync_period
-
-    @property
-    def min_sync_period(self) -> Duration:
-        """minSyncPeriod of the active mode."""
-        return self._syncs.min_sync_period
-
-    @property
-    def masquerade_all(self) -> bool:
-        """masqueradeAll of the active mode."""
-        return self._masquerades.masquerade_all
-
-    @property
-    def masquerade_bit(self) -> int:
-        """masqueradeBit of the active mode."""
-        return self._masquerades.masquerade_bit
-
-    @property
-    def _syncs(self) -> fields.IPTables | fields.IPVS | fields.NFTables:
+    def syncs(self) -> fields.IPTables | fields.IPVS | fields.NFTables:
+        """The block with the sync periods of the active mode."""
         block: fields.IPTables | fields.IPVS | fields.NFTables = getattr(self, self.of_mode.syncs)
         return block
 
     @property
-    def _masquerades(self) -> fields.IPTables | fields.NFTables:
+    def masquerades(self) -> fields.IPTables | fields.NFTables:
+        """The block with the masquerade settings of the active mode."""
         block: fields.IPTables | fields.NFTables = getattr(self, self.of_mode.masquerades)
         return block
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from typing import get_args
 
 from kubeproxy.config.fields import value_at
 from kubeproxy.config.gates import LATER, gate_enabled, gate_problem, gate_warnings
@@ -15,8 +16,9 @@ from kubeproxy.config.messages import Mistake, negative, not_positive, not_stric
 from kubeproxy.config.modes import DEFAULT, MODES, NODEPORT_WORDS, PRIMARY_ADDRESS, bit_mistakes
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.addresses import pack, parse_cidr, split_host_port
+from kubeproxy.model.world import LocalMode
 
-LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+LOCAL_MODES: tuple[LocalMode, ...] = get_args(LocalMode)
 HIDDEN_METRICS_VERSION = "1.35"
 """The only version whose hidden metrics can be shown: the minor release before 1.36."""
 
@@ -88,7 +90,7 @@ def _logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 
 
 def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    mode, sync, shortest = config.of_mode, config.sync_period, config.min_sync_period
+    mode, sync, shortest = config.of_mode, config.syncs.sync_period, config.syncs.min_sync_period
     sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
     yield from bit_mistakes(
         "iptables.masqueradeBit", config.iptables.masquerade_bit

@@ -20,7 +20,6 @@ from msgspec import structs
 
 from kubeproxy.api.connection import Loop
 from kubeproxy.backends.mode import Backend, Mode, Operations
-from kubeproxy.config.fields import Logging
 from kubeproxy.config.gates import gate_states
 from kubeproxy.config.load import watch as watch_config
 from kubeproxy.config.modes import FALLBACK
@@ -65,7 +64,7 @@ def run(options: Options) -> int:
     interrupted = int(options.cleanup or options.init_only)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(interrupted))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    output = _set_up_logs(config.logging)
+    output = logs.setup(config.logging)
     raise_net_admin()
     raise_limit()
     for name, value in options.flags if log.isEnabledFor(logs.level(1)) else ():
@@ -163,14 +162,6 @@ def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> Non
     operations.prepare(config)
 
 
-def _set_up_logs(config: Logging) -> logs.Output:
-    routing = config.options.json if config.format == "json" else config.options.text
-    patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
-    return logs.setup(
-        config.verbosity, config.format, patterns, split_stream=routing.split_stream, buffer=routing.info_buffer_size
-    )
-
-
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
     """Remove the rules of other modes; repeat failed removals, as while the iptables lock is held."""
     logged: set[str] = set()
@@ -205,14 +196,14 @@ class App:
         self._metrics = metrics
         self._sources = sources
         self._lifetime = lifetime.Lifetime(output.handler.flush)
-        self._health = ProxyHealth(self._metrics, config.sync_period)
+        self._health = ProxyHealth(self._metrics, config.syncs.sync_period)
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = self._flow_cleaner(backends)
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._node
         )
-        pace = Pace(config.min_sync_period, config.sync_period)
+        pace = Pace(config.syncs.min_sync_period, config.syncs.sync_period)
         self._engine = Engine(
             settings,
             backends,
@@ -374,6 +365,6 @@ class App:
         changes = watch_config(
             self._options.config_file, self._config, self._options.resolve, invalid=self._metrics.own.config_invalid.set
         )
-        async for change in changes:
-            log.warning("The configuration changed, restarting: %s", "; ".join(change.difference))
+        async for difference in changes:
+            log.warning("The configuration changed, restarting: %s", "; ".join(difference))
             self._lifetime.stop(CONFIG_CHANGED)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.fields import Logging
 from kubeproxy.server.text import clean, json_bytes, printable
 
 _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
@@ -243,24 +243,20 @@ class Output(NamedTuple):
     verbosity: Verbosity
 
 
-def setup(
-    verbosity: int, log_format: str, patterns: Patterns = (), *, split_stream: bool = False, buffer: int = 0
-) -> Output:
-    """Send all logging to standard error in this format (text or json), at klog's verbosity. With `split_stream`, only
-    errors go to standard error, and all other lines to standard output, through a buffer of `buffer` bytes. Other
-    libraries log warnings and errors only. Raises ConfigError for another format.
+def setup(config: Logging) -> Output:
+    """Send all logging to standard error, at klog's verbosity. With splitStream only errors go there, and all other
+    lines to standard output, through the buffer. Other libraries log warnings and errors only.
     """
-    formatters: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
-    if log_format not in formatters:
-        raise ConfigError(f"logging.format: {log_format!r} is none of text, json")
-    handler = StreamHandler(errors=2, infos=1 if split_stream else 2, buffer=buffer)
-    handler.setFormatter(formatters[log_format]())
+    routing = config.options.json if config.format == "json" else config.options.text
+    patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
+    handler = StreamHandler(errors=2, infos=1 if routing.split_stream else 2, buffer=routing.info_buffer_size)
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    shown = Verbosity(verbosity, patterns)
+    shown = Verbosity(config.verbosity, patterns)
     if patterns:
         handler.addFilter(shown)
     # No format uses these fields, and they would be computed for each record.

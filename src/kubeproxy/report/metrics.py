@@ -194,7 +194,7 @@ class OwnMetrics:
             "Services with a port without an endpoint for new connections",
             FAMILY,
         )
-        self._staleness = gauge(
+        self.staleness = gauge(
             "kubeproxy_source_staleness_seconds", "Seconds since the last message of a resource's source", "resource"
         )
         self._certificates = gauge(
@@ -203,10 +203,6 @@ class OwnMetrics:
             "certificate",
         )
         registry.collect(lambda: conntrack(NETFILTER))
-
-    def follow_staleness(self, resource_name: str, seconds: Callable[[], float]) -> None:
-        """Set the function that returns, at each scrape, the age of a resource's state in seconds."""
-        self._staleness.labels(resource_name).follow(seconds)
 
     def show_certificates(self, expiries: Mapping[str, float]) -> None:
         """Set the expiry of the certificates in use, in seconds since the epoch, by their name."""

@@ -117,8 +117,8 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
         nodeport_addresses=spelled_out(config.node_port_addresses) or config.of_mode.nodeport_addresses,
         loopback_nodeports=config.of_mode.loopback_nodeports(config),
         bind_address=bind,
-        masquerade_all=config.masquerade_all,
-        masquerade_mark=1 << config.masquerade_bit,
+        masquerade_all=config.masquerades.masquerade_all,
+        masquerade_mark=1 << config.masquerades.masquerade_bit,
         features=Features(features, config.of_mode.name, config.strict),
         external_ips="served" if gate_enabled(config.feature_gates, "AllowServiceExternalIPs") else "ignored",
     )

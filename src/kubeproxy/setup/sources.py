@@ -120,7 +120,7 @@ class _ApiSources(Sources):
             support.refused("the feature gate WatchListClient is off")
         self._source = ApiSource(self._client, node_name, sink, support=support)
         for resource, status in self._source.statuses.items():
-            metrics.own.follow_staleness(resource, partial(_staleness, status))
+            metrics.own.staleness.labels(resource).follow(partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)
         self.post = self._post
         self.patch = self._patch

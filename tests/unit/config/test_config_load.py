@@ -359,13 +359,13 @@ def test_without_a_mode_the_iptables_block_speaks_for_nftables():
     block = "iptables: {masqueradeBit: 15, masqueradeAll: true, syncPeriod: 1m, minSyncPeriod: 2s}\n"
     for text in (block, block + "nftables: {masqueradeBit: null, masqueradeAll: false, syncPeriod: 0s}\n"):
         config = load_text(HEAD + text)
-        assert (config.masquerade_bit, config.masquerade_all) == (15, True)
-        assert (config.sync_period, config.min_sync_period) == (60, 2)
+        assert (config.masquerades.masquerade_bit, config.masquerades.masquerade_all) == (15, True)
+        assert (config.syncs.sync_period, config.syncs.min_sync_period) == (60, 2)
     config = load_text(HEAD + block + "nftables: {masqueradeBit: 3, syncPeriod: 5s}\n")
-    assert (config.masquerade_bit, config.sync_period, config.min_sync_period) == (3, 5, 2)
+    assert (config.masquerades.masquerade_bit, config.syncs.sync_period, config.syncs.min_sync_period) == (3, 5, 2)
     config = load_text(HEAD + block + "mode: nftables\n")
-    assert (config.masquerade_bit, config.masquerade_all) == (14, False)
-    assert (config.sync_period, config.min_sync_period) == (30, 0)
+    assert (config.masquerades.masquerade_bit, config.masquerades.masquerade_all) == (14, False)
+    assert (config.syncs.sync_period, config.syncs.min_sync_period) == (30, 0)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +386,8 @@ def test_only_the_active_modes_values_count(mode, expected):
         + "nftables: {syncPeriod: 360s, masqueradeBit: 7}\n"
     )
     sync, minimum, everything, bit = expected
-    assert (config.sync_period, config.min_sync_period) == (sync * 60, minimum)
-    assert (config.masquerade_all, config.masquerade_bit) == (everything, bit)
+    assert (config.syncs.sync_period, config.syncs.min_sync_period) == (sync * 60, minimum)
+    assert (config.masquerades.masquerade_all, config.masquerades.masquerade_bit) == (everything, bit)
 
 
 @pytest.mark.parametrize(

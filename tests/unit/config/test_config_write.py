@@ -97,7 +97,10 @@ def test_a_written_file_has_the_meaning_of_empty_fields(tmp_path, text, shown):
     assert (written["mode"], written["detectLocalMode"], written["nodePortAddresses"]) == shown
     again = load_text((tmp_path / "out.yaml").read_text())
     assert again == in_effect(config) == in_effect(again)
-    assert (again.masquerade_bit, again.sync_period) == (config.masquerade_bit, config.sync_period)
+    assert (again.masquerades.masquerade_bit, again.syncs.sync_period) == (
+        config.masquerades.masquerade_bit,
+        config.syncs.sync_period,
+    )
 
 
 def test_write_file(tmp_path):

@@ -103,7 +103,7 @@ def test_stages_and_defaults():
 
 
 def states(**gates):
-    return {state.name: state.enabled for state in gate_states(gates)}
+    return {name: enabled for name, _, enabled in gate_states(gates)}
 
 
 def test_states_without_any_set_are_the_defaults():

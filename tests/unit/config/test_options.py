@@ -93,27 +93,27 @@ def test_the_notice_about_flags():
 
 def test_a_zero_by_flag_stays_zero():
     config = options_of("--proxy-mode=iptables", "--iptables-min-sync-period=0").config
-    assert config.min_sync_period == 0
+    assert config.syncs.min_sync_period == 0
     with pytest.raises(ConfigError, match="--iptables-sync-period: must be greater than 0"):
         options_of("--iptables-sync-period=0")
 
 
 def test_sync_flags_speak_to_their_mode():
     every = ("--iptables-sync-period=1m", "--iptables-min-sync-period=10s", "--ipvs-sync-period=2m")
-    assert options_of(*every, "--proxy-mode=iptables").config.sync_period == 60
-    assert options_of(*every, "--proxy-mode=nftables").config.sync_period == 60
-    assert options_of(*every).config.min_sync_period == 10
+    assert options_of(*every, "--proxy-mode=iptables").config.syncs.sync_period == 60
+    assert options_of(*every, "--proxy-mode=nftables").config.syncs.sync_period == 60
+    assert options_of(*every).config.syncs.min_sync_period == 10
     ipvs = options_of(*every, "--proxy-mode=ipvs").config
-    assert (ipvs.sync_period, ipvs.min_sync_period) == (120, 1)
+    assert (ipvs.syncs.sync_period, ipvs.syncs.min_sync_period) == (120, 1)
     assert ipvs.iptables.sync_period == 30
-    assert options_of("--proxy-mode=nftables").config.min_sync_period == 0
+    assert options_of("--proxy-mode=nftables").config.syncs.min_sync_period == 0
 
 
 def test_masquerade_flags_speak_to_the_active_mode():
-    assert options_of("--masquerade-all").config.masquerade_all
-    assert options_of("--masquerade-all", "--proxy-mode=iptables").config.masquerade_all
-    assert options_of("--iptables-masquerade-bit=15").config.masquerade_bit == 15
-    assert options_of("--iptables-masquerade-bit=15", "--proxy-mode=nftables").config.masquerade_bit == 14
+    assert options_of("--masquerade-all").config.masquerades.masquerade_all
+    assert options_of("--masquerade-all", "--proxy-mode=iptables").config.masquerades.masquerade_all
+    assert options_of("--iptables-masquerade-bit=15").config.masquerades.masquerade_bit == 15
+    assert options_of("--iptables-masquerade-bit=15", "--proxy-mode=nftables").config.masquerades.masquerade_bit == 14
     with pytest.raises(ConfigError, match=r"^--iptables-masquerade-bit: must be from 0 to 31, got 40$"):
         options_of("--iptables-masquerade-bit=40")
 

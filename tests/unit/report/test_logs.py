@@ -15,14 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.report.logs import (
     JsonFormatter,
     StreamHandler,
     TextFormatter,
     Verbosity,
     level,
-    setup,
     verbosity_of,
 )
 
@@ -257,8 +255,10 @@ def test_vmodule(patterns: tuple[tuple[str, int], ...], verbosity: int, shown: d
 
 PROGRAM = """
 import logging, sys
+from kubeproxy.config.fields import Logging, LogOptions, OutputRouting
 from kubeproxy.report.logs import level, setup
-setup(int(sys.argv[1]), sys.argv[2], split_stream=len(sys.argv) > 3, buffer=1000)
+routing = OutputRouting(split_stream=len(sys.argv) > 3, info_buffer_size=1000)
+setup(Logging(verbosity=int(sys.argv[1]), format=sys.argv[2], options=LogOptions(text=routing, json=routing)))
 log = logging.getLogger("kubeproxy.engine")
 log.info("info"); log.log(level(2), "two"); log.debug("four"); log.error("error")
 logging.getLogger("asyncio").info("not shown"); logging.getLogger("asyncio").warning("other")
@@ -285,8 +285,3 @@ def test_setup_applies_to_the_whole_process() -> None:
     assert messages(out) == ["info", "other"]
     assert messages(err) == ["error", "Uncaught error"]
     assert [json.loads(line)["msg"] for line in program("0", "json")[1]] == ["info", "error", "other", "Uncaught error"]
-
-
-def test_another_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"logging.format: 'xml' is none of text, json"):
-        setup(0, "xml")

@@ -96,7 +96,7 @@ class CheckedNode(Struct, frozen=True):
     @property
     def mark(self) -> int:
         """The mark of packets to be masqueraded."""
-        return 1 << self.config.masquerade_bit
+        return 1 << self.config.masquerades.masquerade_bit
 
     def harm(self, lost: Iterable[End | None], *, again: bool = False) -> Harm:
         """Return the harm to the checked connection if packets of these endpoints are lost. None stands for packets
