@@ -53,16 +53,12 @@ def run(given: argparse.Namespace) -> int:
             for entry in entries(link, family):
                 who.add(entry)
     state = fullness(before, after, passed, who)
-    if given.output == "json":
-        output.json(state)
-    else:
-        _print(state, time.process_time() - spent)
-        if unknown:
-            output.marked(output.NOTE, unknown)
+    spent = time.process_time() - spent
+    output.answer(given.output, state, lambda: _print(state, spent, unknown))
     return exit_code(wrong=state.problems)
 
 
-def _print(state: Fullness, spent: float) -> None:
+def _print(state: Fullness, spent: float, unknown: str) -> None:
     share = f" ({state.entries / state.limit:.1%})" if state.limit else ""
     output.say(f"{state.entries} of {state.limit} entries{share}, {state.growth:+.1f} a second")
     for problem in state.problems:
@@ -82,3 +78,5 @@ def _print(state: Fullness, spent: float) -> None:
     output.marked(output.NOTE, f"all entries were read, in {spent:.2f} s of a processor")
     for fix in state.fixes:
         output.say(f"Fix: {fix}")
+    if unknown:
+        output.marked(output.NOTE, unknown)

@@ -23,15 +23,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Look, and answer; return the exit code."""
     node, report = examine(given)
-    _print(given, node, report)
+    output.answer(given.output, answer(node, report), lambda: _print(node, report))
     return exit_code(wrong=any(finding.is_wrong for finding in report.findings), unknown=report.unknown)
 
 
-def _print(given: argparse.Namespace, node: CheckedNode, report: Checkup) -> None:
+def _print(node: CheckedNode, report: Checkup) -> None:
     wrong = [finding for finding in report.findings if finding.is_wrong]
-    if given.output == "json":
-        output.json(answer(node, report))
-        return
     facts = node.facts
     who = (
         f" (kube-proxy {facts.version}, pid {node.pid or facts.pid}, {node.mode.name} mode)"

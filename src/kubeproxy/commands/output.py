@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -66,6 +66,14 @@ def json(value: Any) -> None:
     made = {"schemaVersion": SCHEMA_VERSION, "version": build().name} | msgspec.to_builtins(value)
     sys.stdout.buffer.write(msgspec.json.format(json_bytes(made), indent=2) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def answer(form: str, value: Any, show: Callable[[], None]) -> None:
+    """Print an answer in a form, json or text; `show` prints the text."""
+    if form == "json":
+        json(value)
+    else:
+        show()
 
 
 def json_line(value: Any) -> None:

@@ -65,10 +65,7 @@ def run(given: argparse.Namespace) -> int:
         gc.disable()  # this short-lived process creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
-    if given.output == "json":
-        output.json(found)
-    else:
-        _print(found)
+    output.answer(given.output, found, lambda: _print(found))
     return exit_code(wrong=found.shifts or found.remarks or found.lacks, unknown=found.unknown)
 
 
@@ -107,25 +104,22 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyCon
 
 
 def _switch(found: Sequence[Switch], form: str) -> int:
-    if form == "json":
-        output.json({"families": found})
-    else:
-        for each in found:
-            _print_switch(each)
+    output.answer(form, {"families": found}, lambda: _print_switches(found))
     return exit_code(wrong=any(each.differences for each in found), unknown=any(each.unknown for each in found))
 
 
-def _print_switch(found: Switch) -> None:
-    for text in found.unknown:
-        output.marked("?", f"{found.family}: not understood, so packets that meet it were not compared: {text}")
-    for each in found.differences:
-        output.marked(
-            output.BAD, f"{found.family}: {each.packet}, and {each.classes - 1} more classes of packets alike"
-        )
-        output.say(f"       now: {'; '.join(each.now)}")
-        output.say(f"      then: {'; '.join(each.then)}")
-    if not found.differences and not found.unknown:
-        output.say(f"{found.family}: proved for all packets: {found.classes} classes, each with the same outcome.")
+def _print_switches(found: Sequence[Switch]) -> None:
+    for each in found:
+        for text in each.unknown:
+            output.marked("?", f"{each.family}: not understood, so packets that meet it were not compared: {text}")
+        for one in each.differences:
+            output.marked(
+                output.BAD, f"{each.family}: {one.packet}, and {one.classes - 1} more classes of packets alike"
+            )
+            output.say(f"       now: {'; '.join(one.now)}")
+            output.say(f"      then: {'; '.join(one.then)}")
+        if not each.differences and not each.unknown:
+            output.say(f"{each.family}: proved for all packets: {each.classes} classes, each with the same outcome.")
 
 
 def _print(found: Outlook) -> None:

@@ -68,10 +68,7 @@ def _one(asked: Source, name: ServiceName, head: Mapping[str, object], form: str
             raise
         output.json({**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
         return UNKNOWN
-    if form == "json":
-        output.json({**head, **detail})
-    else:
-        output.page(service_text(detail))
+    output.answer(form, {**head, **detail}, lambda: output.page(service_text(detail)))
     return exit_code(wrong=detail["state"] not in FINE_STATES, unknown="findings" in head)
 
 

@@ -45,10 +45,7 @@ def run(given: argparse.Namespace) -> int:
     asked = source(given)
     packet, serving = _question(given, asked)
     traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked), serving)
-    if given.output == "json":
-        output.json(traced)
-    else:
-        show(packet, traced)
+    output.answer(given.output, traced, lambda: show(packet, traced))
     return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
 
 

@@ -39,10 +39,7 @@ def run(given: argparse.Namespace) -> int:
         os.nice(_NICE)
     asked = source(given)
     report = verify(asked, names, api=given.api)
-    if given.output == "json":
-        output.json(report.fields())
-    else:
-        _print(report, REPAIR if asked.running else _START)
+    output.answer(given.output, report.fields(), lambda: _print(report, REPAIR if asked.running else _START))
     return exit_code(wrong=report.differs, unknown=not report.is_complete(names))
 
 

@@ -41,7 +41,7 @@ WORST_FIRST: Final = ("refused", "differs", "pending")
 """The states of a family in which the kernel may lack committed plans."""
 
 
-class FamilyStanding(Struct, frozen=True):
+class FamilyStanding(Struct):
     """The state of one family's kernel. Times are seconds since the epoch, None for never."""
 
     family: Family
@@ -119,10 +119,7 @@ class Backlog:
         self._let_go = False  # whether the last portion left large changes out
         self._backoff = retries()
         self._clock = clock
-        self._inspected_at: float | None = None
-        self._sound_since: float | None = None
-        self._refusal: str | None = None
-        self._difference: str | None = None
+        self._standing = FamilyStanding(family)
 
     @property
     def refusals(self) -> int:
@@ -132,9 +129,7 @@ class Backlog:
     @property
     def standing(self) -> FamilyStanding:
         """The state of this family's kernel."""
-        return FamilyStanding(
-            self.family, self._inspected_at, self._sound_since, self._refusal, self._difference, len(self.changes)
-        )
+        return structs.replace(self._standing, queued=len(self.changes))
 
     def portion(self) -> list[Change]:
         """Return the next changes to commit: first all small changes, then the large ones in parts, in turns.
@@ -155,12 +150,12 @@ class Backlog:
 
     def committed(self, changes: Sequence[Change]) -> None:
         """Record that the kernel has these queued changes or parts of them, and all changes queued before them."""
-        now = self._clock()
-        self._refusal = None
+        standing = self._standing
+        standing.refusal = None
         if not self.stale:  # otherwise a difference was found during this sync
-            self._difference = None
-            if self._sound_since is None:  # so this was a full sync
-                self._sound_since = self._inspected_at = now
+            standing.difference = None
+            if standing.sound_since is None:  # so this was a full sync
+                standing.sound_since = standing.inspected_at = self._clock()
         for change in changes:
             queued = self.changes.pop(change.name)
             if change.after is not queued.after:
@@ -170,17 +165,17 @@ class Backlog:
 
     def refused(self, why: str) -> float:
         """Record that the kernel refused; return the seconds until the next attempt."""
-        self._refusal, self._sound_since = why, None
+        self._standing.refusal, self._standing.sound_since = why, None
         self.stale = self.resting = True
         return self._backoff.failed()
 
     def inspected(self) -> None:
         """Record a complete inspection without a difference."""
-        self._inspected_at = self._clock()
+        self._standing.inspected_at = self._clock()
 
     def differs(self, what: str) -> None:
         """Record a change by another program."""
-        self._difference, self._sound_since = what, None
+        self._standing.difference, self._standing.sound_since = what, None
         self.stale = True
 
     def add(self, changes: Sequence[Change]) -> None:

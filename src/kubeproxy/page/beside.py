@@ -19,7 +19,6 @@ import msgspec
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Keys, keys_by_port
-from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.engine.pacing import Backoff, in_turns
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.plan import ServiceName
@@ -34,32 +33,6 @@ SOON: Final = 2.0  # seconds from a change of a family's state to the next check
 SHARE: Final = 0.002  # maximum share of a CPU for the checks for problems. Expensive checks run less often.
 _STEP: Final = 200
 _MOST_OBJECTS: Final = 100  # maximum number of unusable fields of objects in an event
-
-
-class Beside:
-    """Runs the checks for problems and the counts of new connections."""
-
-    def __init__(self, snapshot: Snapshot, tell: Tell) -> None:
-        self._flows = Flows(snapshot.mode.name, snapshot.planner, tell)
-        self._problems = Problems(snapshot.planner, snapshot.options.control_socket, tell)
-
-    async def run(self) -> None:
-        """Run the checks and the counts until cancelled; both processes have ended on return."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._flows.run())
-            tasks.create_task(self._problems.run())
-
-    def settled(self, changes: Sequence[Change]) -> None:
-        """Pass on settled changes."""
-        self._flows.settled(changes)
-
-    def troubled(self) -> None:
-        """Check again soon, because the state of a family changed."""
-        self._problems.look_soon()
-
-    def look_again(self) -> float:
-        """Start a check as soon as allowed; return the seconds until then."""
-        return self._problems.look_again()
 
 
 class Flows:
@@ -267,7 +240,7 @@ class Companion:
         words: Sequence[str],
         on_line: Callable[[bytes], None],
         ended: Callable[[str], None],
-        greet: Callable[[], AsyncIterator[bytes]] | None = None,
+        greet: Callable[[], AsyncIterator[bytes]],
         command: Callable[[], list[str]] = ourselves,
     ) -> None:
         self._words = words
@@ -317,10 +290,9 @@ class Companion:
     async def _tell_all(self, process: Process) -> None:
         assert process.stdin is not None  # noqa: S101 - the pipe was requested
         with suppress(ConnectionError):
-            if self._greet is not None:
-                async for line in self._greet():
-                    process.stdin.write(line)
-                    await process.stdin.drain()
+            async for line in self._greet():
+                process.stdin.write(line)
+                await process.stdin.drain()
             self._greeted = True
 
     async def _listen(self, process: Process) -> None:

@@ -19,7 +19,7 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Change
-from kubeproxy.page.beside import Beside
+from kubeproxy.page.beside import Flows, Problems, Tell
 from kubeproxy.page.news import News
 
 log = logging.getLogger("kubeproxy.page")
@@ -74,7 +74,7 @@ class Feed:
     Opened by the first page and closed on the event loop.
 
     `facts` returns the facts for a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
-    checks and counts in other processes. Its argument is a function that sends an event of a kind to all pages.
+    counts and checks in other processes.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Feed:
         news: News,
         facts: Callable[[], dict[str, Any]],
         listen: Callable[[Audience | None], None],
-        looks: Callable[[Callable[[str, Any], None]], Beside],
+        looks: Callable[[Tell], tuple[Flows, Problems]],
     ) -> None:
         self.news = news
         self._facts = facts
         self._listen = listen
-        self._looks = looks(self.tell)
+        self._flows, self._problems = looks(self.tell)
         self._pages: set[OpenPage] = set()
         self._stirred = asyncio.Event()
         self._kept: dict[str, bytes] = {}
@@ -141,7 +141,7 @@ class Feed:
     def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Audience."""
         self.news.settled(changes)
-        self._looks.settled(changes)
+        self._flows.settled(changes)
         self._stirred.set()
 
     def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message contains the state
@@ -150,7 +150,7 @@ class Feed:
 
     def look_again(self) -> float | None:
         """Request a check for problems; return the seconds until it starts, None while no page is open."""
-        return self._looks.look_again() if self.is_open else None
+        return self._problems.look_again() if self.is_open else None
 
     async def close(self) -> None:
         """End the tasks for pages, and wait for their end. The pages' streams end with their connections."""
@@ -171,7 +171,7 @@ class Feed:
             return
         self.news.begin()
         self._listen(self)
-        self._tasks = [self._start(self._run()), self._start(self._looks.run())]
+        self._tasks = [self._start(each.run()) for each in (self, self._flows, self._problems)]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -198,7 +198,7 @@ class Feed:
         self._kept.clear()
         self._pending.clear()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         """Send messages until cancelled: soon after each event, and after IDLE seconds without an event."""
         while True:
             await wait_briefly(self._stirred, IDLE - PAUSE)
@@ -217,6 +217,6 @@ class Feed:
         troubles = self.news.troubles
         message = msgspec.json.encode(self.news.take())
         if self.news.troubles != troubles:
-            self._looks.troubled()
+            self._problems.look_soon()
         pieces, self._pending = [*self._pending.values()], {}
         return b"".join([event("now", message), *pieces])

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from functools import partial
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +27,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, is_loopback, pack, place_t
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.world import nodeport_addresses
 from kubeproxy.page import ROOT
-from kubeproxy.page.beside import Beside, FormQuestions, UnansweredError
+from kubeproxy.page.beside import Flows, FormQuestions, Problems, Tell, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.news import News, Row, row_of
 from kubeproxy.report.metrics import GZIP, takes_gzip
@@ -47,7 +47,6 @@ def page_pages(
     """Return the routes of the page, none if no client has access; `ask` answers questions in another process."""
     if not access.networks:
         return {}
-    document = Document()
     answers = {
         "facts": lambda _: _json(facts(desk)),
         "services": lambda request: _services(request, desk, feed, row),
@@ -62,7 +61,7 @@ def page_pages(
         # A relative path, for HTTP proxies that serve the page below another path.
         return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
 
-    pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: document.handle}
+    pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: _document}
     guarded = {path: _guarded(access, Content.PAGE, handler) for path, handler in pages.items()}
     return guarded | {
         f"{ROOT}api/{name}": _guarded(access, Content.STATE, handler) for name, handler in answers.items()
@@ -242,21 +241,17 @@ _PART: Final = rb"^\{\{([\w.]+)\}\}\n"
 _INLINE: Final = rb"<%b(?:\s[^>]*)?>(.*?)</%b\s*>"
 
 
-class Document:
-    """The page, read at the first request."""
+def _document(_: Request) -> Response:
+    try:
+        return _page()
+    except OSError as error:
+        reason = f"a file of page/site cannot be read ({error.strerror}): install kube-proxy anew\n"
+        return Response(404, TEXT, reason.encode())
 
-    def __init__(self) -> None:
-        self._response: Response | None = None
 
-    def handle(self, _: Request) -> Response:
-        """Answer with the page."""
-        if self._response is None:
-            try:
-                self._response = page(joined())
-            except OSError as error:
-                reason = f"a file of page/site cannot be read ({error.strerror}): install kube-proxy anew\n"
-                return Response(404, TEXT, reason.encode())
-        return self._response
+@cache
+def _page() -> Response:
+    return page(joined())
 
 
 def joined() -> bytes:
@@ -350,14 +345,17 @@ class Whole:
 
     def __init__(self, desk: Desk, watched: Callable[[Audience | None], None]) -> None:
         snapshot, options = desk.snapshot, desk.snapshot.options
-        news = News(snapshot)
+        news, planner, socket = News(snapshot), snapshot.planner, options.control_socket
 
         def row(name: ServiceName) -> Row | None:
             return row_of(snapshot, name, news.seen(name))
 
-        self._feed = Feed(news, lambda: facts(desk), watched, partial(Beside, snapshot))
+        def looks(tell: Tell) -> tuple[Flows, Problems]:
+            return Flows(snapshot.mode.name, planner, tell), Problems(planner, socket, tell)
+
+        self._feed = Feed(news, lambda: facts(desk), watched, looks)
         self.handlers: Mapping[str, Handler] = page_pages(
-            options.page, desk, self._feed, row, FormQuestions(options.control_socket).why
+            options.page, desk, self._feed, row, FormQuestions(socket).why
         )
 
     async def close(self) -> None:

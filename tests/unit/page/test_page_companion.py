@@ -17,8 +17,13 @@ ECHO = "import sys\nfor line in sys.stdin: print('heard', line.strip(), flush=Tr
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(600)"
 
 
+async def silence():
+    return
+    yield
+
+
 class Stage:
-    def __init__(self, program, greet=None):
+    def __init__(self, program, greet=silence):
         self.said: list[bytes] = []
         self.ended: list[str] = []
         self.companion = Companion(

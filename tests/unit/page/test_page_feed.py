@@ -46,10 +46,15 @@ class FakeLooks:
         finally:
             self.running -= 1
 
-    def settled(self, changes): ...
-
-    def troubled(self):
+    def look_soon(self):
         self.troubles += 1
+
+
+class FakeFlows:
+    async def run(self):
+        await asyncio.Event().wait()
+
+    def settled(self, changes): ...
 
 
 class Stage:
@@ -60,7 +65,7 @@ class Stage:
 
     def _make(self, tell):
         self.looks = FakeLooks(tell)
-        return self.looks
+        return FakeFlows(), self.looks
 
     def _listen(self, audience):
         self.audience = audience

@@ -93,8 +93,6 @@ class FakeNews:
 
 
 class FakeLooks:
-    def __init__(self, tell): ...
-
     async def run(self):
         await asyncio.Event().wait()
 
@@ -114,7 +112,7 @@ async def nowhere(service):
 
 
 def served(access: PageAccess = ACCESS, places=None):
-    feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, FakeLooks)
+    feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, lambda _: (FakeLooks(), FakeLooks()))
     return routes(page_pages(access, FakeDesk(places or Places(nowhere)), feed, row, asked)), feed
 
 
