@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import httptools
+from msgspec import Struct, field
 
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, os_reason
 
@@ -63,7 +64,7 @@ class AnswerProgress:
             self.until = now + self.timeout
 
 
-class Exchange:
+class Exchange(Struct, kw_only=True, eq=False):
     """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
 
     The body of a successful answer (2xx) goes to the `sink` as it arrives, once for each read of the socket; without a
@@ -71,25 +72,15 @@ class Exchange:
     `on_headers` is called once the status is known. An exception in `sink` or `on_headers` ends the exchange.
     """
 
-    __slots__ = ("body", "done", "headers", "idle_timeout", "most", "on_headers", "pieces", "sink", "status")
-
-    def __init__(
-        self,
-        *,
-        idle_timeout: float,
-        on_headers: Callable[[Exchange], None],
-        sink: BytesSink | None = None,
-        most: int = OBJECT,
-    ) -> None:
-        self.most = most
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.idle_timeout = idle_timeout
-        self.on_headers = on_headers
-        self.sink = sink
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body = bytearray()
-        self.pieces: list[bytes] = []
+    idle_timeout: float
+    on_headers: Callable[[Exchange], None]
+    sink: BytesSink | None = None
+    most: int = OBJECT
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    status: int = 0
+    headers: dict[str, str] = {}
+    body: bytearray = field(default_factory=bytearray)
+    pieces: list[bytes] = []
 
     @property
     def streaming(self) -> bool:

@@ -117,16 +117,16 @@ class ExecEnv(Struct, frozen=True):
     value: str = ""
 
 
-class ExecConfig(Struct, frozen=True, kw_only=True):
-    """users[].user.exec of a kubeconfig, with the command's path; `cluster` is None without provideClusterInfo."""
+class ExecConfig(Struct, frozen=True, rename="camel"):
+    """users[].user.exec of a kubeconfig."""
 
-    api_version: str
-    command: str
-    args: list[str]
-    env: list[ExecEnv]
-    install_hint: str
-    cluster: dict[str, Any] | None
-    field: str
+    api_version: str = ""
+    command: str = ""
+    args: list[str] | None = None
+    env: list[ExecEnv] | None = None
+    interactive_mode: str | None = None
+    provide_cluster_info: bool | None = None
+    install_hint: str | None = None
 
 
 class _ExecStatus(Struct, rename="camel"):
@@ -145,12 +145,17 @@ class _ExecCredential(Struct, rename="camel"):
 class ExecPlugin(Credentials):
     """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1). Its output is used until
     that expires or the server refuses it. At most one process of the program runs at a time, without a terminal.
+    `config` has the command's path, `field` its own path, and `cluster` is None without provideClusterInfo.
     """
 
-    def __init__(self, config: ExecConfig, *, headers: Headers = ()) -> None:
-        super().__init__(headers, f"what {config.field}.command {config.command} prints")
+    def __init__(
+        self, config: ExecConfig, field: str, cluster: dict[str, Any] | None = None, *, headers: Headers = ()
+    ) -> None:
+        super().__init__(headers, f"what {field}.command {config.command} prints")
         self.program = config.command
         self._config = config
+        self._field = field
+        self._cluster = cluster
         self._status: _ExecStatus | None = None
         self._expires: float | None = None
         self._lock = asyncio.Lock()
@@ -188,16 +193,16 @@ class ExecPlugin(Credentials):
     async def _run(self) -> bytes:
         config = self._config
         info = {"apiVersion": config.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        if config.cluster is not None:
-            info["spec"] = {"interactive": False, "cluster": config.cluster}
-        env = {**os.environ, **{entry.name: entry.value for entry in config.env}}
+        if self._cluster is not None:
+            info["spec"] = {"interactive": False, "cluster": self._cluster}
+        env = {**os.environ, **{entry.name: entry.value for entry in config.env or ()}}
         env["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
         loop, pipe = asyncio.get_running_loop(), asyncio.subprocess.PIPE
         try:
             transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(_READ_AHEAD, loop),
                 config.command,
-                *config.args,
+                *(config.args or ()),
                 env=env,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipe,
@@ -207,7 +212,7 @@ class ExecPlugin(Credentials):
         except (OSError, ValueError) as error:
             hint = f"; {config.install_hint.strip()}" if config.install_hint else ""
             why = error.strerror if isinstance(error, OSError) else error
-            raise SourceError(f"{config.field}: {config.command} cannot be run: {why}{hint}") from error
+            raise SourceError(f"{self._field}: {config.command} cannot be run: {why}{hint}") from error
         process = Process(transport, protocol, loop)
         try:
             async with asyncio.timeout(EXEC_TIMEOUT):
@@ -215,13 +220,13 @@ class ExecPlugin(Credentials):
                 await process.wait()
         except TimeoutError as error:
             await _end(process, transport)
-            raise SourceError(f"{config.field}: {config.command} did not end within {EXEC_TIMEOUT:.0f} s") from error
+            raise SourceError(f"{self._field}: {config.command} did not end within {EXEC_TIMEOUT:.0f} s") from error
         except BaseException:
             await _end(process, transport)
             raise
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip()[-500:]
-            raise SourceError(f"{config.field}: {config.command} failed with exit code {process.returncode}: {last}")
+            raise SourceError(f"{self._field}: {config.command} failed with exit code {process.returncode}: {last}")
         return output
 
     async def _printed(self, process: Process) -> tuple[bytes, bytes]:
@@ -234,13 +239,13 @@ class ExecPlugin(Credentials):
             while data := await process.stdout.read(_READ_AHEAD):
                 output += data
                 if len(output) > LONGEST:
-                    raise SourceError(f"{self._config.field}: {self._config.command} printed more than {LONGEST} bytes")
+                    raise SourceError(f"{self._field}: {self._config.command} printed more than {LONGEST} bytes")
             return bytes(output), await last
         finally:
             last.cancel()
 
     def _decode(self, output: bytes) -> _ExecStatus:
-        field = self._config.field
+        field = self._field
         try:
             credential = msgspec.json.decode(output, type=_ExecCredential)
             check_token((credential.status and credential.status.token) or "")

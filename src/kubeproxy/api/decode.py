@@ -38,7 +38,9 @@ class _ListMeta(Struct, rename="camel"):
     continue_: str | None = msgspec.field(default=None, name="continue")
 
 
-class _List(Struct, Generic[_T]):
+class ObjectList(Struct, Generic[_T]):
+    """A list of objects of any resource."""
+
     kind: str
     metadata: _ListMeta
     items: list[_T] | None
@@ -77,11 +79,11 @@ class WatchChanges(NamedTuple):
     error: SourceError | None  # the stream cannot be read further; earlier events are valid
 
 
-_raw_list = Decoder(_List[Raw])
+_raw_list = Decoder(ObjectList[Raw])
 _raw_line = Decoder(_Line[Raw])
 _bookmark = Decoder(_Bookmark)
 _KINDS: Final[tuple[type[Object], ...]] = (*TYPES.values(), PlacedSlice)
-_lists: dict[type[Object], Decoder[_List[Object]]] = {kind: Decoder(_List[kind]) for kind in _KINDS}  # type: ignore[valid-type]
+_lists: dict[type[Object], Decoder[ObjectList[Object]]] = {kind: Decoder(ObjectList[kind]) for kind in _KINDS}  # type: ignore[valid-type]
 _lines: dict[type[Object], Decoder[_Line[Object]]] = {kind: Decoder(_Line[kind]) for kind in _KINDS}  # type: ignore[valid-type]
 _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in _KINDS}
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kubeproxy.api import credentials
 from kubeproxy.api.cluster import Cluster, Server, Trust, parse_server, read_file
@@ -49,16 +50,6 @@ class _ClusterEntry(Struct, rename="kebab"):
     extensions: list[_Extension] | None = None
 
 
-class _ExecEntry(Struct, rename="camel"):
-    api_version: str = ""
-    command: str = ""
-    args: list[str] | None = None
-    env: list[credentials.ExecEnv] | None = None
-    interactive_mode: str | None = None
-    provide_cluster_info: bool | None = None
-    install_hint: str | None = None
-
-
 class _UserEntry(Struct, rename="kebab"):
     client_certificate: str | None = None
     client_certificate_data: str | None = None
@@ -68,7 +59,7 @@ class _UserEntry(Struct, rename="kebab"):
     token_file: str | None = field(default=None, name="tokenFile")
     username: str | None = None
     password: str | None = None
-    exec: _ExecEntry | None = None
+    exec: credentials.ExecConfig | None = None
     auth_provider: Any = None
     as_: str | None = field(default=None, name="as")
     as_uid: str | None = None
@@ -194,14 +185,14 @@ def _credentials(
         raise ConfigError(f"{where}.auth-provider: was removed from Kubernetes in 1.26; use exec or a token instead")
     headers = _impersonation(user, where)
     token_given = bool(user.token or user.token_file)
-    plugin = _exec(user.exec, server, cluster, trust, folder, where) if user.exec is not None else None
+    plugin = _exec(user.exec, server, cluster, trust, folder, where, headers) if user.exec is not None else None
     if user.username or user.password:
         if token_given:
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
         pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
         return credentials.Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
     if plugin is not None and not token_given:  # as in client-go, a given token takes precedence over the plugin
-        return credentials.ExecPlugin(plugin, headers=headers)
+        return plugin
     try:
         token = credentials.check_token((user.token or "").strip())
     except ValueError as error:
@@ -238,8 +229,14 @@ def _escaped(key: str) -> str:
 
 
 def _exec(
-    entry: _ExecEntry, server: Server, cluster: _ClusterEntry, trust: Trust, folder: Path, where: str
-) -> credentials.ExecConfig:
+    entry: credentials.ExecConfig,
+    server: Server,
+    cluster: _ClusterEntry,
+    trust: Trust,
+    folder: Path,
+    where: str,
+    headers: credentials.Headers,
+) -> credentials.ExecPlugin:
     where = f"{where}.exec"
     if entry.api_version not in _EXEC_VERSIONS:
         raise ConfigError(f"{where}.apiVersion: {entry.api_version!r} is not supported; use {_EXEC_VERSIONS[0]}")
@@ -250,15 +247,8 @@ def _exec(
     # As in client-go: a command with a slash is a path relative to the kubeconfig; without a slash it is searched in
     # PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
-    return credentials.ExecConfig(
-        api_version=entry.api_version,
-        command=command,
-        args=entry.args or [],
-        env=entry.env or [],
-        install_hint=entry.install_hint or "",
-        cluster=_exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None,
-        field=where,
-    )
+    info = _exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None
+    return credentials.ExecPlugin(replace(entry, command=command), where, info, headers=headers)
 
 
 def _exec_cluster(server: Server, cluster: _ClusterEntry, trust: Trust, where: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ with weights by zone (watch.py).
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Final, Generic, NamedTuple, TypeVar
+from http.client import HTTPConnection, HTTPException
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from kubeproxy.api.cluster import Cluster, Validity, connection_reason, validities
 from kubeproxy.api.connection import LIST
-from kubeproxy.api.decode import node_addresses
+from kubeproxy.api.decode import ObjectList, node_addresses
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import NO_HEADLESS, NO_PROXY_NAME
 from kubeproxy.api.status import MalformedAnswer
@@ -41,15 +41,6 @@ class Versions(Struct):
 
     service: str | None = None
     slices: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class _Continue(Struct):
-    continue_: str | None = msgspec.field(default=None, name="continue")
-
-
-class _Items(Struct, Generic[T]):
-    metadata: _Continue
-    items: list[T] | None = None
 
 
 class _Spec(Struct):
@@ -144,16 +135,12 @@ async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: 
         asked = {"limit": str(_PAGE), **query} | ({"continue": token} if token else {})
         response = await client.request("GET", f"{path}?{urlencode(asked)}", most=LIST)
         try:
-            page = msgspec.json.decode(response.body, type=_Items[kind])  # type: ignore[valid-type]
+            page = msgspec.json.decode(response.body, type=ObjectList[kind])  # type: ignore[valid-type]
         except msgspec.MsgspecError as error:
             raise MalformedAnswer(f"the answer to GET {path} cannot be read: {error}") from error
         for item in page.items or ():
             yield item
         token = page.metadata.continue_ or None
-
-
-_MOST: Final = 4096
-_DATE: Final = re.compile(rb"\r\ndate:([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Greeting(NamedTuple):
@@ -190,12 +177,11 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
 
 def _ahead(sock: socket.socket, host: str) -> float | None:
     """Send a request; return the seconds by which the Date header of its answer is ahead of this clock."""
-    sock.sendall(f"HEAD /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    answer = b""
-    while b"\r\n\r\n" not in answer and len(answer) < _MOST and (piece := sock.recv(_MOST)):
-        answer += piece
-    date = _DATE.search(answer)
+    connection = HTTPConnection(host)
+    connection.sock = sock
+    connection.request("HEAD", "/livez", headers={"Connection": "close"})
     try:
-        return parsedate_to_datetime(date[1].decode("latin-1")).timestamp() - time.time() if date else None
-    except ValueError:
+        date = connection.getresponse().getheader("Date")
+        return parsedate_to_datetime(date).timestamp() - time.time() if date else None
+    except (HTTPException, ValueError):
         return None

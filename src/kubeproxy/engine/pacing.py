@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
+from msgspec import Struct
+
 from kubeproxy.model.events import Event, Rejected, Upserted
 from kubeproxy.model.objects import Node, ServiceCIDR
 from kubeproxy.model.planner import Planner
@@ -22,40 +24,30 @@ from kubeproxy.model.planner import Planner
 Clock = Callable[[], float]  # returns seconds of a monotonic clock
 
 
-class Backoff:
+class Backoff(Struct):
     """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`. Each delay varies at random by
     up to the share `spread`, so that nodes do not retry at the same time. After `healthy` seconds without a failure the
     next delay is `first` again. `jitter` returns numbers in [0, 1). `failures` is the number of consecutive failures.
     """
 
-    def __init__(
-        self,
-        first: float,
-        slowest: float,
-        *,
-        spread: float = 0.25,
-        healthy: float = math.inf,
-        clock: Clock = time.monotonic,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self._first = first
-        self._slowest = slowest
-        self._spread = spread
-        self._healthy = healthy
-        self._clock = clock
-        self._jitter = jitter
-        self.failures = 0
-        self._until = 0.0
+    first: float
+    slowest: float
+    spread: float = 0.25
+    healthy: float = math.inf
+    clock: Clock = time.monotonic
+    jitter: Callable[[], float] = random.random
+    failures: int = 0
+    until: float = 0.0
 
     def failed(self) -> float:
         """Count a failure; return the seconds to wait."""
-        now = self._clock()
-        if now - self._until > self._healthy:
+        now = self.clock()
+        if now - self.until > self.healthy:
             self.failures = 0
-        delay = min(self._slowest, self._first * 2.0 ** min(self.failures, 32))
-        delay *= 1 + self._spread * (2 * self._jitter() - 1)
+        delay = min(self.slowest, self.first * 2.0 ** min(self.failures, 32))
+        delay *= 1 + self.spread * (2 * self.jitter() - 1)
         self.failures += 1
-        self._until = now + delay
+        self.until = now + delay
         return delay
 
     def succeeded(self) -> None:

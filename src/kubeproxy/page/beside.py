@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Keys, keys_by_port
@@ -230,26 +231,18 @@ def ourselves() -> list[str]:
     return [sys.executable, "-P", "-m", "kubeproxy.cli"]  # -P: no modules from the working directory
 
 
-class Companion:
+class Companion(Struct):
     """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends. `on_line` gets each line of its
     output, `ended` a sentence when it ends by itself. `greet` yields its first input.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        on_line: Callable[[bytes], None],
-        ended: Callable[[str], None],
-        greet: Callable[[], AsyncIterator[bytes]],
-        command: Callable[[], list[str]] = ourselves,
-    ) -> None:
-        self._words = words
-        self._received = on_line
-        self._ended = ended
-        self._greet = greet
-        self._command = command
-        self._process: Process | None = None
-        self._greeted = False
+    words: Sequence[str]
+    on_line: Callable[[bytes], None]
+    ended: Callable[[str], None]
+    greet: Callable[[], AsyncIterator[bytes]]
+    command: Callable[[], list[str]] = ourselves
+    _process: Process | None = None
+    _greeted: bool = False
 
     def tell(self, line: bytes) -> None:
         """Send a line to the process; a process that is not ready yet gets the same information from `greet`."""
@@ -270,12 +263,12 @@ class Companion:
                 why = await self._once()
             except OSError as error:
                 why = f"cannot be started: {error.strerror}"
-            self._ended(f"the process beside the proxy ({' '.join(self._words[:1])}) {why}; it is tried again")
+            self.ended(f"the process beside the proxy ({' '.join(self.words[:1])}) {why}; it is tried again")
             await asyncio.sleep(backoff.failed())
 
     async def _once(self) -> str:
         """Run the process once; return the reason of its end."""
-        words = [*self._command(), "companion", *self._words]
+        words = [*self.command(), "companion", *self.words]
         process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
         self._process = process
         try:
@@ -290,7 +283,7 @@ class Companion:
     async def _tell_all(self, process: Process) -> None:
         assert process.stdin is not None  # noqa: S101 - the pipe was requested
         with suppress(ConnectionError):
-            async for line in self._greet():
+            async for line in self.greet():
                 process.stdin.write(line)
                 await process.stdin.drain()
             self._greeted = True
@@ -298,7 +291,7 @@ class Companion:
     async def _listen(self, process: Process) -> None:
         assert process.stdout is not None  # noqa: S101 - the pipe was requested
         while line := await process.stdout.readline():
-            self._received(line.rstrip())
+            self.on_line(line.rstrip())
 
 
 async def end(process: Process) -> None:

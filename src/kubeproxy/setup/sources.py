@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,10 +31,10 @@ Patch = Callable[[str, bytes], Awaitable[int]]
 """Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
 
 
-class Sources(ABC):
-    """A source of objects; the defaults are those of a source without an API server."""
+class ManifestSources:
+    """A folder of YAML and JSON files. ApiSources has the same methods and attributes."""
 
-    knows_nodes: bool = False
+    knows_nodes = False
     """Whether the absence of a Node means that it was deleted. Otherwise the source may omit Nodes."""
 
     post: Post | None = None
@@ -44,19 +43,25 @@ class Sources(ABC):
     patch: Patch | None = None
     """Changes an object in place, None without an API server."""
 
-    plugin: str = ""
+    plugin = ""
     """The program that is run for credentials, '' for none."""
 
-    node_timeout: float = 0.0
+    node_timeout = 0.0
     """Seconds to wait for the Node before programming without it."""
 
-    @abstractmethod
+    def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
+        from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
+
+        self._folder = Path(folder)
+        self._source = ManifestSource(folder, sink, node_name)
+
     def files(self) -> Sequence[str]:
         """Return the files and folders that are read again while the program runs."""
+        return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
 
-    @abstractmethod
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the coroutines to run until cancelled, by name."""
+        return {"manifests": self._source.run()}
 
     def stale(self) -> str | None:
         """Return the reason why the state may be old, None if it is current."""
@@ -70,19 +75,17 @@ class Sources(ABC):
         """Return the addresses and ports by which the API server is reached."""
         return frozenset()
 
-    @abstractmethod
     def follow_servers(self, changed: Callable[[], None]) -> None:
         """Set a function that is called before each connection to a new address of the API server."""
 
-    @abstractmethod
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
+        return await asyncio.to_thread(self._source.zones, service)
 
-    @abstractmethod
     async def nodes(self) -> Mapping[bytes, str]:
         """Return the names of all Nodes by packed address. Raises KubeProxyError."""
+        return await asyncio.to_thread(self._source.nodes)
 
-    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
 
@@ -90,11 +93,11 @@ class Sources(ABC):
 def open_sources(options: Options, node_name: str, sink: Sink, metrics: ProxyMetrics) -> Sources:
     """Return the source that the options select. Raises ConfigError."""
     if options.manifests:
-        return _ManifestSources(options.manifests, node_name, sink)
+        return ManifestSources(options.manifests, node_name, sink)
     return _ApiSources(options, node_name, sink, metrics)
 
 
-class _ApiSources(Sources):
+class _ApiSources:
     """The API server of the kubeconfig, of --master, or of the pod's service account."""
 
     knows_nodes = True
@@ -114,7 +117,7 @@ class _ApiSources(Sources):
         self.node_timeout = NODE_CIDR_TIMEOUT if options.config.local_mode == "NodeCIDR" else NODE_TIMEOUT
         self._client = HttpClient(cluster, on_request=partial(_finished, metrics))
         self._limit = RateLimit(client.qps, client.burst)
-        self._waited = partial(_waited, metrics, cluster.server.authority)
+        self._metrics = metrics
         support = WatchListSupport()
         if not gate_enabled(options.config.feature_gates, "WatchListClient"):
             support.refused("the feature gate WatchListClient is off")
@@ -173,39 +176,15 @@ class _ApiSources(Sources):
     async def _send(self, method: str, path: str, body: bytes, kind: str) -> int:
         from kubeproxy.api.status import StatusError  # noqa: PLC0415
 
-        self._waited(method, await self._limit.turn())
+        waits = self._metrics.rest.rate_limiter_duration.labels(method, self._cluster.server.authority)
+        waits.observe(await self._limit.turn())
         try:
             return (await self._client.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
             return error.code
 
 
-class _ManifestSources(Sources):
-    """A folder of YAML and JSON files."""
-
-    def __init__(self, folder: str, node_name: str, sink: Sink) -> None:
-        from kubeproxy.api.manifests import ManifestSource  # noqa: PLC0415 - needs a YAML parser
-
-        self._folder = Path(folder)
-        self._source = ManifestSource(folder, sink, node_name)
-
-    def files(self) -> Sequence[str]:
-        return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
-
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        return {"manifests": self._source.run()}
-
-    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        return await asyncio.to_thread(self._source.zones, service)
-
-    async def nodes(self) -> Mapping[bytes, str]:
-        return await asyncio.to_thread(self._source.nodes)
-
-    def follow_servers(self, changed: Callable[[], None]) -> None:
-        pass  # there is no API server
-
-    async def close(self) -> None:
-        pass
+Sources = ManifestSources | _ApiSources
 
 
 class RateLimit:
@@ -235,10 +214,6 @@ def _finished(metrics: ProxyMetrics, request: Finished) -> None:
     rest.request_size.labels(*series).observe(request.sent)
     if request.received is not None:
         rest.response_size.labels(*series).observe(request.received)
-
-
-def _waited(metrics: ProxyMetrics, host: str, method: str, seconds: float) -> None:
-    metrics.rest.rate_limiter_duration.labels(method, host).observe(seconds)
 
 
 def _staleness(status: ResourceStatus) -> float:

@@ -56,16 +56,8 @@ def statuses(data: bytes) -> None:
     """A Status of failure, and what an exec plugin prints."""
     error = StatusError(decode_status(data, 500))
     assert len(str(error)) < 1100
-    config = ExecConfig(
-        api_version="client.authentication.k8s.io/v1",
-        command="/x",
-        args=[],
-        env=[],
-        install_hint="",
-        cluster=None,
-        field="user",
-    )
-    ExecPlugin(config)._decode(data)
+    config = ExecConfig(api_version="client.authentication.k8s.io/v1", command="/x")
+    ExecPlugin(config, "user")._decode(data)
 
 
 def cluster(data: bytes) -> None:

@@ -376,9 +376,8 @@ def test_half_an_answer_does_not_wait_for_the_garbage_collector(answer, monkeypa
         await reply.raw(answer)
         reply.writer.close()
 
-    class Noted(Exchange):
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, **more)
+    class Noted(Exchange, weakref=True):
+        def __post_init__(self):
             made.append(weakref.ref(self))
 
     async def use(client, _):

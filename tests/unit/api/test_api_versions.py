@@ -27,7 +27,7 @@ class Client:
         pages = self._pages[parts.path.rpartition("/")[2]]
         at = int(query.get("continue", "0"))
         more = {"continue": str(at + 1)} if at + 1 < len(pages) else {}
-        return SimpleNamespace(body=json.dumps({"metadata": more, "items": pages[at]}).encode())
+        return SimpleNamespace(body=json.dumps({"kind": "List", "metadata": more, "items": pages[at]}).encode())
 
 
 def service(name, version, address="10.96.0.1", kind="ClusterIP"):

@@ -98,7 +98,7 @@ def test_one_that_ends_is_started_again(monkeypatch):
 def test_a_process_that_cannot_be_started_is_reported(monkeypatch):
     monkeypatch.setattr(module, "FIRST_RETRY", 0.01)
     stage = Stage("")
-    stage.companion._command = lambda: ["/nowhere/python"]
+    stage.companion.command = lambda: ["/nowhere/python"]
 
     async def scene(_):
         await until(lambda: stage.ended)

@@ -210,7 +210,8 @@ def slices(zone):
     def one(address, **more):
         return {"endpoints": [{"addresses": [address], **more}]}
 
-    return {"metadata": {}, "items": [one("10.0.0.1", zone=zone), one("fd00::1", zone=zone), one("no"), one("::2"), {}]}
+    items = [one("10.0.0.1", zone=zone), one("fd00::1", zone=zone), one("no"), one("::2"), {}]
+    return {"kind": "EndpointSliceList", "metadata": {}, "items": items}
 
 
 class Api:

@@ -15,15 +15,7 @@ from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup.sources import open_sources
 
 ALWAYS = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
-EXEC = ExecConfig(
-    api_version="client.authentication.k8s.io/v1",
-    command="login",
-    args=[],
-    env=[],
-    install_hint="",
-    cluster=None,
-    field="u",
-)
+EXEC = ExecConfig(api_version="client.authentication.k8s.io/v1", command="login")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +37,7 @@ def test_the_files_that_are_read_again_are_known(tmp_path):
     trust = Trust(ca_file="/ca", certificate_file="/crt", key_file="/key")
     assert Cluster(server, trust, TokenFile("/token")).files == ("/ca", "/crt", "/key", "/token")
     assert Cluster(server, Trust(ca_data=b"x"), Credentials()).files == ()
-    assert (ExecPlugin(EXEC).program, TokenFile("/token").program) == ("login", "")
+    assert (ExecPlugin(EXEC, "u").program, TokenFile("/token").program) == ("login", "")
     (tmp_path / "web.yaml").write_text("")
     folder = open_sources(Options(manifests=str(tmp_path)), "n", print, ProxyMetrics())
     assert folder.files() == [str(tmp_path), str(tmp_path / "web.yaml")]
