@@ -37,7 +37,7 @@ def test_empty_values_mean_the_same_as_to_the_go_kube_proxy(tmp_path, text, mode
     by_field = options_of(f"--config={file}")
     for options in (by_flag, by_field):
         config = options.config
-        assert (config.strict, config.active_mode, str(config.min_sync_period)) == (True, mode, shortest)
+        assert (config.strict, config.active_mode, str(config.syncs.min_sync_period)) == (True, mode, shortest)
         assert describe(config)["strict"]
     assert by_flag.resolve(load_text(f"{HEAD}{text}\n")).strict
 
@@ -53,7 +53,7 @@ def test_empty_values_mean_the_same_as_to_the_go_kube_proxy(tmp_path, text, mode
 )
 def test_flags_without_a_file(line, mode, shortest):
     config = options_of("--strict", *line.split()).config
-    assert (config.active_mode, str(config.min_sync_period)) == (mode, shortest)
+    assert (config.active_mode, str(config.syncs.min_sync_period)) == (mode, shortest)
 
 
 def test_every_feature_is_off():
