@@ -10,7 +10,7 @@ import pytest
 
 from support.browser.driver import DESKTOP, PHONE, Browser
 from support.browser.mock import MockProxy
-from support.browser.scene import HTTP, Json, facts, finding, sound
+from support.browser.scene import HTTP, Json, changed, facts, finding, past, sound
 
 Make = Callable[[int], Awaitable[MockProxy]]
 EVIL = "<img src=x onerror='window.ran=1'><script>window.ran=1</script>"
@@ -262,7 +262,7 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     assert await page.run(widths) == [90, 60, 0, 0]
 
     row[2] = 3
-    change: Json = {"at": time.time(), "service": name, "what": "endpoints -1, 3 now", "ms": 1.25, "revision": 5}
+    change: Json = changed(time.time(), name, "endpoints -1, 3 now", 1.25)
     await mock.send("now", mock.scene.now(time.time(), [change], [row], [1.25]))
     await page.until("return document.querySelector('.picture svg').textContent.includes('out: it is not ready')")
     await page.shows("table td", "no: it is not ready (conditions.ready)")
@@ -343,10 +343,33 @@ async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Brow
     await page.until(f"return !(() => {{ {words} }})()")
 
 
+async def test_the_view_now_begins_with_what_happened_before(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    at = time.time()
+    mock.past = past(at)
+    await page.open(f"{mock.url}#/now")
+    await page.shows("#feed li.ok", "after 61.0 s: the API server cannot be reached")
+    shown = (
+        "return [...document.querySelectorAll('#feed li')].map((one) => one.innerText.split('\\n').slice(1).join(' '))"
+    )
+    last = [one["what"] for one in mock.past["changes"]][::-1]
+    assert [text for text, what in zip(await page.run(shown), last, strict=True) if what not in text] == []
+    await page.shows(".chart .foot", "most in 15 min: 30/s")
+    assert await page.run("return document.querySelectorAll('#feed a').length") == 3
+    await mock.send("now", mock.scene.change(at, 2))
+    await page.until("return document.querySelectorAll('#feed li').length === arguments[0]", len(last) + 2)
+    await mock.stop()
+    await page.shows("#lost", "The connection to the proxy")
+    mock.past["changes"].append(changed(at, "shop/web", "endpoints +5, 9 now", 1.0))
+    await mock.start()
+    await page.shows("#feed li", "endpoints +5, 9 now")
+    assert mock.seen.count("/ui/api/journal") == 2
+
+
 async def test_what_happens_now_is_listed_with_its_delay(page: Browser, proxy: Make) -> None:
     mock = await proxy(500)
     await _opened(page, mock, "#/now")
-    await page.shows("#feed", "Nothing has changed since this page opened.")
+    await page.shows("#feed", "Nothing has changed since the proxy started.")
     await mock.send("now", mock.scene.change(time.time(), 50))
     await page.until("return document.querySelectorAll('#feed li').length === 21")
     await page.shows("#feed li", "and 30 changes more")
@@ -424,7 +447,7 @@ async def test_no_text_of_a_cluster_is_executed(page: Browser, proxy: Make) -> N
     }
     mock.facts |= {"node": EVIL, "version": EVIL, "mode": EVIL, "ready": False, "unready": {EVIL: EVIL}}
     mock.problems = {"at": time.time(), "looking": False, "findings": [finding(EVIL, EVIL, EVIL, EVIL)]}
-    change = {"at": time.time(), "service": name, "what": EVIL, "ms": 1.0, "revision": 7}
+    change = changed(time.time(), name, EVIL, 1.0)
     for where in ("#/", "#/services", "#/now", f"#/service/{name}"):
         await page.open(mock.url)
         await page.run("location.hash = arguments[0]", where)

@@ -25,6 +25,7 @@ async def test_answers_match_the_schema(live: Live) -> None:
         ("flows", ("flows",)),
         ("flows", ("flows", "said")),
         ("conntrack", ("conntrack",)),
+        ("changes", ("changes",)),
         ("services", ("services",)),
         ("service", ("services", "said")),
         ("service", ("services", "none")),
@@ -36,5 +37,7 @@ async def test_answers_match_the_schema(live: Live) -> None:
         valid(name, text)
     for line in (await live.ask("flows", "-f", "--seconds", "1", "-o", "json"))[1].splitlines():
         valid("followed", line)
+    for line in (await live.ask("changes", "-f", "--seconds", "1", "-o", "json"))[1].splitlines():
+        valid("Happened", line)
     _, page = await live.page("/debug/state", METRICS_PORT)
     assert valid("state", page) == json.loads(page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -19,6 +19,9 @@ from kubeproxy.config.types import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.release import build
+
+if TYPE_CHECKING:
+    from kubeproxy.report.journal import Past
 
 _PROPOSED = 1000  # maximum number of Services that completion proposes
 
@@ -55,6 +58,7 @@ class Desk:
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             reach=snapshot.reach(),
+            began=snapshot.journal.began if snapshot.journal is not None else {},
             node=planner.nodes.get(planner.world.node_name),
         )
 
@@ -77,6 +81,12 @@ class Desk:
             return made
         made = await with_node(made, self.places)
         return replace(made, why=await with_zones(made.why, self.places))
+
+    def changes(self, after: int, since: float) -> Past:
+        """Return the changes and problems after an entry's number and after a time. Raises QuestionError."""
+        if self.snapshot.journal is None:
+            raise QuestionError("only a running proxy has seen changes: ask it, without --manifests and --kubeconfig")
+        return self.snapshot.journal.past(after, since)
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """Yield those of these Services that exist, all if none is given."""

@@ -3,6 +3,7 @@ findings."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.server.text import timestamp
 
 
 class Severity(IntEnum):
@@ -59,6 +61,8 @@ class Diagnosis(Struct, frozen=True):
     why: str = ""
     fix: str = ""
     harm: Harm = NOTHING
+    since: float = 0.0
+    """The time since the epoch at which it began, 0 if unknown."""
 
     @property
     def is_wrong(self) -> bool:
@@ -78,7 +82,7 @@ class Diagnosis(Struct, frozen=True):
             "what": self.what,
             "why": self.why,
             "fix": self.fix,
-        }
+        } | ({"since": timestamp(self.since)} if self.since else {})
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
@@ -91,6 +95,12 @@ def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
     table: it is the cause of others, because no new connection of this node passes, also none to the API server.
     """
     return sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
+
+
+def clock(at: float) -> str:
+    """Return the time of day of a time since the epoch, with its date if that is not today."""
+    date, _, time_of_day = timestamp(at)[:19].partition("T")
+    return f"{time_of_day} UTC" if date == timestamp(time.time())[:10] else f"{date} {time_of_day} UTC"
 
 
 def duration(seconds: float) -> str:

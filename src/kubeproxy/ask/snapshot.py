@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a command that queries a running proxy does not load this
     from kubeproxy.model.endpoints import Slice
     from kubeproxy.model.planner import Change, Planner
     from kubeproxy.report.health import ProxyHealth
+    from kubeproxy.report.journal import Journal
 
 
 class Planned:
@@ -60,6 +61,7 @@ class Snapshot(NamedTuple):
     reach: Callable[[], Reach | None]  # the connection to the API server, None if objects come from files
     started: float  # seconds since the epoch
     complete: Literal["programmed", "planned"] = "programmed"  # of a Service that is completely in the kernel
+    journal: Journal | None = None  # None without a running proxy
 
     @property
     def planner(self) -> Planner:

@@ -53,6 +53,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
         "/why": answered(lambda given: desk.why(**{"source": "", "target": "", **given})),
         "/services": services,
         "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),
+        "/changes": answered(lambda given: desk.changes(int(given.get("after", "0")), float(given.get("since", "0")))),
         "/service": answered(lambda given: desk.service(_name(given.get("name", "")))),
         "/names": names,
     }

@@ -15,6 +15,7 @@ from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
+    from kubeproxy.report.journal import Past
 
 
 AT_ONCE = 100  # maximum number of Services in one request
@@ -53,6 +54,12 @@ class Running:
     def service(self, name: ServiceName) -> dict[str, Any]:
         """See Desk."""
         return self.client.ask("/service", dict[str, Any], name="/".join(name))
+
+    def changes(self, after: int, since: float) -> Past:
+        """See Desk."""
+        from kubeproxy.report.journal import Past  # noqa: PLC0415 - most commands do not need it
+
+        return self.client.ask("/changes", Past, after=str(after), since=str(since))
 
     def has_node_ports(self) -> bool:
         """See Desk."""

@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, str]] = {
     "flows": "present connections of Services, by endpoint and client, or as they begin and end",
     "conntrack": "how full connection tracking is, its growth, its refusals, and its largest users",
     "services": "the Services on this node: state, addresses, endpoints",
+    "changes": "the last changes of Services, with their delays, and the last problems",
     "doctor": "all problems of this node with Services, each with its fix",
     "plan": "the changes that another configuration or mode would cause",
     "verify": "the differences of the kernel, and of the API server, from the proxy's plans",

@@ -13,6 +13,7 @@ import argparse
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.doctor import answer, examine
 from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.finding import clock
 from kubeproxy.commands import exit_code, output
 
 
@@ -44,7 +45,8 @@ def _print(node: CheckedNode, report: Checkup) -> None:
     for text in report.unknown[:first]:
         output.marked(output.UNSEEN, text)
     for finding in report.findings:
-        output.marked(finding.severity.mark, finding.what)
+        since = f", since {clock(finding.since)}" if finding.since else ""
+        output.marked(finding.severity.mark, f"{finding.what}{since}")
         output.say(f"     {finding.why}")
         output.say(f"     Fix: {finding.fix}")
     for text in report.unknown[first:]:

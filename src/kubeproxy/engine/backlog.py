@@ -60,6 +60,15 @@ class FamilyStanding(Struct):
             return "differs", self.difference
         return None if self.sound_since is not None else ("pending", "not yet compared with the kernel")
 
+    @property
+    def problem(self) -> str:
+        """A sentence about a refusal or a difference, '' for neither."""
+        if self.refusal is not None:
+            return f"the kernel refuses changes of {self.family.label}: {self.refusal}"
+        if self.difference is not None:
+            return f"another program changed rules of {self.family.label}: {self.difference}"
+        return ""
+
     def shown(self) -> dict[str, Any]:
         """Return the family's fields in /debug/state."""
         since, seen = self.sound_since, self.inspected_at

@@ -3,6 +3,6 @@
 from typing import Final
 
 ROOT: Final = "/ui/"
-ANSWERS: Final = ("facts", "services", "service", "why", "events", "look", "find")
+ANSWERS: Final = ("facts", "services", "service", "why", "events", "look", "find", "journal")
 """The paths of the page's requests, below ROOT and api/."""
 PATHS: Final = (ROOT[:-1], ROOT, *(f"{ROOT}api/{name}" for name in ANSWERS))

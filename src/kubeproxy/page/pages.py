@@ -17,9 +17,9 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.options import PageAccess
-from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import in_turns
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
@@ -30,9 +30,11 @@ from kubeproxy.page import ROOT
 from kubeproxy.page.beside import Flows, FormQuestions, Problems, Tell, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
 from kubeproxy.page.news import News, Row, row_of
+from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
+_SHOWN: Final = 200  # maximum number of changes before the page was opened that the page shows
 _RUN: Final = 100  # number of Services that are written before the event loop runs again
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
@@ -55,6 +57,7 @@ def page_pages(
         "events": lambda request: _events(request, feed),
         "look": lambda request: _look(request, feed),
         "find": lambda request: _find(request, desk),
+        "journal": lambda _: _json(past(desk.snapshot)),
     }
 
     def moved(_: Request) -> Response:
@@ -86,6 +89,12 @@ def facts(desk: Desk) -> dict[str, Any]:
             family.label: list(map(unpack, nodeport_addresses(found.world, family))) for family in found.world.families
         },
     }
+
+
+def past(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what the view Now shows of the time before the page was opened."""
+    journal = snapshot.journal
+    return {"changes": journal.after(0)[-_SHOWN:], "seconds": [*journal.seconds]} if journal is not None else {}
 
 
 def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
@@ -341,11 +350,11 @@ def _address(text: str) -> bytes | None:
 
 
 class Whole:
-    """The page of one proxy. `watched` sets the observer of changes, None for none."""
+    """The page of one proxy."""
 
-    def __init__(self, desk: Desk, watched: Callable[[Audience | None], None]) -> None:
+    def __init__(self, desk: Desk, journal: Journal) -> None:
         snapshot, options = desk.snapshot, desk.snapshot.options
-        news, planner, socket = News(snapshot), snapshot.planner, options.control_socket
+        news, planner, socket = News(snapshot, journal), snapshot.planner, options.control_socket
 
         def row(name: ServiceName) -> Row | None:
             return row_of(snapshot, name, news.seen(name))
@@ -353,7 +362,7 @@ class Whole:
         def looks(tell: Tell) -> tuple[Flows, Problems]:
             return Flows(snapshot.mode.name, planner, tell), Problems(planner, socket, tell)
 
-        self._feed = Feed(news, lambda: facts(desk), watched, looks)
+        self._feed = Feed(news, lambda: facts(desk), journal.watched_by, looks)
         self.handlers: Mapping[str, Handler] = page_pages(
             options.page, desk, self._feed, row, FormQuestions(socket).why
         )

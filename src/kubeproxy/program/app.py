@@ -44,6 +44,7 @@ from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
 from kubeproxy.report.health import Notifier, ProxyHealth, ServiceHealth, eligible
+from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter
 from kubeproxy.setup import host, modes
@@ -214,6 +215,7 @@ class App:
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)
+        self._journal = self._reporter.journal = Journal(self._engine, self._unreachable)
         self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
 
@@ -236,7 +238,7 @@ class App:
             self._events,
             self._output,
             self._lifetime.fail,
-            self._reporter.watched_by,
+            self._journal,
         )
 
     async def run(self) -> int:
@@ -283,6 +285,7 @@ class App:
             ),
             "flows": self._flows.run(),
             "first sync": self._after_first_sync(),
+            "journal": self._journal.run(),
             "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
@@ -298,8 +301,7 @@ class App:
 
     def take(self, events: Sequence[Event]) -> None:
         """Pass events to the engine; apply changes of this proxy's Node."""
-        if self._reporter.audience is not None:
-            self._reporter.audience.arrived(events)
+        self._journal.arrived(events)
         self._engine.arrive(events)
         node = self._engine.planner.nodes.get(self._settings.node_name)
         self._health.node_eligible = eligible(node) if self._sources.knows_nodes else True
@@ -313,6 +315,10 @@ class App:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
                 self._lifetime.stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
+
+    def _unreachable(self) -> str:
+        """Return the reason why the API server cannot be reached, '' if it can."""
+        return reach.trouble if (reach := self._sources.reach()) is not None else ""
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())

@@ -28,7 +28,6 @@ from kubeproxy.config.options import Options
 from kubeproxy.config.types import describe, in_effect
 from kubeproxy.control.listener import discard, listen
 from kubeproxy.engine.engine import Engine
-from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import Process, holder
@@ -40,6 +39,7 @@ from kubeproxy.release import NUMBER, build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.health import ProxyHealth
+from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import KUBERNETES, SLIS_PAGE, ProxyMetrics, flags_text, metrics_pages, status_text
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import Handler, Request, Response, routes
@@ -60,7 +60,7 @@ COMMANDS_AT_ONCE = 16
 
 
 class Served(NamedTuple):
-    """The parts that servers use; `fail` ends the program, `watched` sets the audience of changes, None for none."""
+    """The parts that servers use; `fail` ends the program."""
 
     options: Options
     settings: Settings
@@ -72,7 +72,7 @@ class Served(NamedTuple):
     events: EventRecorder
     output: logs.Output
     fail: Callable[[ApplyError], None]
-    watched: Callable[[Audience | None], None]
+    journal: Journal
 
 
 class Servers:
@@ -144,7 +144,15 @@ class Servers:
     def _desk(self) -> Desk:
         served = self._served
         sources = served.sources
-        snapshot = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
+        snapshot = Snapshot(
+            served.options,
+            served.mode,
+            served.engine,
+            served.health,
+            sources.reach,
+            self._started,
+            journal=served.journal,
+        )
         return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:
@@ -173,8 +181,7 @@ class Servers:
         if self._page is None:
             from kubeproxy.page.pages import Whole  # noqa: PLC0415 - loaded at the first request
 
-            served = self._served
-            self._page = Whole(self._desk, served.watched)
+            self._page = Whole(self._desk, self._served.journal)
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.backends.mode import ForeignChange
-from kubeproxy.engine.observer import Audience, Commit, Notice, ServiceProblem
+from kubeproxy.engine.observer import Commit, Notice, ServiceProblem
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName
@@ -19,6 +19,7 @@ from kubeproxy.model.planner import Change, Counts
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
 from kubeproxy.report.health import HealthCheckAddress, LocalEndpoints, ProxyHealth, ServiceHealth
+from kubeproxy.report.journal import Journal
 from kubeproxy.report.logs import level
 from kubeproxy.report.metrics import ProxyMetrics
 
@@ -36,7 +37,7 @@ _REFERENCES: dict[str, tuple[str, str]] = {
 
 
 class Reporter:
-    """Implements observer.Observer; passes changes to `audience`, if any."""
+    """Implements observer.Observer; passes changes and problems to `journal`, if any."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Reporter:
         flows: FlowCleaner,
         node: ObjectReference,
     ) -> None:
-        self.audience: Audience | None = None
+        self.journal: Journal | None = None
         self._metrics = metrics
         self._health = health
         self._service_health = service_health
@@ -60,10 +61,6 @@ class Reporter:
         self._services: Counter[Family] = Counter()
         self._endpoints: Counter[Family] = Counter()
         self._without_endpoints: Counter[Family] = Counter()
-
-    def watched_by(self, audience: Audience | None) -> None:
-        """Set the audience of changes, None for none."""
-        self.audience = audience
 
     def queued(self, families: Sequence[Family]) -> None:
         """See observer.Observer."""
@@ -122,8 +119,8 @@ class Reporter:
         queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
             queued.set(time.time())
-        if self.audience is not None:
-            self.audience.refused(family, error)
+        if self.journal is not None:
+            self.journal.refused(family, error)
 
     def settled(self, changes: Sequence[Change]) -> None:
         """See observer.Observer."""
@@ -147,8 +144,8 @@ class Reporter:
             for change in changes:
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
                 log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
-        if self.audience is not None:
-            self.audience.settled(changes)
+        if self.journal is not None:
+            self.journal.settled(changes)
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
         plans, counted, lacking = compiled.plans, None, None
@@ -171,8 +168,10 @@ class Reporter:
 
     def noticed(self, notice: Notice) -> None:
         """See observer.Observer."""
-        record = self._events.record
+        record, journal = self._events.record, self.journal
         if isinstance(notice, ForeignChange):
+            if journal is not None:
+                journal.look()
             self._metrics.own.repairs.inc()
             record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
         elif isinstance(notice, ServiceProblem):
@@ -180,11 +179,15 @@ class Reporter:
             regarding = ObjectReference("Service", name, namespace, notice.uid)
             note = f"{problem.field}: {problem.reason}"
             record(regarding, "Warning", "UnusableServiceField", "Programming", note)
+            if journal is not None:
+                journal.unusable(f"{namespace}/{name}", note)
         else:
             kind, version = _REFERENCES[notice.resource]
             regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
             note = f"{notice.field or 'object'}: {notice.reason}"
             record(regarding, "Warning", "UnusableField", "Reading", note)
+            if journal is not None:
+                journal.unusable("", f"{kind} {'/'.join(filter(None, (notice.namespace, notice.name)))}: {note}")
 
     def world(self, world: Globals) -> None:
         """See observer.Observer."""

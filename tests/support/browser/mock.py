@@ -29,6 +29,7 @@ class MockProxy:
         self.facts = facts(time.time(), pid)
         self.port = 0
         self.details: dict[str, Json] = {}
+        self.past: Json = {"changes": [], "seconds": []}
         self.seen: list[str] = []
         self.refuse: Mapping[str, tuple[int, str]] = {}
         self.mute = False
@@ -62,6 +63,7 @@ class MockProxy:
                 web.get("/ui/api/events", self._events),
                 web.get("/ui/api/look", self._look),
                 web.get("/ui/api/find", self._find),
+                web.get("/ui/api/journal", self._journal),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -133,6 +135,9 @@ class MockProxy:
 
     async def _look(self, request: web.Request) -> web.Response:
         return await self._answer(request, {"after": 0.0})
+
+    async def _journal(self, request: web.Request) -> web.Response:
+        return await self._answer(request, self.past)
 
     async def _find(self, request: web.Request) -> web.Response:
         wanted = request.query["address"]

@@ -29,6 +29,35 @@ HERE = NODES[0]
 LONG_AGO = 86_400 * 3
 
 
+_numbers = itertools.count(1)
+
+
+def changed(at: float, service: str, what: str, ms: float | None, kind: str = "change") -> Json:
+    """Return an entry of the journal, with the next number."""
+    return {"number": next(_numbers), "at": at, "kind": kind, "service": service, "what": what, "ms": ms}
+
+
+def past(at: float) -> Json:
+    """Return 15 minutes before a time: changes of which one is a list's, a problem with its end, and a busy minute."""
+    away = "the API server cannot be reached at 192.0.2.1:6443: timed out"
+    told = [
+        changed(at - 800, "", "10,000 Services, by a list of objects or a change of the node", None),
+        changed(at - 700, "shop/web", "endpoints -1, 3 now", 1.25),
+        changed(at - 300, "", away, None, "problem"),
+        changed(at - 239, "", f"after 61.0 s: {away}", None, "end"),
+        changed(at - 230, "shop/api", "endpoints +2 -1, 4 now", 140.5),
+        changed(at - 2, "shop/web", "endpoints +1, 4 now", 0.75),
+    ]
+    seconds = []
+    for back in range(900, 0, -1):
+        busy = 200 < back < 260
+        spread = (0.4, 1.5, 9.0) if busy or back % 7 == 0 else (None, None, None)
+        figures = dict(zip(("p50", "p99", "max"), spread, strict=True))
+        entries = 20_000 + 10 * (900 - back)
+        seconds.append({"t": int(at) - back, "changes": 30 if busy else back % 3, "conntrack": entries} | figures)
+    return {"changes": told, "seconds": seconds}
+
+
 class Scene:
     """Services and what becomes of them; `at` is the time in seconds since the epoch of its beginning."""
 
@@ -81,7 +110,7 @@ class Scene:
             row[7] = at
             took = self._random.lognormvariate(0.1, 0.55) + (self._random.random() > 0.997) * 12
             what = "endpoint added" if up else "endpoint gone"
-            changes.append({"at": at, "service": name, "what": what, "ms": round(took, 2), "revision": self.revision})
+            changes.append(changed(at, name, what, round(took, 2)))
             rows[name] = row
             lags.append(took)
         return self.now(at, changes, list(rows.values()), lags)

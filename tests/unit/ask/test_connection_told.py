@@ -268,7 +268,9 @@ class Asked:
     def facts(self):
         watched = (WatchStanding(resource="services", synced=True, connected=False, stale=480.0),)
         reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
-        facts = SimpleNamespace(standings=(), reach=reach, mode="nftables", configuration=KubeProxyConfiguration)
+        facts = SimpleNamespace(
+            standings=(), began={}, reach=reach, mode="nftables", configuration=KubeProxyConfiguration
+        )
         facts.world = Globals("node-a")
         return facts
 

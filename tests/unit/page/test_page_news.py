@@ -26,8 +26,9 @@ from kubeproxy.model.objects import (
 )
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
-from kubeproxy.page import news as module
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News, row_of
+from kubeproxy.report import journal as module
+from kubeproxy.report.journal import Journal
 from support.snapshots import snapshot
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
@@ -64,7 +65,9 @@ class Node:
         self.standing = FamilyStanding(Family.IPV4, sound_since=1.0)
         self.gone: set[str] = set()
         self.snapshot = snapshot(self.planner, engine=self)
-        self.news = News(self.snapshot, lambda: self.now, lambda: 2e9 + self.now)
+        clocks = (lambda: self.now), (lambda: 2e9 + self.now)
+        self.journal = Journal(self, lambda: "", *clocks)
+        self.news = News(self.snapshot, self.journal, *clocks)
 
     queued: ClassVar = {}
     local_addresses: ClassVar = {}
@@ -78,10 +81,12 @@ class Node:
 
     def hears(self, *events, after=0.0):
         """Have events arrive, and settle so many seconds later."""
+        self.journal.arrived(events)
         self.news.arrived(events)
         self.planner.apply(events)
         self.now += after
         if changes := self.planner.take():
+            self.journal.settled(changes)
             self.news.settled(changes)
 
 
@@ -100,7 +105,13 @@ def test_a_change_has_its_row_its_words_and_its_time(node):
     ]
     (change,) = message["changes"]
     revision = before + 1
-    assert change == {"at": 2e9 + 4.5, "service": "default/web", "what": "added", "ms": 500.0, "revision": revision}
+    assert (change.at, change.kind, change.service, change.what, change.ms) == (
+        2e9 + 4.5,
+        "change",
+        "default/web",
+        "added",
+        500.0,
+    )
     assert message["lagMs"] == {"p50": 500.0, "p99": 500.0, "max": 500.0}
     assert (message["left"], message["perSecond"], message["queued"]) == (0, round(1 / 4.5, 1), 0)
     assert (message["revision"], message["gone"]) == (revision, [])
@@ -131,7 +142,7 @@ def test_words_of_changes(node, events, words):
     node.news.take()
     node.hears(*events)
     message = node.news.take()
-    assert [change["what"] for change in message["changes"]] == [words]
+    assert [change.what for change in message["changes"]] == [words]
     assert message["gone"] == (["default/web"] if words == "removed" else [])
 
 
@@ -140,7 +151,7 @@ def test_the_time_of_a_slice_that_goes_is_known(node):
     node.news.take()
     node.hears(Deleted("endpointslices", "default", "web-x"), after=0.25)
     (change,) = node.news.take()["changes"]
-    assert change["ms"] == 250.0
+    assert change.ms == 250.0
 
 
 def test_what_changes_no_plan_changes_the_row(node):
@@ -175,7 +186,7 @@ def test_many_changes_are_loaded_and_not_kept(node):
     message = node.news.take()
     assert (message["rows"], message["reload"]) == ([], True)
     assert len(message["changes"]) == MOST_CHANGES
-    assert message["changes"][-1]["service"] == f"default/s{MOST_ROWS}"
+    assert message["changes"][-1].service == f"default/s{MOST_ROWS}"
     assert message["left"] == MOST_ROWS + 1 - MOST_CHANGES
     assert "reload" not in node.news.take()
     node.hears(*[service(f"s{number}", number, session_affinity="ClientIP") for number in range(MOST_ROWS)])

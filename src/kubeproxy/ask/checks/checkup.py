@@ -114,9 +114,9 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
     if node.facts is not None:
         facts, reach = node.facts, node.facts.reach
         standings = [one for one in facts.standings if node.concerns(one.family)]
-        report.look("kernel", lambda: programming.standing(standings))
+        report.look("kernel", lambda: programming.standing(standings, facts.began))
         if reach is not None:
-            report.look("API server", lambda: contact.outdated(reach))
+            report.look("API server", lambda: contact.outdated(reach, facts.began))
     return report
 
 
@@ -165,14 +165,14 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     covered: set[str] = set()
     if facts.reach is not None:
         reach = facts.reach
-        if report.look("API server", lambda: contact.reached(reach)):
+        if report.look("API server", lambda: contact.reached(reach, facts.began)):
             covered |= {"api"} if facts.listed else facts.unready.keys()
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or reach.nodes_listed:
             named = report.look("Node", lambda: _registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings)):
+    if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings, facts.began)):
         covered.add("kernel")
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))

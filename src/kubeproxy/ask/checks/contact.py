@@ -37,8 +37,10 @@ _RENEWALS: Final = {
 }
 
 
-def reached(reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and whether the watches deliver changes of every resource."""
+def reached(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
+    """Check whether the server answers, and whether the watches deliver changes of every resource; `began` is that of
+    Facts.
+    """
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
@@ -55,6 +57,7 @@ def reached(reach: Reach) -> Iterator[Diagnosis]:
             or f"see that {reach.server} is reachable from this node: check its address, "
             "its state, and firewalls in between",
             harm=MISLEADS,
+            since=began.get("api", 0.0),
         )
         return
     troubled: dict[str, list[WatchStanding]] = {}
@@ -95,10 +98,10 @@ def unread(reach: Reach | None, trouble: str) -> Diagnosis:
     return Diagnosis(severity=Severity.BROKEN, about="api", what=trouble, why=_UNREAD, fix=fix)
 
 
-def outdated(reach: Reach) -> Iterator[Diagnosis]:
+def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
     """Check whether the objects may be outdated; a short time without the server is not reported."""
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
-        yield from reached(reach)
+        yield from reached(reach, began)
 
 
 _UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"

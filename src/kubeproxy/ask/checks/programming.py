@@ -11,20 +11,19 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.release import SAME_BUILD
 
 
-def standing(standings: Iterable[FamilyStanding]) -> Iterator[Diagnosis]:
-    """Check the state of each family's kernel that the proxy reports."""
+def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
+    """Check the state of each family's kernel that the proxy reports; `began` is that of Facts."""
     for one in standings:
         label = one.family.label
+        since = began.get(label, 0.0)
         if one.refusal is not None:
-            what = f"the kernel refuses changes of {label}: {one.refusal}"
             why = f"{one.queued} Services wait; their old rules go on"
             fix = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
-            yield Diagnosis(Severity.BROKEN, "kernel", what, why, fix, MISLEADS)
+            yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, since)
         elif one.difference is not None:
-            what = f"another program changed rules of {label}: {one.difference}"
             why = "connections may fail until the proxy has repaired its rules; the repair is under way"
             fix = "find the program; `kube-proxy verify` shows what differs now"
-            yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)
+            yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=since)
         elif one.sound_since is None:
             what = f"the kernel was never known to have all of {label}"
             why = f"{one.queued} Services wait"

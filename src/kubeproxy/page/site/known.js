@@ -79,6 +79,14 @@ function takeNow(message) {
   else if (!message.reload) known.revision = message.revision;
 }
 
+/** Put what happened before the page was opened, or while it was cut off, before what the stream said since then. */
+function takePast({ changes = [], seconds = [] }) {
+  const last = changes.length ? changes[changes.length - 1] : { number: 0, at: 0 }, end = seconds.length ? seconds[seconds.length - 1].t : 0;
+  known.feed = [...changes, ...known.feed.filter((one) => (one.left ? one.at > last.at : one.number > last.number))];
+  known.seconds = [...seconds, ...known.seconds.filter((one) => one.t > end)];
+  known.lastChange = Math.max(known.lastChange, last.at);
+}
+
 /** Add a second of new connections: sparklines move on also for Services that have none now. */
 function takeFlows(message) {
   known.flowsError = message.error || '';

@@ -34,7 +34,14 @@ const nowView = {
 
   draw(what) {
     if (what.has('now') || what.has('second') || what.has('enter')) this.charts.forEach((chart) => plot(chart));
-    if (!this.paused) this.drawFeed();
+    if (!this.paused || !this.last) this.drawFeed();
+  },
+
+  /** Draw all lines again: the past was loaded. */
+  restart() {
+    this.last = null;
+    $('feed').replaceChildren();
+    draw('now');
   },
 
   /** New lines are put on top, old ones fall off: nobody reads more than 120 of them. */
@@ -47,7 +54,7 @@ const nowView = {
       feed.prepend(...fresh.reverse().map(feedLine));
       this.last = known.feed[known.feed.length - 1];
     } else if (!feed.children.length) {
-      feed.append(el('li', { class: 'left none' }, 'Nothing has changed since this page opened.'));
+      feed.append(el('li', { class: 'left none' }, 'Nothing has changed since the proxy started.'));
     }
     while (feed.children.length > 120) feed.lastChild.remove();
   },
@@ -66,7 +73,8 @@ function feedLine(one) {
   const known_ = one.ms !== null && one.ms !== undefined, meter = el('i');
   // By tenfolds from 0.1 ms to 1 s: what is slow is seen without reading.
   meter.style.width = `${known_ ? Math.max(3, Math.min(100, (Math.log10(Math.max(.1, one.ms)) + 1) * 25)) : 0}%`;
-  return el('li', {}, el('span', { class: 'mono dim' }, clock(one.at, true)), link(one.service), el('span', { title: one.what }, one.what),
+  const about = one.service ? link(one.service) : el('span', { class: 'dim' }, 'this node');
+  return el('li', { class: { problem: 'bad', end: 'ok' }[one.kind] }, el('span', { class: 'mono dim' }, clock(one.at, true)), about, el('span', { title: one.what }, one.what),
     el('span', { class: 'ms' }, el('span', { class: `meter ${known_ && one.ms >= 1000 ? 'bad' : known_ && one.ms >= 100 ? 'warn' : ''}`, 'aria-hidden': 'true' }, meter), known_ ? delay(one.ms) : ''));
 }
 
@@ -89,7 +97,7 @@ function scaleOf(chart, seconds, high) {
   return { y: (v) => high - v / top * high, lines: [0, top / 2, top] };
 }
 
-/** Draw a chart of the last five minutes, a pixel or more a second; with the pointer on it, what was then. */
+/** Draw a chart of the last 15 minutes, or of the last one while no more is known; with the pointer on it, what was then. */
 function plot(chart) {
   const { canvas } = chart, width = canvas.clientWidth, full = canvas.clientHeight, dense = window.devicePixelRatio || 1;
   const span = chart.span = known.seconds.length > 70 ? SPAN : 60, [value, small] = chart.big();

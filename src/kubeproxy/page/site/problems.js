@@ -14,7 +14,7 @@ function problemList() {
   for (const finding of known.findings || []) {
     // doctor looks at the kernel's standing too; what the stream said first is not told twice.
     if (finding.why && said.includes(finding.why)) continue;
-    list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.what, detail: finding.why, fix: finding.fix });
+    list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.since ? `${finding.what}, since ${clock(Date.parse(finding.since) / 1000)}` : finding.what, detail: finding.why, fix: finding.fix });
   }
   list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
   problemsOf = { key, list };

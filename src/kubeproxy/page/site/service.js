@@ -160,7 +160,7 @@ const serviceView = {
     const log = this.parts.log, mine = known.feed.filter((one) => one.service === this.name).slice(-8).reverse();
     if (!log || (mine[0] === this.logged && log.firstChild) || !mine.length) return;
     this.logged = mine[0];
-    log.replaceChildren(el('div', { class: 'card' }, el('h3', {}, 'Its last changes', el('span', { class: 'dim' }, 'since this page opened')), el('ol', { class: 'feed' }, ...mine.map(feedLine))));
+    log.replaceChildren(el('div', { class: 'card' }, el('h3', {}, 'Its last changes', el('span', { class: 'dim' }, 'among the latest of all Services')), el('ol', { class: 'feed' }, ...mine.map(feedLine))));
   },
 
   askCard() {

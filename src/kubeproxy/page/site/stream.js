@@ -43,6 +43,7 @@ const stream = {
     known.facts = facts;
     if (restarted) notice(`kube-proxy was restarted: pid ${before.pid} is now ${facts.pid}`);
     else if (again) notice('connected to the proxy again');
+    if (!before || restarted || again) this.loadPast();
     if (restarted || revision !== known.revision || !known.rowsLoaded) this.loadRows();
     draw('link', 'problems', 'rows', 'now', 'again');
   },
@@ -70,6 +71,11 @@ const stream = {
       this.why = 'nothing answers at this address';
     }
     draw('link');
+  },
+
+  async loadPast() {
+    try { takePast(await getJson('api/journal')); } catch { return; }  // the stream goes on without it
+    nowView.restart();
   },
 
   async loadRows() {

@@ -2,7 +2,7 @@
 
 const NARROW = matchMedia('(max-width: 860px)');   // as in the style: there words stand for the picture
 const RECENT = 300;           // seconds in which a Service counts as recently changed
-const SPAN = 300;             // seconds that the charts show
+const SPAN = 900;             // seconds that the charts show
 const SPARK = 60;             // seconds that a sparkline shows
 const SVG = 'http://www.w3.org/2000/svg';
 const ORIGINS = [['pod', 'fromPods', 'pods'], ['node', 'fromNode', 'this node'], ['outside', 'fromOutside', 'outside']];

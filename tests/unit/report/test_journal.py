@@ -1,0 +1,249 @@
+"""The journal of changes and problems: its entries, its figures by the second, and its limits in number and bytes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from msgspec.structs import replace
+
+from kubeproxy.backends.mode import ForeignChange
+from kubeproxy.engine.backlog import FamilyStanding
+from kubeproxy.engine.observer import ServiceProblem
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Deleted, Rejected, Replaced, Upserted
+from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, Service, ServicePort, ServiceSpec
+from kubeproxy.model.objects import SliceEndpoint as Endpoint
+from kubeproxy.model.plan import NOTHING, FamilyGlobals, Globals, Problem
+from kubeproxy.model.planner import Change, Planner
+from kubeproxy.report import journal as module
+from kubeproxy.report.journal import BYTES, FEW, MOST, SECONDS, Happened, Journal, Second
+from kubeproxy.report.reporter import Reporter
+
+WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
+SOUND = FamilyStanding(Family.IPV4, sound_since=1.0)
+REFUSED = replace(SOUND, refusal="no room")
+DIFFERS = replace(SOUND, difference="table ip kube-proxy is gone")
+AT = 2e9
+
+
+def service(name, number=1, **spec):
+    spec = {"cluster_ip": f"10.96.{number // 256}.{number % 256}", "ports": [ServicePort(port=80)]} | spec
+    return Upserted("services", Service(ObjectMeta(name=name, namespace="default"), ServiceSpec(**spec)))
+
+
+def endpoints(name, *addresses):
+    meta = ObjectMeta(name=f"{name}-x", namespace="default", labels=Labels(name))
+    entries = [Endpoint([address]) for address in addresses]
+    return Upserted("endpointslices", EndpointSlice(meta, "IPv4", entries, [EndpointPort(8080)]))
+
+
+class Proxy:
+    """An engine with its journal, the clock of both, and the reason why the API server cannot be reached."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.queued = {}
+        self.standings = (SOUND,)
+        self.unreachable = ""
+        self.planner = Planner(WORLD)
+        self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
+        self.journal = Journal(self, lambda: self.unreachable, lambda: self.now, lambda: AT + self.now)
+
+    def take(self, *events, after=0.0):
+        self.journal.arrived(events)
+        self.planner.apply(events)
+        self.now += after
+        if changes := self.planner.take():
+            self.journal.settled(changes)
+
+    @property
+    def lines(self):
+        return [(one.kind, one.service, one.what, one.ms) for one in self.journal.after(0)]
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    monkeypatch.setattr(module, "conntrack", lambda _: [("a", "", "", 7.0), ("b", "", "", 100.0)])
+    return Proxy()
+
+
+def added(name, ms=0.0):
+    return ("change", f"default/{name}", "added", ms)
+
+
+MANY = [service(f"s{number}", number) for number in range(FEW + 1)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "lines"),
+    [
+        pytest.param([(0.5, service("web"))], [added("web", 500.0)], id="a change has the delay since its event"),
+        pytest.param(
+            [
+                (0.0, service("web"), endpoints("web", "10.244.0.1")),
+                (0.25, Deleted("endpointslices", "default", "web-x")),
+            ],
+            [added("web"), ("change", "default/web", "endpoints -1, 0 now", 250.0)],
+            id="a deleted slice is an event of its Service",
+        ),
+        pytest.param(
+            [(0.0, service("web")), (9.0, service("web")), (0.5, service("web", session_affinity="ClientIP"))],
+            [added("web"), ("change", "default/web", "policy", 500.0)],
+            id="an event without a change is not the beginning of the next change",
+        ),
+        pytest.param(
+            [(0.5, Replaced("services", (service("web").object,)))],
+            [added("web", None)],
+            id="a listed object has no time of arrival",
+        ),
+        pytest.param(
+            [(0.5, Replaced("services", tuple(one.object for one in MANY)))],
+            [("change", "", f"{FEW + 1} Services, by a list of objects or a change of the node", None)],
+            id="many listed objects are one entry",
+        ),
+        pytest.param(
+            [(0.5, *MANY)], [added(f"s{n}", 500.0) for n in range(FEW + 1)], id="many events are many entries"
+        ),
+    ],
+)
+def test_changes(proxy, batches, lines):
+    for after, *events in batches:
+        proxy.take(*events, after=after)
+    assert proxy.lines == lines
+    assert proxy.journal.changes == sum(int(what.split()[0]) if not name else 1 for _, name, what, _ in lines)
+
+
+def test_the_delay_counts_from_the_first_event_that_waits(proxy):
+    proxy.journal.arrived([service("web")])
+    proxy.planner.apply([service("web")])
+    proxy.now = 1.0
+    proxy.take(endpoints("web", "10.244.0.1"), after=1.0)
+    assert proxy.lines == [added("web", 2000.0)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "subject", "text"),
+    [
+        ({"standings": (REFUSED,)}, "IPv4", "the kernel refuses changes of IPv4: no room"),
+        ({"standings": (DIFFERS,)}, "IPv4", "another program changed rules of IPv4: table ip kube-proxy is gone"),
+        (
+            {"unreachable": "192.0.2.1:6443: timeout"},
+            "api",
+            "the API server cannot be reached at 192.0.2.1:6443: timeout",
+        ),
+    ],
+)
+def test_a_problem_has_a_beginning_and_an_end(proxy, begin, subject, text):
+    before = {name: getattr(proxy, name) for name in begin}
+    proxy.now = 3.0
+    vars(proxy).update(begin)
+    for _ in range(2):
+        proxy.journal.tick()
+        proxy.now += 1.0
+        assert proxy.journal.began == {subject: AT + 3.0}
+    vars(proxy).update(before)
+    proxy.journal.tick()
+    assert proxy.journal.began == {}
+    assert proxy.lines == [("problem", "", text, None), ("end", "", f"after 2.0 s: {text}", None)]
+
+
+def test_a_short_problem_is_recorded_when_it_is_reported(proxy):
+    proxy.standings = (REFUSED,)
+    proxy.journal.refused(Family.IPV4, ApplyError("no room"))
+    proxy.standings = (SOUND,)
+    proxy.journal.tick()
+    assert [kind for kind, *_ in proxy.lines] == ["problem", "end"]
+
+
+@pytest.mark.parametrize(
+    ("notice", "line"),
+    [
+        (
+            ServiceProblem(("default", "web"), "u", Problem("spec.x", "is bad")),
+            ("problem", "default/web", "spec.x: is bad", None),
+        ),
+        (
+            Rejected("endpointslices", "default", "web-1", "u", "endpoints[0]", "is bad"),
+            ("problem", "", "EndpointSlice default/web-1: endpoints[0]: is bad", None),
+        ),
+        (ForeignChange("gone"), ("problem", "", "another program changed rules of IPv4: gone", None)),
+    ],
+)
+def test_notices_of_the_engine_are_entries(proxy, notice, line):
+    class Anything:
+        def __getattr__(self, _):
+            return Anything()
+
+        def __call__(self, *_, **__):
+            return Anything()
+
+    reporter = Reporter(*[Anything() for _ in range(6)])
+    reporter.journal = proxy.journal
+    if isinstance(notice, ForeignChange):
+        proxy.standings = (replace(SOUND, difference=notice.what),)
+    reporter.noticed(notice)
+    assert proxy.lines == [line]
+
+
+def test_unusable_objects_do_not_push_out_changes(proxy):
+    for _ in range(MOST):
+        proxy.journal.unusable("", "Service default/x: is bad")
+    proxy.journal.tick()
+    assert len(proxy.lines) == FEW + 1
+    assert proxy.lines[-1][2] == f"{MOST - FEW} more objects or fields that cannot be used"
+
+
+def test_seconds_have_changes_delays_and_the_size_of_conntrack(proxy):
+    proxy.take(service("web"), after=0.5)
+    proxy.journal.tick()
+    proxy.now = 1.5
+    proxy.journal.tick()
+    assert list(proxy.journal.seconds) == [
+        Second(int(AT), 1, 500.0, 500.0, 500.0, 7),
+        Second(int(AT) + 1, 0, None, None, None, 7),
+    ]
+    for _ in range(SECONDS):
+        proxy.journal.tick()
+    assert len(proxy.journal.seconds) == SECONDS
+
+
+def test_entries_after_a_number_and_after_a_time(proxy):
+    for number in range(4):
+        proxy.take(service(f"s{number}", number), after=1.0)
+    names = lambda entries: [one.service[-2:] for one in entries]  # noqa: E731
+    third = proxy.journal.after(0)[2]
+    assert names(proxy.journal.after(third.number)) == ["s3"]
+    assert names(proxy.journal.after(0, AT + 3.0)) == ["s2", "s3"]
+    assert proxy.journal.past(0, 0.0).kept_since == AT
+    assert proxy.journal.number == third.number + 1
+
+
+def test_the_number_of_entries_is_limited(proxy):
+    for number in range(MOST + 5):
+        proxy.journal.settled([Change(("default", f"s{number}"), NOTHING, NOTHING)])
+        proxy.now += 1.0
+    kept = proxy.journal.after(0)
+    assert (len(kept), kept[0].service, kept[-1].service) == (MOST, "default/s5", f"default/s{MOST + 4}")
+    assert proxy.journal.past(0, 0.0).kept_since == AT + 4.0
+    assert isinstance(kept[0], Happened)
+
+
+def test_the_memory_is_limited(proxy):
+    """The longest names and texts, in characters of four bytes, and more events than are stored."""
+    journal = Journal(proxy, lambda: "", lambda: proxy.now, lambda: AT + proxy.now)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(3 * MOST):
+        name = f"{number:063}"
+        journal.arrived([service(name, number % 60_000)])
+        journal.settled([Change((f"{number:063}", f"{number:0253}"), NOTHING, NOTHING)])
+        journal.unusable(name, chr(0x1F600) * 2000 + name)
+        if number % 15 == 0:
+            proxy.now += 1.0
+            proxy.queued = {"something": "waits"}  # arrivals are kept
+            journal.tick()
+    size = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert BYTES / 2 < size < 2 << 20
