@@ -195,4 +195,6 @@ def number_text(value: float) -> str:
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return text.removesuffix(".0")
     digits = text.partition("e")[0].replace(".", "").strip("-0")
-    return f"{value:.{len(digits) - 1}e}"
+    # With so many digits, formatting rounds some powers of two to a neighbour: only the exponent is taken from it.
+    exponent = f"{value:.{len(digits) - 1}e}".partition("e")[2]
+    return f"{'-' * (value < 0)}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{exponent}"

@@ -88,6 +88,7 @@ def test_a_counter_takes_over_a_total_of_the_kernel() -> None:
         (1763701447.123456, "1.763701447123456e+09"),
         (-2.5e300, "-2.5e+300"),
         (1e21, "1e+21"),
+        (2.0**-24, "5.960464477539063e-08"),
         (math.inf, "+Inf"),
         (-math.inf, "-Inf"),
         (math.nan, "NaN"),
