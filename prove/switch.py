@@ -111,12 +111,13 @@ DECLARED: Final = {
 """The differences in the outcome of a connection's first packet that remain, as docs/migrate.md names them."""
 _PORTS: Final = [{"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000}]
 _TARGETS: Final = [{"name": "tcp", "port": 3000, "protocol": "TCP"}]
+_STORED: Final = ("services", "endpointslices")
 _ENDPOINTS: Final = 10
 _PODS: Final = 25_000
 
 
 async def compared(peer: str, more: int, *, strict: bool) -> int:
-    """Print the answer for each mode; return the exit code: 0 without differences, other than those of DECLARED."""
+    """Print the answer for each mode; return the exit code."""
     worst = 0
     async with LabCluster() as cluster:
         live = Live(cluster)
@@ -125,17 +126,47 @@ async def compared(peer: str, more: int, *, strict: bool) -> int:
             live.service(name, endpoints, **spec, **DUAL)
         _add(live, more)
         await live.until(lambda: all(map(live.has_addresses, OFFERS)), "addresses of load balancers")
-        run = partial(_compared, live, peer, more=more, strict=strict)
+        print(f"{len(OFFERS) + more} Services")
         for mode in MODES:
-            worst = max(worst, _printed(await run(mode)))
-        if strict:
-            addresses = {name: declared.create(live) for name, declared in DECLARED.items()}
+            worst = max(worst, _printed(await _compared(live, peer, mode, {}, more=more, strict=strict)))
+    return worst
+
+
+async def remaining(peer: str) -> int:
+    """Compare with `--strict` for the Services of DECLARED; return the exit code."""
+    worst = 0
+    async with LabCluster() as cluster:
+        live = Live(cluster)
+        await live.add_pods()
+        addresses = {name: declared.create(live) for name, declared in DECLARED.items()}
+        print("Services that have a declared difference")
+        for mode in MODES:
+            answer = await _compared(live, peer, mode, {}, more=0, strict=True)
+            _printed(answer)
+            for contradiction in undeclared(mode, answer, addresses):
+                print(f"    {contradiction}")
+                worst = 1
+    return worst
+
+
+async def recorded(peer: str, cases: Sequence[Path]) -> int:
+    """Compare with `--strict` for the objects and settings of recorded cases; return the exit code."""
+    worst = 0
+    async with LabCluster() as cluster:
+        live = Live(cluster)
+        for case in map(json.loads, map(Path.read_text, cases)):
+            settings = dict(case["config"])
+            block = {"masqueradeAll": settings.pop("masqueradeAll", False)}
+            settings |= {"iptables": block, "nftables": block}
+            objects = case["steps"][0]["objects"]
+            for service in objects["services"]:
+                service["spec"].pop("selector", None)  # otherwise the lab's controller writes slices, too
+            kept = [(name, cluster.store.put(name, each).key) for name in _STORED for each in objects[name]]
+            print(f"case {case['seed']}, {settings}")
             for mode in MODES:
-                answer = await run(mode)
-                _printed(answer)
-                for contradiction in undeclared(mode, answer, addresses):
-                    print(f"    {contradiction}")
-                    worst = 1
+                worst = max(worst, _printed(await _compared(live, peer, mode, settings, more=0, strict=True)))
+            for name, key in kept:
+                cluster.store.remove(name, key)
     return worst
 
 
@@ -154,23 +185,25 @@ def _add(live: Live, more: int) -> None:
         live.cluster.store.put("endpointslices", slice_of(f"more-{number}", "IPv4", endpoints, _TARGETS))
 
 
-async def _compared(live: Live, peer: str, mode: str, *, more: int, strict: bool) -> tuple[int, str]:
+async def _compared(live: Live, peer: str, mode: str, fields: Json, *, more: int, strict: bool) -> tuple[int, str]:
     """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code and output.
 
-    With `strict` both programs read the same file, in which the mode "" means iptables.
+    `fields` are further ones of the configuration. With `strict` both programs read the same file, in which the mode ""
+    means iptables.
     """
     cluster = live.cluster
-    file = _configured(cluster, f"go-{mode}", GO_CONFIG | {"mode": "" if strict and mode == "iptables" else mode})
+    go = fields | GO_CONFIG | {"mode": "" if strict and mode == "iptables" else mode}
+    file = _configured(cluster, f"go-{mode}", go)
     proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
     await proxy.wait_ready(60.0 + more / 10)
     await asyncio.sleep(2.0 + more / 500)  # it is ready before its second family is synced
     await proxy.stop()
-    ours = [file, "--strict"] if strict else [_configured(cluster, f"ours-{mode}", {"mode": mode})]
+    ours = [file, "--strict"] if strict else [_configured(cluster, f"ours-{mode}", fields | {"mode": mode})]
     begin = time.monotonic()
     answer = await _proxy_command(
         cluster, "plan", "--from-kernel", "--kubeconfig", cluster.node_kubeconfig, "-o", "json", "--config", *ours
     )
-    print(f"{mode} mode, {len(OFFERS) + more} Services ({time.monotonic() - begin:.0f} s):")
+    print(f"{mode} mode ({time.monotonic() - begin:.0f} s):")
     await cluster.exec("node", [peer, "--cleanup"], 300.0)
     return answer
 
@@ -222,10 +255,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m prove.switch", description=__doc__)
     parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
     parser.add_argument("--more", type=int, default=10, help="this many Services of ten endpoints more")
-    parser.add_argument("--strict", action="store_true", help="as `kube-proxy --strict`, with the same configuration")
+    parser.add_argument(
+        "--strict", action="store_true", help="as `kube-proxy --strict`, with the same configuration file"
+    )
+    parser.add_argument("--cases", type=Path, nargs="+", default=(), help="these recorded cases, with --strict")
     given = parser.parse_args(argv)
     try:
-        return asyncio.run(compared(given.peer, given.more, strict=given.strict))
+        if given.cases:
+            return asyncio.run(recorded(given.peer, given.cases))
+        worst = asyncio.run(compared(given.peer, given.more, strict=given.strict))
+        return max(worst, asyncio.run(remaining(given.peer))) if given.strict else worst
     except ProxyError as error:
         print(error, file=sys.stderr)
         return 2
