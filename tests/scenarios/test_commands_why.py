@@ -413,6 +413,34 @@ async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
         await live.nft("delete table ip kube-proxy")
 
 
+async def test_a_rule_by_hand_in_a_leftover_table_is_reported(live: Live) -> None:
+    if live.mode.name != "iptables-nft":
+        return  # the table is its own there
+    live.service("bent", "a1")
+    front, pod = live.front("bent"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "a1", "node": "a1"})
+    bends = f"ip daddr {front.address} tcp dport 80 dnat to {live.ips['a2']['IPv4']}:3000"
+    left = f"x  left by another kube-proxy: nf_tables table ip kube-proxy, with rules for {front.address}:80: "
+    taken = ", unless another kube-proxy's rules take it first (x)\n"
+
+    async def reported(client: str, place: str, *, caught: bool) -> None:
+        status, text = await live.ask("why", client, place)
+        assert (status, left in text, taken in text) == (int(caught), caught, caught), text
+
+    for hook, client, other in (("prerouting", "pod", "node"), ("output", "node", "pod")):
+        for priority, rule, caught in ((-110, bends, True), (-90, bends, False), (-110, f"iif lo {bends}", False)):
+            chain = f"chain c {{ type nat hook {hook} priority {priority}; {rule}; }}"
+            await live.nft(f"table ip kube-proxy {{ {chain}; }}")
+            try:
+                await live.expect(front, {client: "a2" if caught else "a1", other: "a1"}, "tcp")
+                await reported(pod if client == "pod" else "node", f"{front.address}:80", caught=caught)
+                await reported(pod if other == "pod" else "node", f"{front.address}:80", caught=False)
+                status, text = await live.ask("why", pod, f"{front.address}:80/udp")
+                assert (status, "left by another" in text) == (0, False), text
+            finally:
+                await live.nft("delete table ip kube-proxy")
+
+
 @pytest.mark.quick("pod")
 @pytest.mark.parametrize("client", ["pod", "node"])
 async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: Live) -> None:

@@ -175,8 +175,9 @@ def _reply(
         reply.problem = str(error)
         return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
-    reply.version, reply.mode = answer.version, answer.mode
     reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
+    if not reply.dead:  # else these are those of the command
+        reply.version, reply.mode = answer.version, answer.mode
     reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
     return reply, answer, facts
 

@@ -171,6 +171,10 @@ class Firewall:
                 (unsure if harms else met).add(_short(chain.name))
         return frozenset(met - unsure)
 
+    def translates(self, packet: PassingPacket) -> bool:
+        """Return whether a chain of type nat surely translates a packet."""
+        return any(walk.translates(each) for each, walk in self._walks([packet]))
+
     def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
         """Yield the packets of the table's family with their walk; nothing for a table that was not read as a whole."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
@@ -189,14 +193,15 @@ class Firewall:
 def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]:
     """Return the tables with filter rules, except nf_tables tables in `without`. Raises NetlinkError, ApplyError."""
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
-    found, place = [], cache(place_of)
+    place = cache(place_of)
     with Netlink.open() as link:
-        for family, name in tables:
-            table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
-            found.append(
-                Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
-            )
-    return [*found, *_legacy(place)]
+        return [*(read_table(*table, link, place) for table in tables), *_legacy(place)]
+
+
+def read_table(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace] = place_of) -> Firewall:
+    """Return a table of nf_tables. Raises NetlinkError."""
+    table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
+    return Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
 
 
 def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
@@ -253,6 +258,15 @@ class _ChainWalk(Walk):
                 yield chain, unordered, False, verdict if ended else "drops by its policy"
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"
+
+    def translates(self, packet: PassingPacket) -> bool:
+        """Return whether a chain of type nat translates a packet in every case."""
+        for chain in self._rules.at(packet.hook):
+            if chain.hook is not None and chain.hook.nat and packet.after < chain.hook.priority <= packet.before:
+                back, ended = self._ends(chain, packet, NEW)
+                if ended and not back and all(each.translated and not each.unknown for each, _ in ended):
+                    return True
+        return False
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield each chain that a packet passes, and whether the chain may drop the packet or take it out of connection

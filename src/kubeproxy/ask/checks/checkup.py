@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,16 +22,18 @@ from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
+from kubeproxy.ask.packets import CheckedConnection, early
 from kubeproxy.ask.source import Running, Source
-from kubeproxy.backends.mode import Mode, Sight
+from kubeproxy.backends.mode import Mode, Sight, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls, read_table
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port
 from kubeproxy.model.answer import Packet
@@ -341,7 +344,7 @@ def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagn
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.running or not node.proxies:
-        left = [one for one in left if node.concerns(one.family) and (packet is None or one.catches(packet, forwarded))]
+        left = [one for one in left if node.concerns(one.family) and _catches(one, packet, forwarded=forwarded)]
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         yield from strangers.left_over(left, node.mode.name if node.running else "", place)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
@@ -349,6 +352,20 @@ def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagn
         there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet, forwarded)]
         twice = twice if len(there) > node.served else []
     yield from twice
+
+
+def _catches(trace: Trace, packet: Packet | None, *, forwarded: bool) -> bool:
+    """Return whether a leftover catches a packet: by an address of a Service, or by a rule that translates it, for
+    example one made by hand. Rules that come after the proxy's translation do not translate a forwarded packet.
+    """
+    if packet is None or trace.catches(packet, forwarded):
+        return True
+    if trace.table is None:
+        return False
+    local = [one.ip for one in local_addresses(family_of(packet.destination))]
+    first = next(early(CheckedConnection(packet, local, arrival=packet.interface)))
+    with Netlink.open() as link:
+        return read_table(*trace.table, link).translates(first if forwarded else first._replace(before=inf))
 
 
 def _other_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
