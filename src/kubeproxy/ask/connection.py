@@ -151,7 +151,10 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
-        findings += _unasked(node)
+        # The answer follows from objects only: without a proxy on this node, it is hypothetical.
+        severity = Severity.NOTE if (proxies := node.proxies) else Severity.UNKNOWN
+        what = f"{strangers.unasked(proxies)}; the answer is from the objects alone"
+        findings.append(Diagnosis(severity, "proxy", what))
     findings += present.findings(probes, _probed_for(node, rules, packet, why, probes))
     return Explanation(why, tuple(findings), probes)
 
@@ -197,13 +200,6 @@ def _probed_for(
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
     untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     return present.ProbedFor(untranslated, own, blocked)
-
-
-def _unasked(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Yield the finding that the answer follows from objects only: without a proxy on this node, it is hypothetical."""
-    proxies = node.proxies
-    severity = Severity.NOTE if proxies else Severity.UNKNOWN
-    yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:

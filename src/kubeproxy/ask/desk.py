@@ -90,7 +90,7 @@ class Desk:
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
         """Yield those of these Services that exist, all if none is given."""
-        return (held for name in names or self.names if (held := self._service(name)) is not None)
+        return (held for name in names or self.snapshot.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
         """Return the state of a Service that /debug/state shows. Raises QuestionError if it is unknown."""
@@ -98,11 +98,6 @@ class Desk:
         if made is None:
             raise QuestionError(unwatched(name))
         return made
-
-    @property
-    def names(self) -> list[ServiceName]:
-        """All Services, including deleted ones with rules that are still in the kernel."""
-        return self.snapshot.names
 
     @property
     def watched(self) -> list[ServiceName]:

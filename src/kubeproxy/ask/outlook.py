@@ -151,18 +151,15 @@ def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
 
 
 def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local) -> list[str]:
-    weights = [_weight(mode, planner, local) for mode, planner in ((old, before), (new, after))]
+    weights = []
+    for mode, planner in ((old, before), (new, after)):
+        plans, weigh = {name: one.plans for name, one in planner.compiled.items()}, mode.operations().weigh
+        each = [weigh(planner.world, family, plans, local.get(family, ())) for family in planner.world.families]
+        weights.append(Weight(sum(weight.amount for weight in each), each[0].of if each else ""))
     if old is new and weights[0] == weights[1]:
         return []
     was, will = (f"{weight.amount} {weight.of}" for weight in weights)
     return [f"written for {len(after.compiled)} Services: {will}; now there are {was}"]
-
-
-def _weight(mode: Mode, planner: Planner, local: Local) -> Weight:
-    plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
-    weigh = mode.operations().weigh
-    each = [weigh(planner.world, family, plans, local.get(family, ())) for family in planner.world.families]
-    return Weight(sum(weight.amount for weight in each), each[0].of if each else "")
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:

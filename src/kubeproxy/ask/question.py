@@ -28,7 +28,12 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
     client = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
     if destination is None:
-        name = _service_name(where)
+        if not _names_service(where):
+            raise QuestionError(
+                f"{where!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT"
+            )
+        namespace, slash, own = where.partition("/")
+        name = (namespace, own) if slash else ("default", where)
         destination, number, protocol = _service_address(snapshot, name, number, protocol, client[0])
     return _packet(client, destination, protocol, number, interface)
 
@@ -82,13 +87,6 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536):
         raise QuestionError(f"port: expected a number from 1 to 65535, got {text!r}")
     return int(text)
-
-
-def _service_name(text: str) -> ServiceName:
-    if not _names_service(text):
-        raise QuestionError(f"{text!r} is no IP address and no Service; expected ADDRESS:PORT or NAMESPACE/NAME:PORT")
-    namespace, slash, name = text.partition("/")
-    return (namespace, name) if slash else ("default", text)
 
 
 def _names_service(text: str) -> bool:

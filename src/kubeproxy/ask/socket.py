@@ -40,7 +40,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
 
     def services(request: Request) -> Response:
         names = [_name(value) for key, value in request.parameters if key == "name"]
-        return Response(200, _PACKED, _streamed(desk.services, names or desk.names))
+        return Response(200, _PACKED, _streamed(desk.services, names or desk.snapshot.names))
 
     def names(request: Request) -> Response:
         # Lines of text, not msgpack: completion, for which a user waits, then has nothing to decode.

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.why import Elsewhere, Explained, Target, Why, moved
+from kubeproxy.ask.why import Elsewhere, Explained, Why, moved
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import pack
@@ -108,9 +108,5 @@ async def with_zones(why: Why, places: Places) -> Why:
         return why
     namespace, _, name = why.service.partition("/")
     zones = await places.zones((namespace, name))
-    return replace(why, endpoints=tuple(replace(one, zone=one.zone or _zone(one, zones)) for one in why.endpoints))
-
-
-def _zone(one: Target, zones: Zones) -> str:
-    address = pack(one.host)
-    return zones.get(address, "") if address is not None else ""
+    named = (replace(one, zone=one.zone or zones.get(pack(one.host) or b"", "")) for one in why.endpoints)
+    return replace(why, endpoints=tuple(named))

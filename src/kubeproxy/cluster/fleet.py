@@ -63,7 +63,7 @@ class Fleet:
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.whole = whole
-        self._examined: list[str] = []
+        self.examined: list[str] = []  # the nodes whose command answered, with or without a proxy
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
@@ -71,7 +71,7 @@ class Fleet:
         self.replies.append(reply)
         if answer is None:
             return
-        self._examined.append(reply.node)
+        self.examined.append(reply.node)
         for key, fact in {fact.key: fact for fact in facts}.items():
             shown, nodes = self._held.setdefault(key, (fact, []))
             nodes.append(reply.node)
@@ -86,18 +86,13 @@ class Fleet:
         return ["--", *arguments] if arguments else []
 
     @property
-    def examined(self) -> int:
-        """Number of nodes whose command answered, with or without a proxy."""
-        return len(self._examined)
-
-    @property
     def answered(self) -> int:
         """Number of nodes whose proxy answered."""
-        return self.examined - sum(reply.dead for reply in self.replies)
+        return len(self.examined) - sum(reply.dead for reply in self.replies)
 
     def common(self) -> list[Fact]:
         """Return the facts of all nodes, the worst first."""
-        found = (fact for fact, nodes in self._held.values() if len(nodes) == self.examined)
+        found = (fact for fact, nodes in self._held.values() if len(nodes) == len(self.examined))
         return sorted(found, key=lambda fact: fact.severity)
 
     def differences(self) -> list[Shared]:
@@ -106,11 +101,11 @@ class Fleet:
 
     def _differences(self) -> Iterator[Shared]:
         for fact, nodes in self._held.values():
-            if len(nodes) == self.examined:
+            if len(nodes) == len(self.examined):
                 continue
             wrong = fact._replace(severity=Severity.BROKEN) if fact.expected else fact
-            if fact.expected and 2 * len(nodes) > self.examined:
-                yield Shared(wrong, sorted({*self._examined} - {*nodes}), lacking=True)
+            if fact.expected and 2 * len(nodes) > len(self.examined):
+                yield Shared(wrong, sorted({*self.examined} - {*nodes}), lacking=True)
             else:
                 yield Shared(wrong, sorted(nodes))
 
@@ -135,7 +130,7 @@ class Fleet:
         """Return the exit code: the worst of the nodes, NO if they differ, UNKNOWN if one gave no answer."""
         differ = any(one.fact.expected for one in self._differences())
         codes = {reply.status for reply in self.replies if not reply.go}
-        return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self._examined)
+        return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self.examined)
 
 
 def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:

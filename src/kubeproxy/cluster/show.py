@@ -53,11 +53,11 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     _print_counts(fleet)
     differences = fleet.differences()
     for each in differences:
-        output.marked(each.fact.severity.mark, named(_difference(each, fleet.examined), known))
+        output.marked(each.fact.severity.mark, named(_difference(each, len(fleet.examined)), known))
         for text in each.fact.more:
             output.say(f"     {named(text, known) if not text.startswith('Fix: ') else text}")
     common = fleet.common()
-    everywhere = f"all {fleet.examined} nodes: " if fleet.examined > 1 else ""
+    everywhere = f"all {len(fleet.examined)} nodes: " if len(fleet.examined) > 1 else ""
     for fact in common[:_FACTS]:
         output.marked(fact.severity.mark, f"{'' if fact.expected else everywhere}{named(fact.text, known)}")
         for text in fact.more:

@@ -261,11 +261,10 @@ class _ChainWalk(Walk):
 
     def translates(self, packet: PassingPacket) -> bool:
         """Return whether a chain of type nat translates a packet in every case."""
-        for chain in self._rules.at(packet.hook):
-            if chain.hook is not None and chain.hook.nat and packet.after < chain.hook.priority <= packet.before:
-                back, ended = self._ends(chain, packet, NEW)
-                if ended and not back and all(each.translated and not each.unknown for each, _ in ended):
-                    return True
+        for chain, _ in self._passed(packet, ends=True, nat=True):
+            back, ended = self._ends(chain, packet, NEW)
+            if ended and not back and all(each.translated and not each.unknown for each, _ in ended):
+                return True
         return False
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
@@ -278,13 +277,15 @@ class _ChainWalk(Walk):
             harms = harms or any(one.untracked or hook.drops for back, _ in each for one in back)
             yield chain, harms
 
-    def _passed(self, packet: PassingPacket, *, ends: bool = False) -> Iterator[tuple[ChainRules, HookPlace]]:
-        """Yield the base chains of a packet's hook and priorities; with `ends` also the chains at the ends of the
-        range.
+    def _passed(
+        self, packet: PassingPacket, *, ends: bool = False, nat: bool = False
+    ) -> Iterator[tuple[ChainRules, HookPlace]]:
+        """Yield the base chains of a packet's hook and priorities, of type nat or of all other types; with `ends` also
+        the chains at the ends of the range.
         """
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
-            if hook is None or hook.nat:
+            if hook is None or hook.nat is not nat:
                 continue
             if packet.after < hook.priority < packet.before or (
                 ends and hook.priority in {packet.after, packet.before}

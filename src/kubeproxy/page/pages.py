@@ -202,7 +202,7 @@ def _find(request: Request, desk: Desk) -> Response:
         return refused(400, f"address: expected an IPv4 or IPv6 address, got {given!r}")
 
     async def body() -> AsyncGenerator[bytes, None]:
-        looked = ((name, desk.has_address(name, address)) for name in desk.names)
+        looked = ((name, desk.has_address(name, address)) for name in desk.snapshot.names)
         found = ["/".join(name) async for name, has in in_turns(looked) if has]
         yield msgspec.json.encode({"services": found})
 
@@ -210,7 +210,7 @@ def _find(request: Request, desk: Desk) -> Response:
 
 
 def _services(request: Request, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]) -> Response:
-    pieces = _listed(desk.names, feed.news.revision, row)
+    pieces = _listed(desk.snapshot.names, feed.news.revision, row)
     if not takes_gzip(request.accept_encoding):
         return Response(200, JSON, pieces)
     return Response(200, (*JSON, ("Content-Encoding", "gzip")), _zipped(pieces))

@@ -46,7 +46,7 @@ NAMES = [("default", f"s{number}") for number in range(250)]
 
 
 class FakeDesk:
-    names = NAMES
+    snapshot = SimpleNamespace(names=NAMES)
 
     def __init__(self, places):
         self.places = places
@@ -62,7 +62,7 @@ class FakeDesk:
         )
 
     def service(self, name):
-        if name not in self.names:
+        if name not in NAMES:
             raise QuestionError(unwatched(name))
         return {"namespace": name[0], "name": name[1], "state": "programmed"}
 

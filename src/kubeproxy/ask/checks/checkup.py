@@ -155,7 +155,13 @@ def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
 def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     if _sight(report, rules) is not None:
         report.look("rules", lambda: _rules(node, rules))
-    report.look("other proxies", lambda: _other_proxies(node))
+    if node.running:
+        report.look(
+            "other proxies",
+            lambda: strangers.second(
+                ((one, _mode_of(one)) for one in processes.proxies() if one.pid != node.pid), node.mode.name
+            ),
+        )
     if "forward" in node.hooks:
         report.look("forwarding", lambda: nodes.unforwarded(node))
         report.look("bridges", lambda: nodes.unfiltered_bridges(node))
@@ -284,8 +290,9 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
                 if one.hook in node.hooks and not (one.hook in node.covered and one.chain in harmless)
             ]
             drops += firewall.drops(node.passing)
-    # What the node answers is not translated: only `drops` is certain.
-    filters = [one._replace(accepts=one.accepts or node.answers or _lets_pass(node, one)) for one in filters]
+    # What the node answers is not translated: only `drops` is certain. Chains of kube-proxy accept what is masqueraded.
+    safe = [one for one in filters if one.marked and node.masqueraded and not _closed_to(node, one)]
+    filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
@@ -303,11 +310,6 @@ def _closed_to(node: CheckedNode, closed: Filter) -> set[End | None]:
     """Return the endpoints to which a chain that accepts no new connection lets none pass."""
     requests = [each for each in node.passing if each.hook == closed.hook and each.purpose is CompiledFor.REQUEST]
     return set(map(node.end_of, requests)) - (node.masqueraded if closed.marked else frozenset())
-
-
-def _lets_pass(node: CheckedNode, closed: Filter) -> bool:
-    """Return whether chains of kube-proxy accept the whole connection, because it is masqueraded."""
-    return closed.marked and bool(node.masqueraded) and not _closed_to(node, closed)
 
 
 def _is_answered(node: CheckedNode) -> bool:
@@ -366,12 +368,6 @@ def _catches(trace: Trace, packet: Packet | None, *, forwarded: bool) -> bool:
     first = next(early(CheckedConnection(packet, local, arrival=packet.interface)))
     with Netlink.open() as link:
         return read_table(*trace.table, link).translates(first if forwarded else first._replace(before=inf))
-
-
-def _other_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
-    if node.running:
-        others = [process for process in processes.proxies() if process.pid != node.pid]
-        yield from strangers.second([(process, _mode_of(process)) for process in others], node.mode.name)
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:

@@ -31,7 +31,9 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         silence = "" if before else str(error)
         config = KubeProxyConfiguration()
         try:
-            config = _meant(given)
+            named = ("config", given.config), ("proxy-mode", given.proxy_mode)
+            flags = (*named, ("hostname-override", given.hostname_override))
+            config = build_options(parse([f"--{name}={value}" for name, value in flags if value])).config
         except ConfigError as mistake:
             before += identity.configured(given.config or "the flags", str(mistake), ())
         node = CheckedNode(None, 0, modes.named(config.active_mode), config, control=given.control_socket)
@@ -54,9 +56,3 @@ def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
         "findings": [finding.row() for finding in report.findings],
         "unknown": report.unknown,
     }
-
-
-def _meant(given: argparse.Namespace) -> KubeProxyConfiguration:
-    """Return the configuration of a proxy with these arguments. Raises ConfigError."""
-    flags = {"config": given.config, "proxy-mode": given.proxy_mode, "hostname-override": given.hostname_override}
-    return build_options(parse([f"--{name}={value}" for name, value in flags.items() if value])).config

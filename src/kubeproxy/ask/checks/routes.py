@@ -15,6 +15,7 @@ from kubeproxy.kernel.route import local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, unpack, within
 
+_FORWARDING = FORWARDING_OF[Family.IPV4]
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
@@ -30,8 +31,10 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
     astray = set()
     for packet in dict.fromkeys(node.routed):
         code = refusal(packet)
-        if not code or (code == errno.EHOSTUNREACH and _is_closed(packet.arrival)):
+        if not code:
             continue
+        if code == errno.EHOSTUNREACH and packet.arrival and number(_FORWARDING.format(packet.arrival)) == 0:
+            continue  # the interface does not forward, so it refuses all packets; `unforwarded` reports it
         by, is_silent = refused_by(packet), code in _SILENT
         asked = node.packet
         is_first = asked is not None and packet.destination == asked.destination and not packet.arrival
@@ -84,11 +87,6 @@ def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
         if path.address == unpack(asked.destination) and not path.clients:
             for one in filtered_ways([path._replace(out=out)]):
                 yield replace(one, severity=Severity.UNKNOWN, about="arrival")
-
-
-def _is_closed(interface: str) -> bool:
-    """Return whether an interface does not forward. It then refuses all packets; `unforwarded` reports it."""
-    return bool(interface) and number(FORWARDING_OF[Family.IPV4].format(interface)) == 0
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:

@@ -6,7 +6,7 @@ filters out all other connections, so these cost nothing here.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -82,21 +82,18 @@ class Beginnings:
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners
         self._endpoints = endpoints
-        self._counts: dict[str, Counter[tuple[str, bytes]]] = {}
+        self._counts: defaultdict[str, Counter[tuple[str, bytes]]] = defaultdict(Counter)
 
     def add(self, entry: Tracked, weight: int) -> None:
         """Count a sampled connection, `weight` times."""
         owner = self._owners.of(entry.target)
         if owner is not None:
             service, port = owner
-            counts = self._counts.get(service)
-            if counts is None:
-                counts = self._counts[service] = Counter()
-            counts[port, entry.server] += weight
+            self._counts[service][port, entry.server] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
         """Reset the counts; return, by Service, the new connections a second, and their shares by port and endpoint."""
-        counts, self._counts = self._counts, {}
+        counts, self._counts = self._counts, defaultdict(Counter)
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {
             service: {"new": round(total / seconds, 2), "endpoints": self._shares(counts[service], total)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -135,10 +136,9 @@ def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journ
 
 def _interface(index: int) -> str:
     """Return the name of an interface of this node, '' without one."""
-    try:
-        return socket.if_indextoname(index) if index else ""
-    except OSError:
-        return ""
+    with suppress(OSError):  # also for 0
+        return socket.if_indextoname(index)
+    return ""
 
 
 def _refusal(headers: Headers) -> str:
