@@ -174,4 +174,5 @@ def _beyond_upstream(config: KubeProxyConfiguration) -> Iterator[Mistake]:
         yield Mistake(f"featureGates.{name}", not_strict(f"the gate {name}"))
     for index, part in enumerate(config.node_port_addresses):
         if part in NODEPORT_WORDS and config.node_port_addresses != PRIMARY_ADDRESS:
-            yield Mistake(f"nodePortAddresses[{index}]", not_strict(f'the word "{part}", except "primary" alone'))
+            beside = " beside other addresses" if part in PRIMARY_ADDRESS else ""
+            yield Mistake(f"nodePortAddresses[{index}]", not_strict(f'the word "{part}"{beside}'))

@@ -83,8 +83,8 @@ BY_STRICT = "cannot be used with --strict (strict: true): the Go kube-proxy 1.36
             "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true",
             "the gate KubeProxyNFTablesLocalhostNodePorts",
         ),
-        ("--nodeport-addresses=localhost", 'the word "localhost", except "primary" alone'),
-        ("--nodeport-addresses=primary,10.0.0.0/8", 'the word "primary", except "primary" alone'),
+        ("--nodeport-addresses=localhost", 'the word "localhost"'),
+        ("--nodeport-addresses=primary,10.0.0.0/8", 'the word "primary" beside other addresses'),
     ],
 )
 def test_a_contradiction_names_both(tmp_path, line, lack):
