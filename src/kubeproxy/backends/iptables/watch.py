@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.contents import Contents
@@ -36,53 +36,17 @@ lists rules.
 """
 
 
-class Watch(Protocol):
-    """Detects changes by other programs in one family's tables.
-
-    After `inspect`, `rest` is the pause before an audit (REST or FAINT_REST), `places` the changed chains, None if
-    unknown.
-    """
-
-    rest: float
-    places: frozenset[skeleton.Place] | None
-
-    def present(self, table: str) -> FoundTable:
-        """Return the chains of a table that cannot be listed, with the rules of built-in chains. Raises ApplyError."""
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Make the present state of the tables the base of later comparisons. The body of the `with` statement reads
-        all tables.
-        """
-
-    def own_change(self, commits: int) -> AbstractContextManager[None]:
-        """Ignore `commits` transactions in the body of the `with` statement, because these are our own."""
-
-    def touched(self) -> bool:
-        """Return whether another program may have changed something."""
-
-    def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that is found without reading all rules; reset `touched` if there is none.
-
-        Raises ApplyError.
-        """
-
-    def close(self) -> None:
-        """Close the sockets."""
-
-
-def watch(commands: Commands) -> Watch:
-    """Return the watch for the variant of these commands."""
-    return NftWatch.open(commands) if commands.uses_nft else LegacyWatch.open(commands)
-
-
 def _with_jumps(table: str) -> set[str]:
     """Return the chains of other owners that contain rules of ours: built-in chains, and those of kubelet."""
     return {jump.chain for jump in skeleton.JUMPS if jump.table == table} | {skeleton.KUBELET_FIREWALL}
 
 
 class NftWatch:
-    """Watches the tables of iptables-nft over netlink. Changes that other programs make in their own chains cost
-    nothing.
+    """Detects changes by other programs in one family's tables of iptables-nft, over netlink. Changes in chains of
+    other programs cost nothing.
+
+    After `inspect`, `rest` is the pause before an audit (REST or FAINT_REST), `places` the changed chains, None if
+    unknown.
     """
 
     rest = REST
@@ -102,12 +66,12 @@ class NftWatch:
         return cls(commands, nfnetlink.Transactions.open(), monitor(Interest(b"KUBE-", concerns=_concerns)))
 
     def close(self) -> None:
-        """See Watch."""
+        """Close the sockets."""
         self._transactions.close()
         self._others.close()
 
     def present(self, table: str) -> FoundTable:
-        """See Watch."""
+        """Return the chains of a table that cannot be listed, with the rules of built-in chains. Raises ApplyError."""
         chains = nfnetlink.chain_names(self._family, table)
         kept: dict[str, list[str]] = {}
         for name in sorted(_with_jumps(table) & chains):
@@ -120,20 +84,22 @@ class NftWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See Watch."""
+        """Make the present state of the tables the base of later comparisons. The body of the `with` statement reads
+        all tables.
+        """
         self._others.reset(self._family, self._transactions.generation)
         self._noted, self._unknown = set(), False
         yield
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
-        """See Watch."""
+        """Ignore `commits` transactions in the body of the `with` statement, because these are our own."""
         with self._others.paused(self._transactions.generation):
             yield
             self._others.count_own(commits)  # each table is a transaction
 
     def touched(self) -> bool:
-        """See Watch."""
+        """Return whether another program may have changed something."""
         self._note()
         return self._unknown or bool(self._noted)
 
@@ -145,7 +111,10 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """See Watch."""
+        """Return a change by another program that is found without reading all rules; reset `touched` if there is none.
+
+        Raises ApplyError.
+        """
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():
@@ -194,11 +163,11 @@ class LegacyWatch:
         return cls(commands, TableInfo.open(commands.family), lock_watch())
 
     def close(self) -> None:
-        """See Watch."""
+        """See NftWatch."""
         self._info.close()
 
     def present(self, table: str) -> FoundTable:
-        """See Watch."""
+        """See NftWatch."""
         found = self._commands.table(table)
         chains, rules = (found.chains, found.rules) if found is not None else ((), ())
         kept = {name: [f"{rule}\n" for rule in rules if chain_of(rule) == name] for name in _with_jumps(table)}
@@ -206,7 +175,7 @@ class LegacyWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See Watch."""
+        """See NftWatch."""
         self._taken = self._lock.taken()
         before = self._look()
         yield
@@ -214,7 +183,7 @@ class LegacyWatch:
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
-        """See Watch."""
+        """See NftWatch."""
         alone = self._commands.obeys_lock
         with xtables_lock.lock().held(xtables.LOCK_TIMEOUT) if alone else nullcontext():
             before = self._lock.taken()
@@ -228,11 +197,11 @@ class LegacyWatch:
                 self._known = self._look()
 
     def touched(self) -> bool:
-        """See Watch."""
+        """See NftWatch."""
         return self._lock.taken() != self._taken or self._look() != self._known
 
     def inspect(self) -> ForeignChange | None:
-        """See Watch. Return None: sizes and the lock show only that an audit is due."""
+        """See NftWatch. Return None: sizes and the lock show only that an audit is due."""
         self._taken = self._lock.taken()
         sizes = self._look()
         self.rest = REST if sizes != self._known else FAINT_REST
@@ -244,6 +213,14 @@ class LegacyWatch:
             return [self._info.info(table) for table in skeleton.CANARY_TABLES]
         except ApplyError:
             return None
+
+
+Watch = NftWatch | LegacyWatch
+
+
+def watch(commands: Commands) -> Watch:
+    """Return the watch for the variant of these commands."""
+    return NftWatch.open(commands) if commands.uses_nft else LegacyWatch.open(commands)
 
 
 class Audit:
