@@ -16,6 +16,8 @@ from contextlib import suppress
 from select import EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
+from msgspec import Struct
+
 from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
@@ -90,7 +92,7 @@ class TcpListener:
             descriptors = self.path.descriptors
             if descriptors.take(_KIND, 2):
                 sock.setblocking(False)
-                Connection(self, sock, client[0]).dial()
+                Connection(self, self.path, _Side(sock, sock.fileno()), client[0]).dial()
             else:
                 self.path.complain("connections", _NO_DESCRIPTOR, self.key, descriptors.room(_KIND) // 2)
                 sock.close()
@@ -106,49 +108,31 @@ class TcpListener:
             self.path.rewatch(self.sock.fileno(), EPOLLIN)
 
 
-class _Side:
+class _Side(Struct, eq=False):
     """One of the two sockets of a relayed connection, and the state of the stream from it."""
 
-    __slots__ = ("ended", "fd", "held", "shut", "sock", "watching")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.held: memoryview | None = None  # bytes for which the other side had no room
-        self.ended = False  # its stream has ended
-        self.shut = False  # the end was relayed to the other side
-        self.watching = 0
+    sock: socket.socket
+    fd: int
+    held: memoryview | None = None  # bytes for which the other side had no room
+    ended: bool = False  # its stream has ended
+    shut: bool = False  # the end was relayed to the other side
+    watching: int = 0
 
 
-class Connection:
+class Connection(Struct, eq=False):
     """A client's connection and the connection to its endpoint."""
 
-    __slots__ = (
-        "_client",
-        "_failed",
-        "_from",
-        "_late",
-        "_listener",
-        "_path",
-        "_server",
-        "_slow",
-        "_timer",
-        "_trying",
-        "_why",
-    )
-
-    def __init__(self, listener: TcpListener, sock: socket.socket, client: str) -> None:
-        self._listener = listener
-        self._path = listener.path
-        self._client = _Side(sock)
-        self._from = client
-        self._server: _Side | None = None
-        self._failed: set[bytes] = set()
-        self._late: set[bytes] = set()
-        self._slow = 0  # number of endpoints that timed out; a refusal does not count, because it takes no time
-        self._trying = b""
-        self._why = "there is none"
-        self._timer: Any = None
+    _listener: TcpListener
+    _path: DataPath
+    _client: _Side
+    _from: str
+    _server: _Side | None = None
+    _failed: set[bytes] = set()
+    _late: set[bytes] = set()
+    _slow: int = 0  # number of endpoints that timed out; a refusal does not count, because it takes no time
+    _trying: bytes = b""
+    _why: str = "there is none"
+    _timer: Any = None
 
     # -- finding an endpoint ----------------------------------------------------------------------------------------
 
@@ -166,8 +150,7 @@ class Connection:
                 if error.errno in _EXHAUSTED:
                     break
                 continue
-            self._server = _Side(sock)
-            self._server.watching = EPOLLOUT
+            self._server = _Side(sock, sock.fileno(), watching=EPOLLOUT)
             self._timer = self._path.later(DIAL_TIMEOUTS[self._slow], self._too_late)
             return
         self._path.complain(

@@ -14,6 +14,8 @@ from contextlib import suppress
 from select import EPOLLIN
 from typing import Any, Final
 
+from msgspec import Struct
+
 from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
@@ -157,30 +159,21 @@ class UdpListener:
             return None
 
 
-class Session:
+class Session(Struct, eq=False):
     """One client's socket to its endpoint. `waits`: it had more requests than answers."""
 
-    __slots__ = ("_control", "_ended", "_listener", "_name", "_owed", "_sessions", "_sock", "endpoint")
+    _listener: UdpListener
+    _sessions: Sessions
+    _sock: socket.socket
+    endpoint: bytes
+    _name: tuple[Any, bytes]
+    _control: Control
+    _owed: int = 0
+    _ended: bool = False
 
-    def __init__(
-        self,
-        listener: UdpListener,
-        sessions: Sessions,
-        sock: socket.socket,
-        endpoint: bytes,
-        name: tuple[Any, bytes],
-        control: Control,
-    ) -> None:
-        self.endpoint = endpoint
-        self._listener = listener
-        self._sessions = sessions
-        self._sock = sock
-        self._name = name
-        self._control = control
-        self._owed = 0
-        self._ended = False
-        listener.path.watch(sock, self, EPOLLIN)
-        listener.mine[name] = self
+    def __post_init__(self) -> None:
+        self._listener.path.watch(self._sock, self, EPOLLIN)
+        self._listener.mine[self._name] = self
 
     @property
     def waits(self) -> bool:
