@@ -74,17 +74,13 @@ class _Key(NamedTuple):
             if isinstance(field.load, x.Hash):
                 at = operands
                 for operand in self.hashed:
-                    yield _into(operand.load, register(at))
+                    yield replace(operand.load, dreg=register(at))
                     at += padded(operand.size) // 4
                 size = 4 * (at - operands)
                 yield replace(field.load, dreg=register(slot), sreg=register(operands), length=size)
             else:
-                yield _into(field.load, register(slot))
+                yield replace(field.load, dreg=register(slot))
             slot += padded(field.size) // 4
-
-
-def _into(load: x.Expression, dreg: int) -> x.Expression:
-    return replace(load, dreg=dreg)
 
 
 class _Reader:
@@ -289,10 +285,6 @@ class _Reader:
         yield from data.load(after)
         yield x.Update(name, op, 1, register(after), timeout=timeout)
 
-    def delete(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'delete'."""
-        return self.update(2)
-
 
 def _element_key(field: Field, word: str) -> bytes:
     """Return a value as a key of a set, padded to whole registers."""
@@ -359,7 +351,7 @@ _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]
     ("counter name", lambda reader: iter([x.NamedObject(1, reader.word().strip('"'))])),
     ("flow add", lambda reader: iter([x.Offload(reader.word().removeprefix("@"))])),
     ("update", _Reader.update),
-    ("delete", _Reader.delete),
+    ("delete", lambda reader: reader.update(2)),
     ("dnat", _Reader.dnat),
     ("redirect to :", _Reader.redirect),
 ]

@@ -28,9 +28,9 @@ from kubeproxy.kernel.netlink.protocol import (
     understood,
 )
 from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.expressions import GOTO, RuleVerdict, pack_value, parse_value
 from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NEW_ELEMENT, dump, names, nft_message
 
-_GOTO: Final = struct.pack(">i", -4)  # NFT_GOTO
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
 # The length of a nested attribute has 16 bits, so a message's list of elements must stay below 64 KiB.
@@ -106,8 +106,7 @@ def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
     """Return the bytes before and the bytes after the key, in an element of a verdict map with the verdict `goto
     chain`.
     """
-    code, name = attribute(nfta.VERDICT_CODE, _GOTO), attribute(nfta.VERDICT_CHAIN, chain + b"\0")
-    verdict = nested(nfta.SET_ELEM_DATA, nested(nfta.DATA_VERDICT, code, name))
+    verdict = nested(nfta.SET_ELEM_DATA, pack_value(RuleVerdict(GOTO, chain.decode())))
     element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
     return element[: len(element) - len(verdict) - key_size], verdict
 
@@ -121,10 +120,10 @@ def interval_element(key: bytes) -> bytes:
     return nested(nfta.LIST_ELEM, first, last)
 
 
-def plain_element(key: bytes, data: bytes = b"") -> bytes:
-    """Return the element of a set, or of a map to values."""
-    value = _value(nfta.SET_ELEM_DATA, data) if data else b""
-    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value)
+def plain_element(key: bytes, data: bytes | RuleVerdict = b"", *more: bytes) -> bytes:
+    """Return the element of a set, or of a map to values or verdicts; `more` are further packed attributes."""
+    value = nested(nfta.SET_ELEM_DATA, pack_value(data)) if data else b""
+    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value, *more)
 
 
 def catch_all_element() -> bytes:
@@ -140,8 +139,7 @@ def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> 
     """
     lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
-    value = _value(nfta.SET_ELEM_DATA, data) if data else b""
-    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value, lasts, ends)
+    return plain_element(key, data, lasts, ends)
 
 
 def _value(kind: int, value: bytes) -> bytes:
@@ -180,7 +178,8 @@ def element_of(data: bytes, start: int, end: int) -> Element:
         if kind == nfta.SET_ELEM_KEY:
             key = data[s + ATTRIBUTE.size : e]
         elif kind == nfta.SET_ELEM_DATA:
-            value = _parse_data(data, s, e)
+            found = parse_value(data[s:e])
+            value = found if isinstance(found, bytes) else found.chain.encode(errors="surrogateescape")
         elif kind == nfta.SET_ELEM_KEY_END:
             end_key = data[s + ATTRIBUTE.size : e]
         elif kind == nfta.SET_ELEM_TIMEOUT:
@@ -190,16 +189,6 @@ def element_of(data: bytes, start: int, end: int) -> Element:
         elif kind == nfta.SET_ELEM_FLAGS:
             flags = int.from_bytes(data[s:e], "big")
     return Element(key + end_key, value, timeout, expires, bool(flags & _INTERVAL_END))
-
-
-def _parse_data(data: bytes, start: int, end: int) -> bytes:
-    for kind, s, e in attributes(data, start, end):
-        if kind == nfta.DATA_VALUE:
-            return data[s:e]
-        for inner, first, last in attributes(data, s, e):
-            if inner == nfta.VERDICT_CHAIN:
-                return data[first:last].rstrip(b"\0")
-    return b""
 
 
 class ElementLayout(NamedTuple):

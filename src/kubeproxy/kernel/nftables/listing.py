@@ -10,6 +10,8 @@ import re
 import sys
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from kubeproxy.kernel.netlink.protocol import parts
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfta
@@ -109,23 +111,26 @@ class _Writer:
         register = expression.dreg
         if register is None:
             raise LookupError
-        bare = _bare(expression)
+        bare = replace(expression, dreg=0 if isinstance(expression, x.Fib) else None)
         if bare in NAMES:
             name = NAMES[bare]
             self._load(register, _Term(name, FIELDS[name].type, FIELDS[name].size, load=bare))
             return
+        if not isinstance(bare, x.Payload):
+            raise LookupError
         whole = self._whole(bare)
-        self._load(register, _Term(whole, FIELDS[whole].type, _length(bare), load=bare))
+        self._load(register, _Term(whole, FIELDS[whole].type, bare.length, load=bare))
 
-    def _whole(self, part: x.Expression) -> str:
+    _ct = _fib = _loaded
+
+    def _whole(self, part: x.Payload) -> str:
         """Return the field of which an expression loads only the first bytes: an address, if a network of whole bytes
         is matched.
         """
-        if isinstance(part, x.Payload):
-            for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
-                load = FIELDS[name].load
-                if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):
-                    return name
+        for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
+            load = FIELDS[name].load
+            if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):
+                return name
         raise LookupError
 
     def _payload(self, expression: x.Payload) -> None:
@@ -147,12 +152,6 @@ class _Writer:
             return
         sign = "^" if term.mask == _MASK else "|"
         self.words.append(f"{target} set {term.text} {sign} {shown(term.type, term.xor)}")
-
-    def _ct(self, expression: x.Ct) -> None:
-        self._loaded(expression)
-
-    def _fib(self, expression: x.Fib) -> None:
-        self._loaded(expression)
 
     def _byteorder(self, expression: x.Byteorder) -> None:
         if _slot(expression.sreg) not in self._terms:
@@ -266,24 +265,6 @@ class _Writer:
         timeout = f" timeout {duration(expression.timeout)}" if expression.timeout else ""
         data = f" : {self._key(expression.data)[0]}" if expression.data is not None else ""
         self.words.append(f"{word} @{expression.set} {{ {key}{timeout}{data} }}")
-
-
-def _bare(expression: x.Expression) -> x.Expression:
-    """Return a loading expression without its register."""
-    match expression:
-        case x.Payload(base, offset, length):
-            return x.Payload(base, offset, length)
-        case x.Meta(key):
-            return x.Meta(key)
-        case x.Ct(key=key, direction=direction):
-            return x.Ct(key, direction=direction)
-        case x.Fib(result=result, flags=flags):
-            return x.Fib(0, result, flags)
-    return expression
-
-
-def _length(load: x.Expression) -> int:
-    return load.length if isinstance(load, x.Payload) else 0
 
 
 def _slot(register: int) -> int:

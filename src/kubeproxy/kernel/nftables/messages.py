@@ -17,10 +17,17 @@ from itertools import count
 from typing import Final
 
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.netlink.protocol import NetlinkError, attribute, nested, number_attribute, text_attribute
+from kubeproxy.kernel.netlink.protocol import (
+    NLM_F_REQUEST,
+    NetlinkError,
+    attribute,
+    nested,
+    number_attribute,
+    text_attribute,
+)
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
-from kubeproxy.kernel.nftables.elements import element_messages
+from kubeproxy.kernel.nftables.elements import element_messages, plain_element
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
 from kubeproxy.kernel.nftables.nfnetlink import (
     CREATE,
@@ -71,13 +78,9 @@ def table_removal(family: int, table: str) -> bytes:
     return nft_message(DELETE_TABLE, family, text_attribute(nfta.TABLE_NAME, table))
 
 
-def _counter_message(family: int, table: str, name: str) -> bytes:
-    kind = number_attribute(nfta.OBJ_TYPE, _COUNTER) + nested(nfta.OBJ_DATA)
-    return nft_message(NEW_OBJECT, family, names(table, name) + kind, CREATE)
-
-
-def _counter_removal(family: int, table: str, name: str) -> bytes:
-    return nft_message(DELETE_OBJECT, family, names(table, name) + number_attribute(nfta.OBJ_TYPE, _COUNTER))
+def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -> bytes:
+    payload = names(table, name) + number_attribute(nfta.OBJ_TYPE, _COUNTER) + data
+    return nft_message(kind, family, payload, CREATE if kind == NEW_OBJECT else NLM_F_REQUEST)
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
@@ -89,10 +92,6 @@ def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]
     number, priority = number_attribute(nfta.HOOK_NUMBER, 0), number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
     hook = nested(nfta.FLOWTABLE_HOOK, number, priority, nested(nfta.HOOK_DEVICES, named) if devices else b"")
     return nft_message(NEW_FLOWTABLE, family, names(table, name) + hook, CREATE)
-
-
-def _flowtable_removal(family: int, table: str, name: str) -> bytes:
-    return nft_message(DELETE_FLOWTABLE, family, names(table, name))
 
 
 def chain_message(family: int, table: str, name: str, hook: tables.Hook | None = None) -> bytes:
@@ -124,7 +123,7 @@ def rules_removal(family: int, table: str, chain: str) -> bytes:
 def objects(family: int, table: str, made: tables.Definition) -> list[bytes]:
     """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
     found = [_made_set(family, table, spec) for spec in made.sets]
-    found += [_counter_message(family, table, name) for name in made.counters]
+    found += [_counter(NEW_OBJECT, family, table, name, nested(nfta.OBJ_DATA)) for name in made.counters]
     found += [flowtable_message(family, table, name, ()) for name in made.flowtables]
     return [*found, *(chain_message(family, table, name, chain.hook) for name, chain in made.chains.items())]
 
@@ -152,8 +151,9 @@ def changes(family: int, table: str, found: tables.TableContents, wanted: tables
     removed = [rules_removal(family, table, name) for name in written]
     removed += [nft_message(DELETE_SET, family, names(table, name)) for name in sets]
     removed += [_chain_removal(family, table, name) for name in chains]
-    removed += [_counter_removal(family, table, name) for name in found.counters - ours.counters]
-    removed += [_flowtable_removal(family, table, name) for name in found.flowtables - ours.flowtables]
+    removed += [_counter(DELETE_OBJECT, family, table, name) for name in found.counters - ours.counters]
+    flowtables = found.flowtables - ours.flowtables
+    removed += [nft_message(DELETE_FLOWTABLE, family, names(table, name)) for name in flowtables]
     missing = wanted._replace(
         sets=tuple([spec for spec in wanted.sets if spec.name in sets or spec.name not in found.sets]),
         chains={name: each for name, each in wanted.chains.items() if name in chains or name not in found.chains},
@@ -219,7 +219,7 @@ def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool
     elements = []
     for key, ends in sorted(edges):
         flags = number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
-        elements.append(nested(nfta.LIST_ELEM, nested(nfta.SET_ELEM_KEY, x.pack_value(key)), flags))
+        elements.append(plain_element(key, b"", flags))
     return element_messages(NEW_ELEMENT, family, table, name, elements)
 
 
@@ -280,13 +280,8 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
     form = tables.SetForm(flags, inline.key_type, inline.key_length, inline.data_type, size=len(inline.elements))
     notes = _note(0, _order_of(inline.key_type).to_bytes(4, "little"))
     yield _set(family, table, name, form, notes, number)
-    elements = [_element(key[: inline.key_length], data) for key, data in sorted(inline.elements)]
+    elements = [plain_element(key[: inline.key_length], data) for key, data in sorted(inline.elements)]
     yield from element_messages(NEW_ELEMENT, family, table, name, elements, set_id=number)
-
-
-def _element(key: bytes, data: bytes | x.RuleVerdict) -> bytes:
-    value = nested(nfta.SET_ELEM_DATA, x.pack_value(data)) if data else b""
-    return nested(nfta.LIST_ELEM, nested(nfta.SET_ELEM_KEY, x.pack_value(key)), value)
 
 
 _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
