@@ -19,10 +19,10 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from kubeproxy.backends.mode import Depth, ForeignChange
+from kubeproxy.backends.table_view import TableReader
 from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
-from kubeproxy.backends.userspace.examine import KernelView
 from kubeproxy.backends.userspace.listeners import Listeners
 from kubeproxy.backends.userspace.ruleset import TABLE
 from kubeproxy.backends.userspace.udp import Sessions
@@ -336,7 +336,7 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             list(backend.resync(states[-1]))
             assert (backend._served, set(backend._listeners.names())) == (synced, listening)
             assert difference(backend) is None
-            with closing(KernelView(family, Netlink.open(), lambda *_: frozenset())) as view:
+            with closing(TableReader(family, TABLE, Netlink.open())) as view:
                 assert view.contents().chains == backend._ruleset.definition().chains
             list(backend.sync([(name, ()) for name in states[-1]]))
             assert (backend._served, list(backend._listeners.names())) == ({}, [])

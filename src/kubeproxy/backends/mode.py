@@ -181,16 +181,15 @@ def _all_of_them(settings: Settings) -> Settings:
 class Operations(NamedTuple):
     """The operations of the running mode.
 
-    `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode. `look`
-    checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the backends, one
-    per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN. With --init-only, for a
-    proxy with fewer rights, `initialize` follows: it changes the settings that a proxy with sufficient rights would
-    change later. `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of
-    conntrack. `owns`: see Owns; `commands` returns the iptables commands that the mode uses. `remove_displaced` removes
-    rules of this mode in other places, such as another variant of iptables, and returns its failures. `within` returns
-    the settings without the features that this kernel lacks, and logs the removed features. `examine` creates one
-    examiner per family, for a separate process that cannot write. `rooms` reads the tables with a limit, at a constant
-    cost; it raises ApplyError.
+    `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode.
+    `look` checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the
+    backends, one per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN.
+    `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack;
+    --init-only writes all of them, for a proxy with fewer rights. `owns`: see Owns; `commands` returns the iptables
+    commands that the mode uses. `remove_displaced` removes rules of this mode in other places, such as another
+    variant of iptables, and returns its failures. `within` returns the settings without the features that this
+    kernel lacks, and logs the removed features. `examine` creates one examiner per family, for a separate process
+    that cannot write. `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError.
     """
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -203,7 +202,6 @@ class Operations(NamedTuple):
     owns: Owns = keeps_nothing
     commands: Callable[[Family], Commands] | None = None
     remove_displaced: Callable[[], list[str]] = list
-    initialize: Callable[[KubeProxyConfiguration], None] = _nothing
     within: Callable[[Settings], Settings] = _all_of_them
     rooms: Callable[[Sequence[Family]], Sequence[Room]] = _nothing
 

@@ -32,6 +32,7 @@ from kubeproxy.errors import ApplyError, ConfigError, Unsupported
 from kubeproxy.features import STARTUP_TAINT
 from kubeproxy.kernel.proc.capability import raise_net_admin
 from kubeproxy.kernel.proc.processes import INIT, Orphans, raise_limit
+from kubeproxy.kernel.proc.sysctl import apply_settings
 from kubeproxy.kernel.route import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
@@ -82,7 +83,7 @@ def run(options: Options) -> int:
     host.check_families(settings)
     if options.init_only:
         _prepare_host(operations, config)
-        operations.initialize(config)
+        apply_settings(operations.sysctls(config))  # the proxy may have fewer rights
         return 0
     lifetime.postpone_garbage_collection()
     with asyncio.Runner(loop_factory=Loop) as runner:

@@ -20,7 +20,7 @@ from kubeproxy.backends.state import of_family
 from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
-from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl, write_sysctl
+from kubeproxy.kernel.proc.sysctl import TCP_BE_LIBERAL, read_sysctl
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError, TableInfo
@@ -132,14 +132,6 @@ def _remove_displaced() -> list[str]:
     return leftovers.remove_iptables_rules(OPERATIONS.keeps)
 
 
-def _initialize(config: KubeProxyConfiguration) -> None:
-    """Allow NodePorts on 127.0.0.1 for a proxy that cannot write sysctls, for example in a container that is not
-    privileged.
-    """
-    for key, value in _sysctls(config):
-        write_sysctl(key, value)
-
-
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     """See Operations. The rules are not read, because reading would load modules."""
     _check_names(config)
@@ -189,5 +181,4 @@ OPERATIONS = Operations(
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
     commands=_commands,
     remove_displaced=_remove_displaced,
-    initialize=_initialize,
 )

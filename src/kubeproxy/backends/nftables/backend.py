@@ -154,15 +154,13 @@ class NftablesBackend:
 
     def _spare_taken(self) -> None:
         """Stop resetting connections to addresses that endpoints use again."""
-        if self._gone is not None and (messages := self._gone.removal()):
-            self._transact(messages)
-            self._gone.removed()
+        if self._gone is not None:
+            self._gone.spare(self._transact)
 
     def _reset_gone(self) -> None:
         """Reset connections to endpoints that no Service uses any more."""
-        if self._gone is not None and (messages := self._gone.additions(time.monotonic())):
-            self._transact(messages)
-            self._gone.added()
+        if self._gone is not None:
+            self._gone.reset(time.monotonic(), self._transact)
 
     def _batch(self) -> _Batch:
         return _Batch(Transaction(self._packers, self._users), {})

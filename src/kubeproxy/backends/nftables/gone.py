@@ -7,7 +7,7 @@ remove an address before a new endpoint uses it. See docs/beyond.md "Resets".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kubeproxy.backends.nftables.layout import TABLE, Layout, service_key
@@ -111,29 +111,24 @@ class GoneEndpoints:
             if not keys:
                 del self._ports[key[:-3]]
 
-    def removal(self) -> list[bytes]:
-        """Return the messages that remove addresses in use again. Commit them before a Service uses the addresses.
+    def spare(self, commit: Callable[[list[bytes]], None]) -> None:
+        """Remove addresses in use again; to be called before a Service uses the addresses.
 
         An element may time out at this moment, and before Linux 6.3 the kernel refuses to remove a missing element. So
         each element is added first, which changes nothing if it exists.
         """
-        keys = [service_key(key) for key in self._taken]
-        if not keys:
-            return []
-        added = [timed_element(key, 0, SECONDS * 1000) for key in keys]
-        return [*self._messages(NEW_ELEMENT, added), *self._messages(DELETE_ELEMENT, map(plain_element, keys))]
+        if keys := [service_key(key) for key in self._taken]:
+            added = [timed_element(key, 0, SECONDS * 1000) for key in keys]
+            removed = map(plain_element, keys)
+            commit([*self._messages(NEW_ELEMENT, added), *self._messages(DELETE_ELEMENT, removed)])
+            self._taken.clear()
 
-    def removed(self) -> None:
-        """Record that the kernel has committed `removal`."""
-        self._taken.clear()
-
-    def additions(self, now: float) -> list[bytes]:
-        """Return the messages that add deleted endpoints."""
+    def reset(self, now: float, commit: Callable[[list[bytes]], None]) -> None:
+        """Add deleted endpoints, and log them."""
         left = [(service_key(key), int((until - now) * 1000)) for key, until in self._new.items()]
-        return self._messages(NEW_ELEMENT, [timed_element(key, 0, ms) for key, ms in left if ms > 0])
-
-    def added(self) -> None:
-        """Record that the kernel has committed `additions`, and log the endpoints."""
+        if not (added := [timed_element(key, 0, ms) for key, ms in left if ms > 0]):
+            return
+        commit(self._messages(NEW_ELEMENT, added))
         named = ", ".join(destination_text(key[:-3] + key[-2:]) for key in list(self._new)[:_NAMED])
         more = f" and {len(self._new) - _NAMED} more" if len(self._new) > _NAMED else ""
         log.info("Connections to deleted endpoints are reset family=%s endpoints=%s%s", self._family.label, named, more)
@@ -141,8 +136,7 @@ class GoneEndpoints:
         self._new.clear()
 
     def _messages(self, kind: int, elements: Iterable[bytes]) -> list[bytes]:
-        packed: Sequence[bytes] = list(elements)
-        return element_messages(kind, self._family, TABLE, GONE, packed) if packed else []
+        return element_messages(kind, self._family, TABLE, GONE, list(elements))
 
 
 def endpoint_key(element: bytes) -> bytes:

@@ -7,7 +7,7 @@ desired port.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kubeproxy.backends.state import (
@@ -30,7 +30,6 @@ from kubeproxy.backends.userspace.ruleset import (
     LISTENERS,
     NODEPORT_IPS,
     ORIGINS,
-    TABLE,
     UserspaceRuleset,
     carrying_map,
     element_key,
@@ -38,9 +37,8 @@ from kubeproxy.backends.userspace.ruleset import (
     merged,
     unpack_port,
 )
-from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import Entries
-from kubeproxy.kernel.proc.processes import Listening
+from kubeproxy.kernel.proc.processes import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
@@ -54,27 +52,12 @@ _MEANINGS: Final = {
 _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 
-class KernelView(TableView):
-    """Our table, and the listening sockets in the network namespace of the caller. All calls raise ApplyError."""
-
-    def __init__(self, family: Family, link: Netlink, ports: Callable[[Family, int], frozenset[Listening]]) -> None:
-        super().__init__(family, TABLE, {FIREWALL_ALLOW}, link)
-        self._ports = ports
-
-    def is_there(self) -> bool:
-        """Return whether the table exists and is active (not dormant)."""
-        header = self.header()
-        return header is not None and not header.dormant
-
-    def listening(self, protocol: int) -> frozenset[Listening]:
-        """Return the listening sockets of a protocol."""
-        return self._ports(self.family, protocol)
-
-
 class UserspaceExaminer(Examiner):
-    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all."""
+    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all. Listening
+    sockets are those of the caller's network namespace.
+    """
 
-    def __init__(self, view: KernelView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
+    def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family, view.close)
         self._view = view
         self._ruleset = ruleset
@@ -83,8 +66,8 @@ class UserspaceExaminer(Examiner):
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
-        if not self._view.is_there():
-            yield self._gone()
+        if (gone := self._gone()) is not None:
+            yield gone
             return
         ours = of_family(plans, self.family)
         keys: dict[str, set[bytes]] = {name: set() for name in self._sets}
@@ -97,8 +80,8 @@ class UserspaceExaminer(Examiner):
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
-        if not self._view.is_there():
-            yield self._gone()
+        if (gone := self._gone()) is not None:
+            yield gone
             return
         ours = of_family(wanted, self.family)
         found: dict[str, Any] = {name: self._view.elements(name) for name in self._sets}
@@ -110,7 +93,10 @@ class UserspaceExaminer(Examiner):
             shared[NODEPORT_IPS] = dict.fromkeys(self._nodeport_ips, b"")
         yield from self._compared(ours, found, shared)
 
-    def _gone(self) -> Finding:
+    def _gone(self) -> Finding | None:
+        header = self._view.header()
+        if header is not None and not header.dormant:
+            return None
         return Finding(None, Kind.MISSING, "the whole table: no Service is served", f"table {self._ruleset.name}")
 
     def _compared(
@@ -128,8 +114,8 @@ class UserspaceExaminer(Examiner):
             | {_SOCKETS: {listener: ports[listener] or 0 for plan in plans for listener in assignments(plan)}}
             for name, plans in ours.items()
         }
-        listening = {protocol: {one.port for one in self._view.listening(protocol)} for protocol in KINDS}
-        found[_SOCKETS] = {name: port for name, port in ports.items() if port in listening[name.key.protocol]}
+        open_ports = {protocol: {one.port for one in listening(self.family, protocol)} for protocol in KINDS}
+        found[_SOCKETS] = {name: port for name, port in ports.items() if port in open_ports[name.key.protocol]}
         # Ports without a listener of these Services, and source ranges of other frontends, are not compared.
         asked = {key for state in desired.values() for key in state.get(LISTENERS, ())}
         found[LISTENERS] = {key: value for key, value in found[LISTENERS].items() if key in asked}

@@ -11,16 +11,16 @@ from typing import Final
 from kubeproxy.backends.mode import Operations, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.backends.state import of_family
+from kubeproxy.backends.table_view import TableView
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
-from kubeproxy.backends.userspace.examine import KernelView, UserspaceExaminer
+from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import ListenerName, Listeners, PoolKind
-from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged
+from kubeproxy.backends.userspace.ruleset import FIREWALL_ALLOW, TABLE, UserspaceRuleset, elements, merged
 from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.config.modes import parse_port_range
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.messages import require
-from kubeproxy.kernel.proc.processes import listening
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 from kubeproxy.registry import MetricRegistry
@@ -48,10 +48,10 @@ def _examine(
     # One socket is used for all requests, because whenever a netfilter socket is closed, the proxy's next transaction
     # waits (nft_rcv_nl_event).
     link = Netlink.open()
-    return [_examiner(KernelView(family, link, listening), world) for family in families]
+    return [_examiner(TableView(family, TABLE, {FIREWALL_ALLOW}, link), world) for family in families]
 
 
-def _examiner(view: KernelView, world: Globals) -> UserspaceExaminer:
+def _examiner(view: TableView, world: Globals) -> UserspaceExaminer:
     family = view.family
     ruleset = UserspaceRuleset(family, world, landing_of(world, family, reachable_addresses(family)))
     return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)

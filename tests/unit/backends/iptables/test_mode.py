@@ -40,10 +40,8 @@ class Node:
         ({"iptables": IPTables(localhost_node_ports=False)}, False),
     ],
 )
-def test_init_only_allows_nodeports_on_loopback_for_a_proxy_with_fewer_rights(monkeypatch, config, written):
-    sysctls = []
-    monkeypatch.setattr(mode, "write_sysctl", lambda key, value: sysctls.append((key, value)))
-    mode.OPERATIONS.initialize(KubeProxyConfiguration(mode="iptables", **config))
+def test_nodeports_on_loopback_need_a_sysctl(config, written):
+    sysctls = mode.OPERATIONS.sysctls(KubeProxyConfiguration(mode="iptables", **config))
     assert sysctls == ([("net/ipv4/conf/all/route_localnet", 1)] if written else [])
 
 

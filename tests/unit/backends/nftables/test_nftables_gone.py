@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from kubeproxy.backends.nftables import gone
@@ -111,16 +113,22 @@ def test_another_family_has_others():
     assert not endpoints.note(departed(key(1)), 0.0)
 
 
+def written(write) -> list[bytes]:
+    messages: list[bytes] = []
+    write(messages.extend)
+    return messages
+
+
 def test_what_is_known_has_an_end():
     endpoints = GoneEndpoints(V4)
     endpoints.note(departed(key(1)), 0.0)
-    endpoints.added()
+    endpoints.reset(0.0, lambda _: None)
     assert not endpoints.note(departed(taken=(1,)), gone.SECONDS + 1.0), "the kernel has forgotten it"
     many = tuple(n.to_bytes(4, "big") + b"\x06\0\x50" for n in range(MOST + 10))
     endpoints.note(Departed(many[:-1]), 0.0)
-    endpoints.added()
+    endpoints.reset(0.0, lambda _: None)
     endpoints.note(Departed(many[-1:]), 1.0)
-    assert endpoints.removal()
+    assert written(endpoints.spare)
     assert len(vars(endpoints)["_ports"]) == MOST
 
 
@@ -129,5 +137,5 @@ def test_unwritten_endpoints_survive_a_full_sync(in_use):
     endpoints = GoneEndpoints(V4)
     endpoints.note(departed(key(1)), 0.0)
     endpoints.found([Element(service_key(key(2)), b"", 0, 5000)], lambda _: in_use, 1.0)
-    assert bool(endpoints.additions(1.0)) is not in_use
-    assert bool(endpoints.removal()) is in_use
+    assert bool(written(partial(endpoints.reset, 1.0))) is not in_use
+    assert bool(written(endpoints.spare)) is in_use

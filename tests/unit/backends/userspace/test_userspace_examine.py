@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from kubeproxy.backends.state import Kind
+from kubeproxy.backends.userspace import examine
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
 from kubeproxy.backends.userspace.listeners import assignments
 from kubeproxy.backends.userspace.ruleset import UserspaceRuleset, elements, merged, shapes
+from kubeproxy.kernel.nftables.nfnetlink import TableHeader
 from kubeproxy.kernel.nftables.tables import ChainContents, Hook, TableContents
 from kubeproxy.kernel.proc.processes import Listening
 from kubeproxy.model.addresses import Family, pack
@@ -34,8 +38,8 @@ class Table:
         self.there, self.chains = True, RULES
         self.listeners = {Listening(bytes(4), port) for port in self.ports.values()}
 
-    def is_there(self):
-        return self.there
+    def header(self):
+        return TableHeader(1, "", dormant=False) if self.there else None
 
     def contents(self):
         return TableContents({}, self.chains)
@@ -46,16 +50,14 @@ class Table:
     def lookup(self, name, keys):
         return {key: self.sets[name][key] for key in keys if key in self.sets[name]}
 
-    def listening(self, protocol):
-        return frozenset(self.listeners)
-
     def close(self) -> None: ...
 
 
 def shown(table, wanted):
     """What both kinds of examination show: of Services the same."""
     made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
-    everything, some = list(made.everything(wanted)), list(made.some(wanted))
+    with patch.object(examine, "listening", lambda *_: frozenset(table.listeners)):
+        everything, some = list(made.everything(wanted)), list(made.some(wanted))
     assert [finding for finding in everything if finding.service is not None] == some
     return everything
 
