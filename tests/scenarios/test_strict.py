@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
-from support.live import METRICS_PORT, Live
+from lab.proxyprocess import configuration
+from prove.switch import OFFERS
+from support import forking, recorded_rules
+from support.live import METRICS_PORT, TIMEOUT, Live
 from support.modes import modes
+from support.traffic import DUAL
 
 pytestmark = modes("nftables")
 
@@ -48,3 +54,34 @@ async def test_a_strict_proxy_shares_evenly_and_refuses_as_the_go_kube_proxy_doe
     status, text = await bare.ask("plan", "--from-kernel")
     assert (status, text.count("proved for all packets")) == (0, 2), text
     await strict.stop()
+
+
+@pytest.mark.slow("a comparison of twenty Services")
+@pytest.mark.parametrize("program", recorded_rules.PROGRAMS)
+async def test_the_recorded_rules_of_the_go_kube_proxy_are_those_of_a_strict_proxy(
+    bare: Live, tmp_path: Path, program: str
+) -> None:
+    """The rules were recorded for the Services of `prove.switch`, to which the lab gives the same addresses again."""
+    for name, (endpoints, spec) in OFFERS.items():
+        bare.service(name, endpoints, **spec, **DUAL)
+    await bare.until(lambda: all(map(bare.has_addresses, OFFERS)), "addresses of load balancers")
+    rules = tmp_path / "rules"
+    rules.write_text(recorded_rules.text(program))
+    await bare.run(*{"nftables": ("nft", "-f"), "iptables": ("iptables-nft-restore",)}[program], str(rules))
+    file = tmp_path / "config.yaml"
+    mode = "" if program == "iptables" else program
+    file.write_text(yaml.safe_dump(configuration(bare.cluster.node_kubeconfig, {"mode": mode})))
+
+    async def found(*flags: str) -> tuple[int, list[object], list[object]]:
+        where = ["--kubeconfig", str(bare.cluster.node_kubeconfig), "--config", str(file), "-o", "json"]
+        namespace = bare.cluster.namespace_of("node")
+        _, text = await forking.ask(namespace, ["plan", "--from-kernel", *flags, *where], TIMEOUT)
+        (family,) = (each for each in json.loads(text)["families"] if each["family"] == "IPv4")
+        return family["classes"], family["differences"], family["unknown"]
+
+    classes, differences, unknown = await found("--strict")
+    assert (differences, unknown) == ([], [])
+    assert classes > 500
+    if not mode:
+        _, differences, _ = await found()
+        assert differences  # without strict the empty mode is nftables
