@@ -28,6 +28,7 @@ from kubeproxy.model.objects import (
     LABEL,
     NAMESPACED,
     TYPES,
+    VERSIONS,
     EndpointSlice,
     Node,
     Object,
@@ -259,7 +260,9 @@ class ManifestSource:
         self._trouble.pop(name, None)
         content = read_documents(name, data, self._with_zones)
         rejected += content.rejected
-        self._files[name] = _File(signature, _with_last_good(content, known.found if known else {}))
+        # The invalid part of a file may be any of its former objects: so a mistake in a file never deletes an object.
+        last = known.found if known and not content.whole else {}
+        self._files[name] = _File(signature, {**last, **content.found})
         for kind in content.ignored - self._ignored:
             log.info("Ignoring objects of kind %s, first seen in %s: no proxy uses them", kind, name)
         self._ignored |= content.ignored
@@ -296,13 +299,6 @@ class ManifestSource:
         self._trouble[name] = trouble
 
 
-def _with_last_good(content: FileContent, last: dict[Key, Object]) -> dict[Key, Object]:
-    """Return the objects of a file. While a part of the file is invalid, its former objects are returned as well,
-    because the invalid part may be any of them. So a mistake in a file never deletes an object.
-    """
-    return content.found if content.whole else {**last, **content.found}
-
-
 def _zones(found: Object) -> Iterator[tuple[bytes, str]]:
     for endpoint in (found.endpoints or ()) if isinstance(found, PlacedSlice) else ():
         for text in endpoint.addresses or ():
@@ -325,11 +321,9 @@ def _difference(old: dict[Key, Object], new: dict[Key, Object]) -> Iterator[Even
             yield Upserted(key[0], found)
 
 
+_OLDER: dict[Resource, tuple[str, ...]] = {"servicecidrs": ("networking.k8s.io/v1beta1",)}
 _KINDS: dict[str, tuple[Resource, tuple[str, ...]]] = {
-    "Service": ("services", ("v1",)),
-    "EndpointSlice": ("endpointslices", ("discovery.k8s.io/v1",)),
-    "Node": ("nodes", ("v1",)),
-    "ServiceCIDR": ("servicecidrs", ("networking.k8s.io/v1", "networking.k8s.io/v1beta1")),
+    kind.__name__: (resource, (VERSIONS[resource], *_OLDER.get(resource, ()))) for resource, kind in TYPES.items()
 }
 _SEPARATOR = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 

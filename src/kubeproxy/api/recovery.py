@@ -55,7 +55,7 @@ class Recovery:
         # The minimum version of the list, as in client-go: first "0" for the server's cache, then the known version; ""
         # requests the newest.
         self.list_from = "0"
-        self._list_in_pages = False
+        self.list_in_pages = False  # the next list is a paged one
         self.trouble = Trouble(lambda text: log.warning("Cannot watch: %s", text))
         self._target = target
         self._status = status
@@ -78,7 +78,7 @@ class Recovery:
     @property
     def streamed(self) -> bool:
         """Whether the next list is a WatchList."""
-        return self._support.supported and not self._list_in_pages
+        return self._support.supported and not self.list_in_pages
 
     def listed(self, version: str) -> None:
         """Record that a list of a version was delivered."""
@@ -87,10 +87,6 @@ class Recovery:
         self._listed_at = time.monotonic()
         self._listing.succeeded()
         self._working()
-
-    def listed_in_pages(self) -> None:
-        """Record that a paged list is complete: the next list may be streamed again."""
-        self._list_in_pages = False
 
     def received(self) -> None:
         """Record that a watch delivered a valid event."""
@@ -145,7 +141,7 @@ class Recovery:
                 return self._spread()
         self._met(str(error))
         if isinstance(error, MalformedAnswer) and self._failures >= _RESUMES - 1:
-            self.list_needed = self._list_in_pages = True
+            self.list_needed = self.list_in_pages = True
         return backoff.failed()
 
     def _react_to_status(self, error: StatusError, backoff: Backoff, *, listing: bool, streamed: bool) -> float:
@@ -206,7 +202,7 @@ class Recovery:
         if error.code in {*_BAD_REQUEST, 404, 405} or "RequestWatchProgress" in str(error):
             self._support.refused(str(error))
             return True
-        self._list_in_pages = True
+        self.list_in_pages = True
         return self._failures <= 1 and error.retry_after is None
 
     def _permission(self, error: StatusError) -> str:
@@ -217,7 +213,6 @@ class Recovery:
         )
 
     def _missing(self, why: str) -> None:
-        """Report the resource as absent; this is no failure, and is logged once."""
         if not self._absence_logged:
             self._absence_logged = True
             log.warning("Cannot watch: %s", why)

@@ -45,6 +45,7 @@ _ESCAPE = re.compile(
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _JSON_NAMES = {"str": "string", "int": "integer", "bool": "boolean"}
 FAILURES = (ValueError, RecursionError)  # the errors that a decoder may raise for any bytes
+_UNREADABLE = (*FAILURES, TypeError)  # also for UNSET
 
 
 class Salvaged(NamedTuple):
@@ -64,21 +65,10 @@ class _Wrong(Exception):  # noqa: N818 - never leaves this module
         self.problem = Problem(path.removeprefix("."), reason if isinstance(reason, str) else _words(reason))
 
 
-class _WithMetadata(Struct):
-    metadata: Raw = Raw(b"{}")
-
-
-class _Identity(Struct, rename="camel"):
-    namespace: Raw = Raw(b'""')
-    name: Raw = Raw(b'""')
-    uid: Raw = Raw(b'""')
-    resource_version: Raw = Raw(b'""')
-
-
 def salvage(data: bytes, kind: type[objects.Object]) -> Salvaged:
     """Read `data`, one JSON value of any shape, as a `kind`; never raises."""
     data = mended(data)
-    identity = _identity(data)
+    identity = _identity(data, kind)
     problems: list[Problem] = []
     try:
         found = _build(Raw(data), kind, "", problems)
@@ -118,18 +108,18 @@ def shallow(data: bytes, depth: int = DEPTH) -> bytes:
     return b"".join(kept)
 
 
-def _identity(data: bytes) -> tuple[str, str, str, str]:
+def _identity(data: bytes, kind: type[objects.Object]) -> tuple[str, str, str, str]:
     try:
-        found = _decoder(_Identity).decode(_decoder(_WithMetadata).decode(data).metadata)
-    except FAILURES:
+        found = _pieces(objects.ObjectMeta).decode(_pieces(kind).decode(data).metadata)
+    except _UNREADABLE:
         return "", "", "", ""
     return _text(found.namespace), _text(found.name), _text(found.uid), _text(found.resource_version)
 
 
-def _text(raw: Raw) -> str:
+def _text(raw: Any) -> str:
     try:
         text: str = _decoder(str).decode(raw)
-    except FAILURES:
+    except _UNREADABLE:
         return ""
     return text
 

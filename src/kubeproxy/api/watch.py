@@ -175,7 +175,7 @@ class Reflector:
             if page.continue_token == token:
                 raise MalformedAnswer(f"the list of {self.target.resource} continues with the same token")
             token = page.continue_token
-        self._recovery.listed_in_pages()
+        self._recovery.list_in_pages = False
         self._deliver(objects, rejected, version)
 
     async def _fetch_page(self, token: str, limit: int) -> bytearray:

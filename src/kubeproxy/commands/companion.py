@@ -40,7 +40,6 @@ _EXPENDABLE: Final = "500"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("look", choices=("problems", "flows", "question"))
 
 

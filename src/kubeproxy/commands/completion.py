@@ -101,13 +101,11 @@ SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish")
     parser.add_argument("line", metavar="LINE", nargs="?", help="print the possible continuations, for the scripts")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     if given.line is None:
         sys.stdout.write(SCRIPTS[given.shell])
     else:

@@ -29,14 +29,12 @@ _SHOWN = 10  # maximum number of Services, and of clients, in the text; `-o json
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument(
         "--seconds", type=seconds, metavar="N", default=1.0, help="between the two readings (default 1)"
     )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     unknown = ""
     try:

@@ -18,11 +18,10 @@ from kubeproxy.commands import exit_code, output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
+    pass
 
 
 def run(given: argparse.Namespace) -> int:
-    """Look, and answer; return the exit code."""
     node, report = examine(given)
     output.answer(given.output, answer(node, report), lambda: _print(node, report))
     return exit_code(wrong=any(finding.is_wrong for finding in report.findings), unknown=report.unknown)

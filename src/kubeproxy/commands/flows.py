@@ -39,7 +39,6 @@ _CLIENTS = 10
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
     parser.add_argument("-f", "--follow", action="store_true", help="show beginnings and ends as they happen")
     parser.add_argument(
@@ -56,7 +55,6 @@ def seconds(text: str) -> float:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     where = ground(source(given))
     names = [service_name(given.name)] if given.name else []
     served = where.served(names)
@@ -155,7 +153,6 @@ def _print_cost(cost: Cost) -> None:
 
 
 def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
-    """Print connections as they begin and end, until Ctrl-C or for --seconds; return the exit code."""
     if not announced():
         raise Unsupported(f"nothing can be followed: {NOT_ANNOUNCED}")
     known = Known(where, names, served)

@@ -56,7 +56,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given if given.from_kernel else _without_news(given))
     facts = knowing(asked)
     now = facts.configuration()

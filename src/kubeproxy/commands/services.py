@@ -28,7 +28,6 @@ _LONGEST = 63 + 1 + 253
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
 
 
@@ -41,7 +40,6 @@ def service_name(text: str) -> ServiceName:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     facts = knowing(asked)
     old = list(contact.outdated(facts.reach)) if facts.reach is not None else []

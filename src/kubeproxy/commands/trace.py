@@ -32,7 +32,6 @@ _SHOWN = 6  # maximum number of paths of packets in the text; `-o json` has all 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
@@ -41,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     packet, serving = _question(given, asked)
     traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked), serving)

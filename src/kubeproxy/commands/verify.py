@@ -25,7 +25,6 @@ _SHOWN = 50  # maximum number of findings in the text; `-o json` has them all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
     parser.add_argument(
         "--api", action="store_true", help="query the API server for all Services (always done for NAME)"
@@ -33,7 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     names = [service_name(given.name)] if given.name else []
     if not names:
         os.nice(_NICE)

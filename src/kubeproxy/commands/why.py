@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("source", metavar="SOURCE", help="the client's address (and port, as 192.0.2.7:40000), or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--interface", default="", help="the incoming interface, if pods are recognised by it")
@@ -36,7 +35,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     facts = knowing(asked)
     explained = asked.why(given.source, given.target, given.interface)

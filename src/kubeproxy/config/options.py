@@ -180,7 +180,6 @@ def _beyond_upstream(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with the flags applied that set other fields in each mode (ModeConfig.flags)."""
     mode = config.of_mode
     values = {**mode.flag_defaults, **given}
     return with_values(
@@ -207,7 +206,6 @@ def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Kub
 
 
 def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
-    """Return a mistake in which the flag's name replaces the field's path."""
     flags = {flag.path: flag.name for flag in FLAGS if flag.path}
     flags |= {path: flag for flag, paths in mode.flags.items() for path in paths}
     base = re.split(r"\[", mistake.path)[0]

@@ -450,7 +450,6 @@ class Engine:
         return take
 
     async def _catch_up(self, family: Family, fresh: list[Change]) -> None:
-        """Compile the events that arrived during a sync."""
         if family not in self._never_committed:  # at the start no plan of ours is older than the kernel's
             await asyncio.sleep(CATCH_UP)
         if self._intake.is_empty:  # a sync must not use an incomplete list
@@ -475,7 +474,6 @@ class Engine:
 
 
 def _age(trigger: str) -> float | None:
-    """Return the seconds since a time in RFC 3339, None for an invalid one."""
     try:
         return (datetime.now(UTC) - datetime.fromisoformat(trigger)).total_seconds()
     except (ValueError, TypeError):

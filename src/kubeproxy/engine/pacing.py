@@ -202,7 +202,6 @@ class Intake:
 
 
 def _is_about_node(event: Event) -> bool:
-    """Return whether an event may change the globals of the node."""
     if isinstance(event, Upserted):
         return isinstance(event.object, Node | ServiceCIDR)
     return event.resource in {"nodes", "servicecidrs"}

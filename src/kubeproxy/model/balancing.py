@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, structs
 
 from kubeproxy.model.addresses import PORT_BYTES
-from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_weight
+from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_number
 from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
 from kubeproxy.model.objects import Annotations, Service
 from kubeproxy.model.plan import ROOM, Balance, Hashing, HashKey, Pool, Problem, ServiceName, ServicePlan, Weights
@@ -100,8 +100,8 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
     text = annotations.slow_start if annotations is not None else None
     if text is None:
         return 0
-    seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
-    if not 0 <= seconds <= LONGEST_START:
+    seconds = read_number(text, LONGEST_START)
+    if seconds is None:
         reason = (
             f"{text[:64]!r} is no number of seconds from 0 to {LONGEST_START}; new endpoints get their share at once"
         )
@@ -126,7 +126,7 @@ def _by_place(text: str) -> _ByPlace:
     found = _ByPlace({}, {})
     for entry in filter(None, (part.strip() for part in text.split(","))):
         place, equals, number = (part.strip() for part in entry.rpartition("="))
-        weight, zone = read_weight(number), place.removeprefix(ZONE)
+        weight, zone = read_number(number), place.removeprefix(ZONE)
         if not equals or weight is None or not zone or ":" in zone:
             form = f"NODE=WEIGHT or {ZONE}ZONE=WEIGHT with a weight from 0 to {FULL}"
             return _unreadable(f"{entry[:64]!r} is not {form}")
@@ -229,7 +229,6 @@ _ROUGH: Final = 16  # entries per endpoint below which shares may be less exact 
 
 
 def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:
-    """Add a problem when the limit of entries is too low for exact shares."""
     exact, count = sum(shares.weights) // gcd(*shares.weights), len(shares.pool)
     if room < exact and room < _ROUGH * count:
         reason = f"{count} endpoints at so many ports and addresses are too many for exact shares"

@@ -165,7 +165,6 @@ _NO_AFFINITY = (None, "", "None")
 
 
 def _shown(text: str | None) -> str:
-    """Return a user's text for a report: quoted and cut."""
     return repr((text or "")[:64])
 
 
@@ -475,7 +474,6 @@ def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], wo
 
 
 def _health_port(spec: ServiceSpec, problems: list[Problem]) -> int:
-    """Return the health check port, 0 for none or an invalid one."""
     port = spec.health_check_node_port or 0
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not port:
         return 0

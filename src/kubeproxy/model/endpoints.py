@@ -125,14 +125,14 @@ def annotation_field(name: str) -> str:
     return f"metadata.annotations[kube-proxy-py/{name}]"
 
 
-def read_weight(text: str) -> int | None:
-    """Return the weight in a text, None for an invalid text."""
-    weight = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
-    return weight if 0 <= weight <= FULL else None
+def read_number(text: str, most: int = FULL) -> int | None:
+    """Return the number from 0 to `most` in a text, by default a weight; None for an invalid text."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    return number if 0 <= number <= most else None
 
 
 def _slice_weight(text: str) -> tuple[int | None, tuple[Problem, ...]]:
-    weight = read_weight(text.strip())
+    weight = read_number(text.strip())
     if weight is not None:
         return weight, ()
     reason = f"{text[:64]!r} is no weight from 0 to {FULL}; its endpoints count as without it"

@@ -92,7 +92,6 @@ def kept(found: Object) -> Object | PackedSlice:
 
 
 def _sharing(service: Service) -> Service:
-    """Return the same Service, sharing equal parts with other Services."""
     meta, spec, status = service.metadata, service.spec, service.status
     address, addresses = spec.cluster_ip, spec.cluster_ips
     return Service(

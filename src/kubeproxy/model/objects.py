@@ -236,4 +236,12 @@ TYPES: dict[Resource, type[Service | EndpointSlice | Node | ServiceCIDR]] = {
     "servicecidrs": ServiceCIDR,
 }
 
+VERSIONS: dict[Resource, str] = {
+    "services": "v1",
+    "endpointslices": "discovery.k8s.io/v1",
+    "nodes": "v1",
+    "servicecidrs": "networking.k8s.io/v1",
+}
+"""The apiVersion of each resource."""
+
 NAMESPACED: frozenset[Resource] = frozenset({"services", "endpointslices"})

@@ -377,7 +377,6 @@ class Planner:
         return Compiled(tuple(plans), wanted.health, wanted.problems + tuple(problems))
 
     def _upsert(self, obj: Object | PackedSlice, rejected: list[Rejected]) -> ServiceName:
-        """Add or replace an object; return its name."""
         name = (intern(obj.metadata.namespace or ""), obj.metadata.name)
         if isinstance(obj, Service):
             if self.services.get(name) != obj:

@@ -136,7 +136,6 @@ class Problems:
             await self._ended_look()
 
     async def _ended_look(self) -> None:
-        """Send the findings, and wait until the next check is due."""
         self._looking = False
         self._looked = time.time()
         self._ended_at = asyncio.get_running_loop().time()
@@ -188,7 +187,6 @@ def _unknown(what: str, fix: str) -> Mapping[str, str]:
 
 
 async def _wrong_objects(planner: Planner) -> tuple[int, list[dict[str, str]]]:
-    """Return the number of Services without endpoints, and the first unusable fields of objects."""
     without, objects = 0, []
     async for lacks, found in in_turns(_looked_through(planner)):
         without += lacks
@@ -267,7 +265,6 @@ class Companion(Struct):
             await asyncio.sleep(backoff.failed())
 
     async def _once(self) -> str:
-        """Run the process once; return the reason of its end."""
         words = [*self.command(), "companion", *self.words]
         process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
         self._process = process

@@ -69,6 +69,7 @@ class OpenPage:
 
 
 class Feed:
+    # ruff: noqa: D102 - observer.Audience documents its methods
     """Sends events to pages; it is an observer.Audience while a page is open.
 
     Opened by the first page and closed on the event loop.
@@ -134,18 +135,15 @@ class Feed:
         self._stirred.set()
 
     def arrived(self, events: Sequence[Event]) -> None:
-        """See observer.Audience."""
         self.news.arrived(events)
         self._stirred.set()
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """See observer.Audience."""
         self.news.settled(changes)
         self._flows.settled(changes)
         self._stirred.set()
 
     def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message contains the state
-        """See observer.Audience."""
         self._stirred.set()
 
     def look_again(self) -> float | None:
@@ -213,7 +211,6 @@ class Feed:
             await asyncio.sleep(PAUSE)
 
     def _message(self) -> bytes:
-        """Return a message with all events since the last message."""
         troubles = self.news.troubles
         message = msgspec.json.encode(self.news.take())
         if self.news.troubles != troubles:

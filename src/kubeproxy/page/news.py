@@ -29,6 +29,8 @@ class News:
     has the changes themselves.
     """
 
+    # ruff: noqa: D102 - observer.Audience documents arrived() and settled()
+
     def __init__(
         self,
         snapshot: Snapshot,
@@ -56,14 +58,12 @@ class News:
         self.troubles = self._trouble()  # the states of the families in the last message, for comparison
 
     def arrived(self, events: Iterable[Event]) -> None:
-        """See observer.Audience."""
         events = list(events)
         self._reload |= any(isinstance(event, Replaced) for event in events)
         for name in services_of(events, self._planner):
             self._touch(name)
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """See observer.Audience."""
         at = self._wall_clock()
         self.revision += 1
         for change in changes:
@@ -99,7 +99,6 @@ class News:
         return message | self._take_rows() | {"revision": self.revision}
 
     def _take_rows(self) -> Message:
-        """Return the rows of changed Services, or the request to load all of them."""
         touched, troubles = self._touched, self._trouble()
         self._touched = {}
         reload = self._reload or len(touched) > MOST_ROWS or troubles != self.troubles

@@ -195,7 +195,6 @@ def _look(request: Request, feed: Feed) -> Response:
 
 
 def _find(request: Request, desk: Desk) -> Response:
-    """Return the Services with an address, of a frontend or an endpoint: rows do not contain endpoints."""
     given = dict(request.parameters).get("address", "")
     address = pack(given)
     if address is None:
@@ -288,7 +287,6 @@ def page(html: bytes) -> Response:
 
 
 def _hashes(html: bytes, element: bytes) -> list[str]:
-    """Return the hashes of the contents of all elements of a kind, in the form of CSP."""
     from base64 import b64encode  # noqa: PLC0415 - as above
     from hashlib import sha256  # noqa: PLC0415
 

@@ -277,7 +277,6 @@ class App:
             await self._servers.close()
 
     def _work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return the coroutines that run until the program ends, by name."""
         work = {
             "engine": self._engine.run(),
             "events": self._events.run(),
@@ -339,7 +338,6 @@ class App:
         self._events.record(service, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
 
     def _summary(self) -> str:
-        """Return the status line of this service for systemd."""
         if self._engine.progress is not None:
             return str(self._engine.progress)
         if reasons := self._health.unready():
@@ -347,7 +345,6 @@ class App:
         return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
 
     async def _after_first_sync(self) -> None:
-        """Do the work that follows the first full sync."""
         await lifetime.resume_garbage_collection(self._engine.ready)
         self._systemd.ready()
         node = self._engine.planner.nodes.get(self._settings.node_name)  # if the Node exists, it is known by now
@@ -356,7 +353,6 @@ class App:
         self._flows.recheck(self._engine.planner.compiled)
 
     async def _announce_readiness(self, key: str) -> None:
-        """Remove the startup taint after the first full sync."""
         if self._sources.patch is None:
             log.warning("--startup-taint has no effect without an API server")
             return

@@ -156,7 +156,6 @@ class Servers:
         return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:
-        """Return the pages of the metrics port."""
         served, config = self._served, self._served.options.config
         on = partial(gate_enabled, config.feature_gates)
         pages = metrics_pages(
@@ -185,7 +184,6 @@ class Servers:
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:
-        """Return the facts on /statusz."""
         served = self._served
         return {
             "Python version": platform.python_version(),
@@ -269,7 +267,6 @@ class Neighbours:
         return f"{holder_text}{other}: {_advice(self._mode, mode)}"
 
     async def _ask_mode(self) -> str:
-        """Return the mode of the kube-proxy that holds the metrics port, '' without one."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*self._page, limit=_MOST_ANSWERED)

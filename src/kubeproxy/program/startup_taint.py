@@ -57,7 +57,6 @@ async def remove(key: str, name: str, node: Callable[[], Node | None], patch: Pa
 
 
 async def _sent(body: bytes, key: str, name: str, patch: Patch, tell: Tell) -> bool:
-    """Send the patch; return whether it was applied."""
     try:
         status = await patch(f"/api/v1/nodes/{name}", body)
     except (SourceError, OSError) as error:

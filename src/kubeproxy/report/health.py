@@ -94,7 +94,11 @@ class ProxyHealth:
 
     def routes(self) -> Mapping[str, Handler]:
         """Return the pages of the health port."""
-        return {"/healthz": self._healthz, "/livez": self._livez, "/readyz": self._readyz}
+        return {
+            "/healthz": self._healthz,
+            "/livez": lambda _: self._respond(self._metrics.livez, ok=self.healthy(), node={}),
+            "/readyz": self._readyz,
+        }
 
     def _late(self, family: str) -> bool:
         since = self._queued.get(family)
@@ -110,9 +114,6 @@ class ProxyHealth:
         eligible = self.node_eligible and self._synced() is None
         node = {"nodeEligible": eligible}
         return self._respond(self._metrics.healthz, ok=self.healthy() and eligible, node=node)
-
-    def _livez(self, _: Request) -> Response:
-        return self._respond(self._metrics.livez, ok=self.healthy(), node={})
 
     def _respond(self, answers: MetricFamily[CounterMetric], *, ok: bool, node: Mapping[str, bool]) -> Response:
         now = timestamp(self._wall_clock())

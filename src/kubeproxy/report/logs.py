@@ -67,7 +67,6 @@ class TextFormatter(logging.Formatter):
 
 
 def _trace(text: str) -> list[str]:
-    """Return the lines of a traceback, only the first and the last ones of a long one."""
     lines = text.split("\n")
     left_out = len(lines) - _TRACE_LINES
     if left_out <= 0:

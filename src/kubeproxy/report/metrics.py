@@ -311,7 +311,6 @@ def _stat() -> list[str]:
 
 
 def _start_time() -> float:
-    """Return the start time of this process in seconds since the epoch."""
     lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     boot = next(float(line.split()[1]) for line in lines if line.startswith("btime "))
     return boot + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")

@@ -14,6 +14,7 @@ from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit, Notice, ServiceProblem
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.objects import TYPES, VERSIONS
 from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.report.events import EventRecorder, ObjectReference
@@ -28,16 +29,11 @@ log = logging.getLogger("kubeproxy.reporter")
 EACH_SYNC = level(3)
 EACH_SERVICE = level(4)
 
-_REFERENCES: dict[str, tuple[str, str]] = {
-    "services": ("Service", "v1"),
-    "endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
-    "nodes": ("Node", "v1"),
-    "servicecidrs": ("ServiceCIDR", "networking.k8s.io/v1"),
-}
-
 
 class Reporter:
     """Implements observer.Observer; passes changes and problems to `journal`, if any."""
+
+    # ruff: noqa: D102 - Observer documents its methods
 
     def __init__(
         self,
@@ -63,14 +59,12 @@ class Reporter:
         self._without_endpoints: Counter[Family] = Counter()
 
     def queued(self, families: Sequence[Family]) -> None:
-        """See observer.Observer."""
         now = time.time()
         for family in families:
             self._metrics.last_queued.labels(family.label).set(now)
             self._health.queued(family.label)
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        """See observer.Observer."""
         metrics = self._metrics
         self._count(fresh)
         metrics.service_changes_pending.set(pending.services)
@@ -88,14 +82,12 @@ class Reporter:
         self._metrics.endpoint_changes.inc(changed.endpoints)
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
-        """See observer.Observer."""
         if changes is None:
             self._flows.hold(family)
         else:
             self._flows.committing(family, changes)
 
     def committed(self, commit: Commit) -> None:
-        """See observer.Observer."""
         label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
         if log.isEnabledFor(EACH_SYNC):
             log.log(EACH_SYNC, "Committed family=%s full=%s seconds=%.6f", label, commit.full, seconds)
@@ -110,7 +102,6 @@ class Reporter:
             metrics.network_programming.labels(label).observe(age)
 
     def refused(self, family: Family, error: ApplyError) -> None:
-        """See observer.Observer."""
         for counter in self._metrics.refusals:
             counter.labels(family.label).inc()
         self._flows.hold(family)
@@ -123,7 +114,6 @@ class Reporter:
             self.journal.refused(family, error)
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """See observer.Observer."""
         checks_changed = False
         for change in changes:
             if change.before.health != change.after.health:
@@ -167,7 +157,6 @@ class Reporter:
             own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
 
     def noticed(self, notice: Notice) -> None:
-        """See observer.Observer."""
         record, journal = self._events.record, self.journal
         if isinstance(notice, ForeignChange):
             if journal is not None:
@@ -182,7 +171,7 @@ class Reporter:
             if journal is not None:
                 journal.unusable(f"{namespace}/{name}", note)
         else:
-            kind, version = _REFERENCES[notice.resource]
+            kind, version = TYPES[notice.resource].__name__, VERSIONS[notice.resource]
             regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
             note = f"{notice.field or 'object'}: {notice.reason}"
             record(regarding, "Warning", "UnusableField", "Reading", note)
@@ -190,7 +179,6 @@ class Reporter:
                 journal.unusable("", f"{kind} {'/'.join(filter(None, (notice.namespace, notice.name)))}: {note}")
 
     def world(self, world: Globals) -> None:
-        """See observer.Observer."""
         self._families = len(world.families)
         addresses: dict[Family, list[str] | None] = {}
         for family, ours in world.parts.items():

@@ -35,7 +35,6 @@ _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user
 
 
 def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
-    """Return status line and headers."""
     status = HTTPStatus(response.status)
     lines = [f"HTTP/{version} {status.value} {status.phrase}"]
     lines += [f"{name}: {value}" for name, value in response.headers]
