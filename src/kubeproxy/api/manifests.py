@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,6 @@ from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.proc import inotify
 from kubeproxy.model.addresses import pack
-from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
 from kubeproxy.model.objects import (
     LABEL,
@@ -48,9 +47,6 @@ GRACE = 0.1
 SETTLE = 0.005  # seconds between the first event of inotify and the scan: saving a file causes several
 
 MAX_FILE = 256 << 20
-
-MAX_FOR_ZONES = 4 << 20
-"""Limit in bytes of a file that is read again for a question about zones: a longer YAML file takes seconds."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 # Without IN_MODIFY: a file is read after its writer has closed it.
@@ -142,7 +138,6 @@ class ManifestSource:
         self._reported: set[tuple[Key, str]] = set()
         self._ignored: set[str] = set()
         self._trouble: dict[str, str] = {}
-        self._with_zones: frozenset[ServiceName] = frozenset()
         self.statuses: dict[Resource, ResourceStatus] = {resource: ResourceStatus(resource) for resource in TYPES}
 
     async def run(self) -> None:
@@ -179,46 +174,23 @@ class ManifestSource:
                 known = self._files.get(name)
                 if known is None or known.signature != signature:
                     self._read(name, signature, rejected)
-            self._read_zones()
         self._deliver(rejected)
 
-    def _read_zones(self) -> None:
-        """Read all files again, without reports, when a Service starts to use weights by zone."""
-        before, every = self._with_zones, [found for file in self._files.values() for found in file.found.values()]
-        self._with_zones = frozenset(
-            identity(one) for one in every if isinstance(one, Service) and weighs_zones(one.metadata.annotations)
-        )
-        if self._with_zones - before:
-            for name, file in list(self._files.items()):
-                self._read(name, file.signature, [])
-
     def zones(self, service: ServiceName) -> dict[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address, from its files. Blocks."""
-        zones: dict[bytes, str] = {}
-        for name, signature in (self._list_folder() or {}).items():
-            known = self._files.get(name)
-            found = known.found.values() if known is not None else ()
-            concerned = known is None or any(isinstance(s, EndpointSlice) and service_of(s) == service for s in found)
-            if concerned and signature.size <= MAX_FOR_ZONES:
-                zones |= (zone for one in self._again(name, {service}) for zone in _zones(one))
-        return zones
+        """Return the zones of a Service's endpoints by packed address, from its files."""
+        slices = (one for one in self._objects() if isinstance(one, PlacedSlice) and service_of(one) == service)
+        return {address: zone for one in slices for address, zone in _zones(one)}
 
     def nodes(self) -> dict[bytes, str]:
-        """Return the names of all Nodes by packed address. Blocks."""
-        names: dict[bytes, str] = {}
-        for name in self._list_folder() or {}:
-            known = self._files.get(name)
-            for one in known.found.values() if known is not None else self._again(name):
-                if isinstance(one, Node):
-                    names |= dict.fromkeys(node_addresses(one), one.metadata.name)
-        return names
+        """Return the names of all Nodes by packed address."""
+        nodes = (one for one in self._objects() if isinstance(one, Node))
+        return {address: one.metadata.name for one in nodes for address in node_addresses(one)}
 
-    def _again(self, name: str, with_zones: Collection[ServiceName] = ()) -> Iterable[Object]:
-        """Return the objects of a file, none if it cannot be read."""
-        try:
-            return read_documents(name, (self._folder / name).read_bytes(), with_zones).found.values()
-        except OSError:
-            return ()
+    def _objects(self) -> list[Object]:
+        """Return the objects of all files. Reads the files if this is not done yet."""
+        if not self.statuses["services"].synced:
+            self.scan()
+        return [found for file in self._files.values() for found in file.found.values()]
 
     def _list_folder(self) -> dict[str, _Signature] | None:
         """Return the manifest files by name; None when the folder cannot be read."""
@@ -258,7 +230,7 @@ class ManifestSource:
             self._report(name, f"cannot be read, its last state stays: {error.strerror}")
             return  # the next scan tries again
         self._trouble.pop(name, None)
-        content = read_documents(name, data, self._with_zones)
+        content = read_documents(name, data)
         rejected += content.rejected
         # The invalid part of a file may be any of its former objects: so a mistake in a file never deletes an object.
         last = known.found if known and not content.whole else {}
@@ -299,8 +271,8 @@ class ManifestSource:
         self._trouble[name] = trouble
 
 
-def _zones(found: Object) -> Iterator[tuple[bytes, str]]:
-    for endpoint in (found.endpoints or ()) if isinstance(found, PlacedSlice) else ():
+def _zones(found: PlacedSlice) -> Iterator[tuple[bytes, str]]:
+    for endpoint in found.endpoints or ():
         for text in endpoint.addresses or ():
             if endpoint.zone and (address := pack(text)) is not None:
                 yield address, endpoint.zone
@@ -339,10 +311,8 @@ class FileContent(NamedTuple):
     ignored: frozenset[str]  # the kinds of objects that no proxy uses
 
 
-def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] = ()) -> FileContent:
-    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises. Slices of the Services
-    `with_zones` are PlacedSlices.
-    """
+def read_documents(name: str, data: bytes) -> FileContent:
+    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises. Slices have zones."""
     content = FileContent({}, [], True, frozenset())
     whole = True
     ignored: set[str] = set()
@@ -357,7 +327,7 @@ def read_documents(name: str, data: bytes, with_zones: Collection[ServiceName] =
             kind = entry.get("kind") if isinstance(entry, dict) else None
             if isinstance(kind, str) and kind and kind not in _KINDS:
                 ignored.add(kind[:60])
-            elif not _read_entry(entry, f"{where}: {path}", content, with_zones):
+            elif not _read_entry(entry, f"{where}: {path}", content):
                 whole = False
     return content._replace(whole=whole, ignored=frozenset(ignored))
 
@@ -418,7 +388,7 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}items[{index}].", entry
 
 
-def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collection[ServiceName]) -> bool:
+def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
     """Add the object, and its problems, to `content`; return whether there is an object."""
 
     def refuse(resource: Resource, field: str, reason: str) -> bool:
@@ -436,9 +406,7 @@ def _read_entry(entry: Any, where: str, content: FileContent, with_zones: Collec
         encoded = msgspec.json.encode(_with_namespace(entry, resource))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return refuse(resource, where.rstrip(": ."), f"is no JSON value: {error}")
-    found, rejected = decode_object(resource, encoded)
-    if with_zones and isinstance(found, EndpointSlice) and service_of(found) in with_zones:
-        found, rejected = decode_object(resource, encoded, PlacedSlice)
+    found, rejected = decode_object(resource, encoded, PlacedSlice if resource == "endpointslices" else None)
     if isinstance(found, Service) and (odd := _odd_name(found)) is not None:
         field, name = odd
         reason = f"{name[:80]!r} is no name: up to 63 lower-case letters, digits and -, with neither end a -"

@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import Struct, field
+
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit, Notice, ServiceProblem
 from kubeproxy.errors import ApplyError
@@ -30,42 +32,33 @@ EACH_SYNC = level(3)
 EACH_SERVICE = level(4)
 
 
-class Reporter:
+class Reporter(Struct):
     """Implements observer.Observer; passes changes and problems to `journal`, if any."""
 
     # ruff: noqa: D102 - Observer documents its methods
 
-    def __init__(
-        self,
-        metrics: ProxyMetrics,
-        health: ProxyHealth,
-        service_health: ServiceHealth,
-        events: EventRecorder,
-        flows: FlowCleaner,
-        node: ObjectReference,
-    ) -> None:
-        self.journal: Journal | None = None
-        self._metrics = metrics
-        self._health = health
-        self._service_health = service_health
-        self._events = events
-        self._flows = flows
-        self._node = node
-        self._families = 1  # until the first call of `world`
-        self._checks: dict[ServiceName, HealthCheck] = {}
-        self._without_local: Counter[tuple[str, Family]] = Counter()
-        self._services: Counter[Family] = Counter()
-        self._endpoints: Counter[Family] = Counter()
-        self._without_endpoints: Counter[Family] = Counter()
+    metrics: ProxyMetrics
+    health: ProxyHealth
+    service_health: ServiceHealth
+    events: EventRecorder
+    flows: FlowCleaner
+    node: ObjectReference
+    journal: Journal | None = None
+    _families: int = 1  # until the first call of `world`
+    _checks: dict[ServiceName, HealthCheck] = {}
+    _without_local: Counter[tuple[str, Family]] = field(default_factory=Counter)
+    _services: Counter[Family] = field(default_factory=Counter)
+    _endpoints: Counter[Family] = field(default_factory=Counter)
+    _without_endpoints: Counter[Family] = field(default_factory=Counter)
 
     def queued(self, families: Sequence[Family]) -> None:
         now = time.time()
         for family in families:
-            self._metrics.last_queued.labels(family.label).set(now)
-            self._health.queued(family.label)
+            self.metrics.last_queued.labels(family.label).set(now)
+            self.health.queued(family.label)
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         self._count(fresh)
         metrics.service_changes_pending.set(pending.services)
         metrics.endpoint_changes_pending.set(pending.endpoints)
@@ -78,17 +71,17 @@ class Reporter:
 
     def _count(self, changed: Counts) -> None:
         """As in the Go kube-proxy, a Service counts in each family, a slice in its own family."""
-        self._metrics.service_changes.inc(changed.services * self._families)
-        self._metrics.endpoint_changes.inc(changed.endpoints)
+        self.metrics.service_changes.inc(changed.services * self._families)
+        self.metrics.endpoint_changes.inc(changed.endpoints)
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
         if changes is None:
-            self._flows.hold(family)
+            self.flows.hold(family)
         else:
-            self._flows.committing(family, changes)
+            self.flows.committing(family, changes)
 
     def committed(self, commit: Commit) -> None:
-        label, metrics, seconds = commit.family.label, self._metrics, commit.seconds
+        label, metrics, seconds = commit.family.label, self.metrics, commit.seconds
         if log.isEnabledFor(EACH_SYNC):
             log.log(EACH_SYNC, "Committed family=%s full=%s seconds=%.6f", label, commit.full, seconds)
         if commit.full:
@@ -96,18 +89,18 @@ class Reporter:
         metrics.sync_duration.labels(label).observe(seconds)
         (metrics.sync_full_duration if commit.full else metrics.sync_partial_duration).labels(label).observe(seconds)
         metrics.last_sync.labels(label).set(time.time())
-        self._health.updated(label)
-        self._flows.changed(commit.changes, full=commit.everything, families=(commit.family,))
+        self.health.updated(label)
+        self.flows.changed(commit.changes, full=commit.everything, families=(commit.family,))
         for age in commit.ages:
             metrics.network_programming.labels(label).observe(age)
 
     def refused(self, family: Family, error: ApplyError) -> None:
-        for counter in self._metrics.refusals:
+        for counter in self.metrics.refusals:
             counter.labels(family.label).inc()
-        self._flows.hold(family)
+        self.flows.hold(family)
         # A failed repair counts as a waiting change, so that it makes the node unhealthy and fires the alert.
-        self._health.queued(family.label)
-        queued, synced = self._metrics.last_queued.labels(family.label), self._metrics.last_sync.labels(family.label)
+        self.health.queued(family.label)
+        queued, synced = self.metrics.last_queued.labels(family.label), self.metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
             queued.set(time.time())
         if self.journal is not None:
@@ -126,10 +119,10 @@ class Reporter:
                 self._count_services(compiled, step)
                 for policy, family in _without_local(compiled):
                     count = self._without_local[policy, family] = self._without_local[policy, family] + step
-                    self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+                    self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
         self._show_services()
         if checks_changed:
-            self._service_health.sync(_ports(self._checks))
+            self.service_health.sync(_ports(self._checks))
         if log.isEnabledFor(EACH_SERVICE):
             for change in changes:
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
@@ -150,19 +143,19 @@ class Reporter:
                 self._without_endpoints[family] += step
 
     def _show_services(self) -> None:
-        own = self._metrics.own
+        own = self.metrics.own
         for family in self._services:
             own.services.labels(family.label).set(self._services[family])
             own.endpoints.labels(family.label).set(self._endpoints[family])
             own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
 
     def noticed(self, notice: Notice) -> None:
-        record, journal = self._events.record, self.journal
+        record, journal = self.events.record, self.journal
         if isinstance(notice, ForeignChange):
             if journal is not None:
                 journal.look()
-            self._metrics.own.repairs.inc()
-            record(self._node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
+            self.metrics.own.repairs.inc()
+            record(self.node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
         elif isinstance(notice, ServiceProblem):
             (namespace, name), problem = notice.service, notice.problem
             regarding = ObjectReference("Service", name, namespace, notice.uid)
@@ -184,14 +177,14 @@ class Reporter:
         for family, ours in world.parts.items():
             for policy in ("internal", "external"):
                 count = self._without_local[policy, family]
-                self._metrics.no_local_endpoints.labels(policy, family.label).set(count)
+                self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
             self._services[family] += 0  # shown from now on
             chosen = ours.nodeport_ips
             both = None if chosen is None else (*chosen, *ours.health_check_only_ips)
             addresses[family] = None if both is None else [unpack(ip) for ip in both]
         self._show_services()
-        self._service_health.listen_on(addresses)
-        self._flows.world(world)
+        self.service_health.listen_on(addresses)
+        self.flows.world(world)
 
 
 def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:

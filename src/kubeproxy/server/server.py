@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable, Collection, Coroutine
 from typing import Final
 
+from msgspec import Struct
+
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import host_port
 from kubeproxy.server.admission import PROCESS, Admission
@@ -63,41 +65,33 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
     return sock
 
 
-class HttpServer:
+class HttpServer(Struct):
     """One handler served on one address; to be used on the event loop's thread.
 
     `name` is for the log, such as 'healthz'; `bind` makes its socket; `admission` counts the connections of all
     servers of the process, except those with a lasting answer; `names` are Host names that are answered on loopback.
     """
 
-    def __init__(
-        self,
-        name: str,
-        handler: Handler,
-        bind: Callable[[str, int], socket.socket] = bind,
-        admission: Admission = PROCESS,
-        names: Collection[str] = (),
-    ) -> None:
-        self.name = name
-        self._handler = handler
-        self._bind = bind
-        self._admission = admission
-        self._names = names
-        self._socket: socket.socket | None = None
-        self._connections: set[ServerConnection] = set()
-        self._retries: set[asyncio.Task[None]] = set()
-        self._accepting: set[asyncio.Task[None]] = set()
-        self._stopped = False
+    name: str
+    handler: Handler
+    bind: Callable[[str, int], socket.socket] = bind
+    admission: Admission = PROCESS
+    names: Collection[str] = ()
+    _socket: socket.socket | None = None
+    _connections: set[ServerConnection] = set()
+    _retries: set[asyncio.Task[None]] = set()
+    _accepting: set[asyncio.Task[None]] = set()
+    _stopped: bool = False
 
     def start(self, address: tuple[str, int]) -> None:
         """Listen on (host, port). Raises ApplyError with the address if it is taken."""
         try:
-            if not self._admission.may_listen():
+            if not self.admission.may_listen():
                 raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
-            self._socket = self._bind(*address)
+            self._socket = self.bind(*address)
         except OSError as error:
             raise ApplyError(f"cannot serve {self.name} on {_shown(*address)}: {error.strerror}") from error
-        self._admission.listening += 1
+        self.admission.listening += 1
         self._listen(self._socket)
 
     def start_retrying(
@@ -124,7 +118,7 @@ class HttpServer:
             task.cancel()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
-            self._admission.listening -= 1
+            self.admission.listening -= 1
             self._socket.close()
             self._socket = None
         for connection in list(self._connections):
@@ -150,10 +144,10 @@ class HttpServer:
 
     def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        if not self._admission.has_room():
-            self._admission.make_room()
+        if not self.admission.has_room():
+            self.admission.make_room()
         for _ in range(_ACCEPTED):
-            if not self._admission.has_room():
+            if not self.admission.has_room():
                 return  # the socket remains readable until a connection is dropped
             try:
                 accepted, address = sock.accept()
@@ -165,14 +159,14 @@ class HttpServer:
                 loop.call_later(1, self._listen, sock)
                 return
             client = address[0] if isinstance(address, tuple) else "::1"  # all clients of a unix socket count as one
-            if self._admission.is_flooding(client):
+            if self.admission.is_flooding(client):
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            budget = self._admission.budget
-            connection = ServerConnection(self._handler, self._lost, self._admission.leave, self._names, budget)
+            budget = self.admission.budget
+            connection = ServerConnection(self.handler, self._lost, self.admission.leave, self.names, budget)
             self._connections.add(connection)
-            self._admission.enter(connection, client)
+            self.admission.enter(connection, client)
             self._spawn(self._adopt(connection, accepted), self._accepting)
 
     async def _adopt(self, connection: ServerConnection, accepted: socket.socket) -> None:
@@ -195,7 +189,7 @@ class HttpServer:
 
     def _lost(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        self._admission.leave(connection)
+        self.admission.leave(connection)
 
 
 def _shown(host: str, port: int) -> str:

@@ -80,11 +80,11 @@ class ManifestSources:
 
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
-        return await asyncio.to_thread(self._source.zones, service)
+        return self._source.zones(service)
 
     async def nodes(self) -> Mapping[bytes, str]:
         """Return the names of all Nodes by packed address. Raises KubeProxyError."""
-        return await asyncio.to_thread(self._source.nodes)
+        return self._source.nodes()
 
     async def close(self) -> None:
         """Close the connections."""

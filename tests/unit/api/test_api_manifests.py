@@ -130,33 +130,29 @@ ports: [{{port: 80}}]
 """
 
 
-def test_zones_are_read_for_services_that_weigh_by_them(folder):
-    folder.write("a.yaml", slice_text("web-1", "web"))
-    folder.write("b.yaml", f"{service('web')}---\n{slice_text('other-1', 'other')}")
+def test_a_changed_zone_is_a_change(folder):
+    folder.write("a.yaml", slice_text("web-1", "web") + "---\n" + slice_text("other-1", "other"))
     folder.scan()
-    assert {type(found).__name__ for found in folder.events[1].objects} == {"EndpointSlice"}
-    annotations = "metadata: {name: web, annotations: {kube-proxy-py/weights: 'zone:eu-1=0'}}"
-    folder.write("b.yaml", service("web").replace("metadata: {name: web}", annotations))
-    assert folder.scan(1) == ["-other-1", "+web-1", "+web"]
-    assert folder.events[1].object.endpoints[0].zone == "eu-1"
-    folder.write("a.yaml", slice_text("web-2", "web"))
-    folder.scan(1)
-    assert folder.events[1].object.endpoints[0].zone == "eu-1"
+    assert folder.events[1].objects[0].endpoints[0].zone == "eu-1"
+    folder.write(
+        "a.yaml", slice_text("web-1", "web").replace("eu-1", "eu-2") + "---\n" + slice_text("other-1", "other")
+    )
+    assert folder.scan(1) == ["+web-1"]
+    assert folder.events[0].object.endpoints[0].zone == "eu-2"
 
 
-def test_zones_of_a_service_are_read_for_questions(folder, monkeypatch):
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_zones_of_a_service_are_read_for_questions(folder, is_scanned):
     folder.write(
         "a.yaml", slice_text("web-1", "web") + "---\n" + slice_text("other-1", "other").replace("eu-1", "eu-2")
     )
     folder.write("b.yaml", slice_text("web-2", "web").replace("10.0.1.1", "10.0.1.2"))
     folder.write("c.yaml", slice_text("web-3", "web").replace("10.0.1.1", "10.0.1.3").replace(", zone: eu-1", ""))
     folder.write("d.yaml", service("web"))
-    folder.scan()
+    if is_scanned:
+        folder.scan()
     assert folder.source.zones(("default", "web")) == {b"\n\0\1\1": "eu-1", b"\n\0\1\2": "eu-1"}
     assert folder.source.zones(("default", "none")) == {}
-    (folder.path / "b.yaml").unlink()
-    monkeypatch.setattr("kubeproxy.api.manifests.MAX_FOR_ZONES", 400)
-    assert folder.source.zones(("default", "web")) == {}
 
 
 def test_changes_are_delivered_as_differences(folder):
