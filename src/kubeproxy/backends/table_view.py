@@ -145,15 +145,13 @@ class TableWords:
         return Wording(f"the rules of chain {key}", self._where, *counts)
 
 
-def inspected(
-    table: str, depth: Depth, is_altered: Callable[[], bool], changed: Callable[[], str]
-) -> ForeignChange | None:
+def inspected(table: str, depth: Depth, is_altered: bool, changed: Callable[[], str]) -> ForeignChange | None:
     """Return a change of a table by another program; None if an inspection of this depth finds none.
 
-    `is_altered` returns whether chains or rules differ. `changed` returns the set or map with differing elements, ''
+    `is_altered`: chains or rules differ. `changed` returns the set or map with differing elements, ''
     for none; it reads all elements, so it is called last.
     """
-    if is_altered():
+    if is_altered:
         return ForeignChange(altered(table))
     if depth is Depth.QUICK:
         return None

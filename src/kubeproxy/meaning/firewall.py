@@ -343,12 +343,12 @@ class _ChainWalk(Walk):
         return True
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        return list({_seen_of(flow): flow for flow in flows}.values())
-
-
-def _seen_of(flow: PacketSet) -> tuple[object, ...]:
-    """Return the properties of a flow that rules can distinguish."""
-    return flow.services, flow.current, flow.destination, flow.sources, flow.inputs, flow.outputs, flow.untracked
+        # by the properties of a flow that rules can distinguish
+        seen = {
+            (one.services, one.current, one.destination, one.sources, one.inputs, one.outputs, one.untracked): one
+            for one in flows
+        }
+        return list(seen.values())
 
 
 # -- in general --------------------------------------------------------------------------------------------------------

@@ -108,10 +108,6 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
     return backends
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[IptablesExaminer]:
-    return [_examiner(config, world, family) for family in families]
-
-
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = xtables.in_use(family, "mangle", CANARY)
     # A kernel can have the counters without the nfacct match; then the proxy runs without counters.
@@ -125,11 +121,6 @@ def _is_liberal() -> bool:
         return read_sysctl(TCP_BE_LIBERAL) != "0"
     except KubeProxyError:
         return False
-
-
-def _remove_displaced() -> list[str]:
-    """Remove the rules of the other variant, and the chains of ipvs mode."""
-    return leftovers.remove_iptables_rules(OPERATIONS.keeps)
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
@@ -171,14 +162,14 @@ def _weigh(
     return Weight(rules, "rules")
 
 
-OPERATIONS = Operations(
+OPERATIONS: Operations = Operations(
     _check,
     _look,
     _weigh,
     _open,
-    _examine,
+    lambda config, world, families: [_examiner(config, world, family) for family in families],
     sysctls=_sysctls,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
     commands=_commands,
-    remove_displaced=_remove_displaced,
+    remove_displaced=lambda: leftovers.remove_iptables_rules(OPERATIONS.keeps),  # the other variant, and ipvs mode
 )

@@ -210,7 +210,8 @@ class IpvsBackend:
         inspection reads everything; but of the real servers it reads only those of some virtual servers.
         """
         self._read_addresses()
-        if what := self._changed_addresses() or self._changed_counts() or self._missing_sample():
+        addresses = "addresses of kube-ipvs0 were changed" if self._misbound else ""
+        if what := addresses or self._changed_counts() or self._missing_sample():
             return ForeignChange(f"{what} by another program")
         if depth is Depth.THOROUGH and (what := self._changed_contents()):
             return ForeignChange(f"{what} by another program", certain=False)
@@ -220,9 +221,6 @@ class IpvsBackend:
         if self._kernel.addresses_changed():
             self._there = self._kernel.addresses()
             self._misbound = self._there.bound != frozenset(self._desired.addresses)
-
-    def _changed_addresses(self) -> str:
-        return "addresses of kube-ipvs0 were changed" if self._misbound else ""
 
     def _follow(self, node: NodeAddresses) -> None:
         """Compute the objects of all Services again if the node's addresses changed."""

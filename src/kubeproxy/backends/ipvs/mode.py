@@ -188,10 +188,6 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
     ]
 
 
-def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[IpvsExaminer]:
-    return [_examiner(config, world, family) for family in families]
-
-
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
     scheduler, commands = scheduler_named(config.ipvs.scheduler), xtables.in_use(family, "filter", OWN_CHAIN)
     view = NodeView.look(commands, scheduler)
@@ -219,7 +215,7 @@ OPERATIONS = Operations(
     _look,
     _weigh,
     _open,
-    _examine,
+    lambda config, world, families: [_examiner(config, world, family) for family in families],
     _prepare,
     _sysctls,
     owns=lambda table, chain: chain in CHAINS.get(table, ()),

@@ -413,18 +413,13 @@ class NftablesBackend:
         if depth is Depth.THOROUGH:
             self._differs = True  # until it is compared
             self._table.reset_changes()
-        seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
+        is_altered = signature(self._table) != self._signature
+        seen = inspected(self._ruleset.name, depth, is_altered, self._changed_elements)
         self._differs = seen is not None
         if seen is None:
             return None
         self._table.mark_incomplete()  # until a resync repairs it, or a second inspection finds no difference
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
-
-    def _is_altered(self) -> bool:
-        """Return whether another program changed our table's chains or rules. The cost does not depend on the number of
-        Services.
-        """
-        return signature(self._table) != self._signature
 
     def _changed_elements(self) -> str:
         """Return the first set or map whose elements differ from the committed elements, '' for none. Reads all

@@ -283,6 +283,10 @@ class Ruleset:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # A translated packet goes to an endpoint, not to a frontend.
         checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
+        fast = (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
+        loopback: tuple[str, ...] = ()
+        if self._ours.loopback is not Loopback.NOTHING:
+            loopback = (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} {new} localhost-nodeports-check",)
         first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()))
         return [
             ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
@@ -292,20 +296,12 @@ class Ruleset:
                 tables.Hook("filter", 1, 0),
                 (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check"),
             ),
-            ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *self._fast_jump())),
-            ("filter-output", tables.Hook("filter", 3, 0), (*checks, *self._loopback_jump())),
+            ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *fast)),
+            ("filter-output", tables.Hook("filter", 3, 0), (*checks, *loopback)),
             ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services",)),
             ("nat-output", tables.Hook("nat", 3, -100), ("jump services",)),
             ("nat-postrouting", tables.Hook("nat", 4, 100), ("jump masquerading",)),
         ]
-
-    def _fast_jump(self) -> tuple[str, ...]:
-        return (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
-
-    def _loopback_jump(self) -> tuple[str, ...]:
-        if self._ours.loopback is Loopback.NOTHING:
-            return ()
-        return (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} ct state new jump localhost-nodeports-check",)
 
     def _nodeport_match(self) -> str:
         if self._ours.nodeport_ips is None:

@@ -255,18 +255,14 @@ class Connection(Struct, eq=False):
             side.held = memoryview(rest)
         elif not came:
             side.ended = True
-            self._pass_end(side, other)
+            other.sock.shutdown(socket.SHUT_WR)
+            side.shut = True
 
     @staticmethod
     def _flush(side: _Side, other: _Side) -> None:
         if side.held is not None:
             sent = other.sock.send(side.held)
             side.held = side.held[sent:] if sent < len(side.held) else None
-
-    @staticmethod
-    def _pass_end(side: _Side, other: _Side) -> None:
-        other.sock.shutdown(socket.SHUT_WR)
-        side.shut = True
 
     def _watch(self, side: _Side, events: int) -> None:
         if side.watching != events:

@@ -222,13 +222,10 @@ class UserspaceBackend:
         generation = self._transactions.generation()
         if generation == self._generation:
             return None
-        seen = inspected(self._ruleset.name, depth, self._is_altered, self._changed_elements)
+        seen = inspected(self._ruleset.name, depth, self._sign() != self._signature, self._changed_elements)
         if seen is None and depth is Depth.THOROUGH:
             self._generation = generation
         return seen
-
-    def _is_altered(self) -> bool:
-        return self._sign() != self._signature
 
     def _changed_elements(self) -> str:
         """Return the set or map whose elements differ from the committed elements, '' for none. Reads all elements."""

@@ -166,6 +166,7 @@ class UserspaceRuleset:
         """Return the hooks of the chains, and the text of their rules."""
         ours = f"meta mark and {self._mark} == {self._mark} return"
         listeners = f"@{LISTENERS}"
+        unlisted = f"{self._service} . {self._ip} saddr != @{FIREWALL_ALLOW}"
         found: dict[str, tuple[Hook | None, list[str]]] = {
             "nat-prerouting": (Hook("nat", 0, -100), self._by_origin("carry")),
             "nat-output": (Hook("nat", 3, -100), [ours, *self._carry("node", "redirect to :")]),
@@ -187,7 +188,7 @@ class UserspaceRuleset:
                 Hook("filter", 1, 0),
                 [f"ct state new meta l4proto . th dport {listeners} ct status and dnat != dnat reject"],
             ),
-            "firewall": (None, [self._firewall()]),
+            "firewall": (None, [f"{self._service} @{FIREWALL_IPS} {unlisted} drop"]),
         }
         landing = f"dnat to {self._bracketed()} :" if self._landing else "redirect to :"
         for origin in ORIGINS:
@@ -215,10 +216,6 @@ class UserspaceRuleset:
             f"{nodeport} @{origin}-nodeports-dropped drop",
             f"{nodeport} @{origin}-nodeports-rejected reject",
         ]
-
-    def _firewall(self) -> str:
-        key = f"{self._service} . {self._ip} saddr"
-        return f"{self._service} @{FIREWALL_IPS} {key} != @{FIREWALL_ALLOW} drop"
 
     def _bracketed(self) -> str:
         text = unpack(self._landing or b"")

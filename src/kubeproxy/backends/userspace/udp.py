@@ -204,13 +204,10 @@ class Session(Struct, eq=False):
             except OSError:
                 self.close()  # the endpoint's port is closed: the next datagram goes to another endpoint
                 return
-            self._answer(buffer[:size])
+            with suppress(OSError):  # no buffer space, or no route to the client: lost
+                self._listener.sock.sendmsg([buffer[:size]], self._control, 0, self._name[0])
             self._owed = max(0, self._owed - 1)
         self._sessions.active(self)
-
-    def _answer(self, datagram: memoryview) -> None:
-        with suppress(OSError):  # no buffer space, or no route to the client: lost
-            self._listener.sock.sendmsg([datagram], self._control, 0, self._name[0])
 
     def leave(self) -> None:
         """Accept no further datagram of the client; the endpoint may answer earlier ones for udpIdleTimeout."""

@@ -192,7 +192,8 @@ class Traces(Announcements):
 def read(data: bytes, start: int, end: int) -> Step:
     """Return the step in a message's payload."""
     found = parts(data, start + GENERIC.size, end)
-    verdict, leads_to = _verdict(found.get(nfta.TRACE_VERDICT, b""))
+    end_of_rule = parts(found.get(nfta.TRACE_VERDICT, b""))
+    verdict = _signed(end_of_rule.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff"))
     kind = _KINDS.get(_number(found.get(nfta.TRACE_TYPE, b"")), "rule")
     if kind == "policy":
         verdict = _signed(found.get(nfta.TRACE_POLICY, b"\0\0\0\1"))
@@ -205,14 +206,9 @@ def read(data: bytes, start: int, end: int) -> Step:
         _number(found.get(nfta.TRACE_RULE_HANDLE, b"")),
         kind,
         verdict,
-        leads_to,
+        _name(end_of_rule.get(nfta.VERDICT_CHAIN, b"")),
         _headers(network, found.get(nfta.TRACE_TRANSPORT_HEADER, b""), found) if network else None,
     )
-
-
-def _verdict(data: bytes) -> tuple[int, str]:
-    found = parts(data)
-    return _signed(found.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff")), _name(found.get(nfta.VERDICT_CHAIN, b""))
 
 
 def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Headers | None:
