@@ -179,7 +179,7 @@ def _least(count: int) -> list[float]:
         server = next(one for one in kernel.servers() if len(one.key) == 7)
         real = next(iter(kernel.destinations(server.key).values()))
         with recorded() as (sends, _):
-            kernel.apply([ipvs.ServerChange(ipvs.SET_DESTINATION, server, real)])
+            kernel.apply([ipvs.ServerChange(ipvs.Verb.SET_SERVER, server, real)])
     return [replay(sends) for _ in range(count)]
 
 

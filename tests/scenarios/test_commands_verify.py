@@ -15,11 +15,10 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipvs import (
-    ADD_SERVICE,
-    DELETE_DESTINATION,
     Ipvs,
     RealServer,
     ServerChange,
+    Verb,
     VirtualServer,
     server_key,
 )
@@ -79,7 +78,7 @@ async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
         await live.cluster.exec("node", ["nft", "delete", "element", *where])
     elif live.mode.name == "ipvs":
         real = RealServer(pack(ip) + (3000).to_bytes(2, "big"))
-        await operate(live, ServerChange(DELETE_DESTINATION, VirtualServer(_key(front)), real))
+        await operate(live, ServerChange(Verb.DELETE_SERVER, VirtualServer(_key(front)), real))
     else:
         command = f"iptables-{live.mode.variant}"
         rules = (await live.run(command, "-w", "-t", "nat", "-S")).splitlines()
@@ -115,7 +114,7 @@ async def add_something(live: Live) -> None:
     if live.mode.name in STRAYS:
         await live.cluster.exec("node", ["nft", "add", "element", *STRAYS[live.mode.name]])
     elif live.mode.name == "ipvs":
-        await operate(live, ServerChange(ADD_SERVICE, VirtualServer(_key(Front("198.51.100.9", 80)))))
+        await operate(live, ServerChange(Verb.ADD_SERVICE, VirtualServer(_key(Front("198.51.100.9", 80)))))
     else:
         rule = ["KUBE-NODEPORTS", "-p", "tcp", "-m", "tcp", "--dport", "1", "-j", "ACCEPT"]
         command = [f"iptables-{live.mode.variant}", "-w", "-t", "nat"]

@@ -9,14 +9,14 @@ running mode uses under the same name, and returns the failures. `traces(sight, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from kubeproxy.backends.state import Examiner
+from kubeproxy.backends.state import Examiner, NamedPlans, Plans
 from kubeproxy.config.modes import ModeConfig
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.chains import Chain, RuleChain
@@ -25,7 +25,7 @@ from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.plan import Globals, Habits, ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import Globals, Habits, ServicePortKey
 from kubeproxy.model.world import Settings
 from kubeproxy.registry import MetricRegistry
 
@@ -92,10 +92,10 @@ class Backend(Protocol):
         Raises ApplyError; then the caller repeats the call with the same arguments.
         """
 
-    def sync(self, changes: Sequence[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
         """Program changed Services, yielding the size of each transaction."""
 
-    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+    def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the kernel's state equal to these plans, yielding the size of each transaction."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
@@ -151,7 +151,7 @@ class Weight(NamedTuple):
     of: str
 
 
-Weigh = Callable[[Globals, Family, Mapping[ServiceName, tuple[ServicePlan, ...]], Sequence[bytes]], Weight]
+Weigh = Callable[[Globals, Family, Plans, Sequence[bytes]], Weight]
 """Returns the weight of a family's plans on a node with these packed addresses. Pure."""
 
 Owns = Callable[[str, str], bool]

@@ -16,6 +16,8 @@ from kubeproxy.model import addresses
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
+NamedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
+"""A Service and its plans."""
 Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
@@ -48,13 +49,7 @@ _SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # except 0x
 # Forwarding methods to a real server. kube-proxy uses masquerading (NAT); other programs may use any method.
 MASQUERADE: Final = 0
 
-ADD_SERVICE: Final = 1
-SET_SERVICE: Final = 2
-DELETE_SERVICE: Final = 3
 _GET_SERVICE: Final = 4
-ADD_DESTINATION: Final = 5
-SET_DESTINATION: Final = 6
-DELETE_DESTINATION: Final = 7
 _GET_DESTINATION: Final = 8
 _SET_CONFIG: Final = 12
 
@@ -98,10 +93,19 @@ _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI"
 _AT_ADDRESS: Final = 8
 _AT_PORT: Final = 28
 
-_SERVICE_COMMANDS: Final = {ADD_SERVICE: "add", SET_SERVICE: "change", DELETE_SERVICE: "delete"}
-_DESTINATION_COMMANDS: Final = {ADD_DESTINATION: "add", SET_DESTINATION: "change", DELETE_DESTINATION: "delete"}
 _REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
 _REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)
+
+
+class Verb(IntEnum):
+    """Commands of the kernel (IPVS_CMD_...)."""
+
+    ADD_SERVICE = 1
+    SET_SERVICE = 2
+    DELETE_SERVICE = 3
+    ADD_SERVER = 5
+    SET_SERVER = 6
+    DELETE_SERVER = 7
 
 
 class VirtualServer(NamedTuple):
@@ -133,12 +137,12 @@ class RealServer(NamedTuple):
 
 
 class ServerChange(NamedTuple):
-    """One change: an ADD_, SET_ or DELETE_ command, the virtual server, and the real server if the command has one.
+    """One change: its verb, the virtual server, and the real server if the command has one.
 
     Deleting a virtual server deletes its real servers. Deletions use only the keys.
     """
 
-    command: int
+    command: Verb
     server: VirtualServer
     real: RealServer | None = None
 
@@ -146,9 +150,10 @@ class ServerChange(NamedTuple):
         key = self.server.key
         kind = PROTOCOL_NAMES.get(key[-3], str(key[-3]))
         name = f"virtual server {kind} {place_text(key[:-3], int.from_bytes(key[-2:], 'big'))}"
+        word = self.command.name.partition("_")[0].lower().replace("set", "change")
         if self.real is None:
-            return f"{_SERVICE_COMMANDS[self.command]} {name} ({self.server.scheduler})"
-        return f"{_DESTINATION_COMMANDS[self.command]} real server {destination_text(self.real.key)} of {name}"
+            return f"{word} {name} ({self.server.scheduler})"
+        return f"{word} real server {destination_text(self.real.key)} of {name}"
 
 
 class Timeouts(NamedTuple):
@@ -266,7 +271,7 @@ def packed(change: ServerChange) -> bytes:
     """Pack a change."""
     command, server, real = change
     head = GENERIC.pack(command, _VERSION, 0)
-    if command in {ADD_SERVICE, SET_SERVICE}:
+    if command in {Verb.ADD_SERVICE, Verb.SET_SERVICE}:
         inner = _key_attributes(server.key) + _traits(server)
         return head + _NESTING.pack(4 + len(inner), _SERVICE | NLA_F_NESTED) + inner
     head += packed_key(server.key)
@@ -278,7 +283,7 @@ def packed(change: ServerChange) -> bytes:
 def _about_real_server(command: int, destination: bytes, weight: int, forwarding: int) -> bytes:
     address, port = destination[:-2], destination[-2:]
     key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, family_of(address))
-    if command == DELETE_DESTINATION:
+    if command == Verb.DELETE_SERVER:
         return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
     return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | NLA_F_NESTED, *key, *traits)
@@ -299,7 +304,7 @@ class Pieces(NamedTuple):
 
 @lru_cache(maxsize=64)
 def pieces(command: int, family: int, weight: int) -> Pieces:
-    """Return the constant bytes for ADD_DESTINATION, SET_DESTINATION or DELETE_DESTINATION."""
+    """Return the constant bytes for ADD_SERVER, SET_SERVER or DELETE_SERVER."""
     size = _address_size(family)
     whole = _about_real_server(command, bytes(size + 2), weight, MASQUERADE)
     return Pieces(

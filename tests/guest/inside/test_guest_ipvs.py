@@ -8,20 +8,15 @@ import pytest
 
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.ipvs import (
-    ADD_DESTINATION,
-    ADD_SERVICE,
-    DELETE_DESTINATION,
-    DELETE_SERVICE,
     FALLBACK,
     GENERIC,
     PERSISTENT,
     PORT,
-    SET_DESTINATION,
-    SET_SERVICE,
     Ipvs,
     RealServer,
     ServerChange,
     Timeouts,
+    Verb,
     VirtualServer,
     family_id,
 )
@@ -58,12 +53,12 @@ def timeouts() -> Timeouts:
 
 def test_every_kind_of_virtual_server_is_read_back_as_written() -> None:
     with Ipvs.open() as ipvs:
-        ipvs.apply([ServerChange(ADD_SERVICE, one) for one in SERVERS])
+        ipvs.apply([ServerChange(Verb.ADD_SERVICE, one) for one in SERVERS])
         assert everything(ipvs) == {one.key: (one, {}) for one in SERVERS}
         changed = [one._replace(scheduler="rr", flags=PERSISTENT, timeout=33, prefixlen=0) for one in SERVERS]
-        ipvs.apply([ServerChange(SET_SERVICE, one) for one in changed])
+        ipvs.apply([ServerChange(Verb.SET_SERVICE, one) for one in changed])
         assert everything(ipvs) == {one.key: (one, {}) for one in changed}
-        ipvs.apply([ServerChange(DELETE_SERVICE, one) for one in changed])
+        ipvs.apply([ServerChange(Verb.DELETE_SERVICE, one) for one in changed])
         assert everything(ipvs) == {}
 
 
@@ -73,24 +68,24 @@ def test_real_servers_come_change_and_go() -> None:
         (server("fd00:10:96::1"), [real("fd00:244::1"), real("fd00:244::2", weight=65535)]),
     ):
         with Ipvs.open() as ipvs:
-            ipvs.apply([ServerChange(ADD_SERVICE, one), *(ServerChange(ADD_DESTINATION, one, each) for each in reals)])
+            ipvs.apply([ServerChange(Verb.ADD_SERVICE, one), *(ServerChange(Verb.ADD_SERVER, one, e) for e in reals)])
             assert ipvs.destinations(one.key) == {each.key: each for each in reals}
             lighter = reals[0]._replace(weight=0)
-            ipvs.apply([ServerChange(SET_DESTINATION, one, lighter), ServerChange(DELETE_DESTINATION, one, reals[1])])
+            ipvs.apply([ServerChange(Verb.SET_SERVER, one, lighter), ServerChange(Verb.DELETE_SERVER, one, reals[1])])
             assert everything(ipvs)[one.key] == (one, {e.key: e for e in [lighter, *reals[2:]]})
-            ipvs.apply([ServerChange(DELETE_SERVICE, one)])
+            ipvs.apply([ServerChange(Verb.DELETE_SERVICE, one)])
             assert ipvs.destinations(one.key) == {}
 
 
 def test_a_refusal_names_its_object_and_stops_nothing_else() -> None:
     one, six, missing = server("10.96.0.1"), server("fd00:10:96::1", protocol=UDP), server("10.96.0.9", 99)
     batch = [
-        ServerChange(ADD_SERVICE, one),
-        ServerChange(ADD_SERVICE, one),
-        ServerChange(DELETE_SERVICE, missing),
-        ServerChange(DELETE_DESTINATION, one, real("10.244.0.1")),
-        ServerChange(SET_SERVICE, one._replace(scheduler="nonsense")),
-        ServerChange(ADD_SERVICE, six),
+        ServerChange(Verb.ADD_SERVICE, one),
+        ServerChange(Verb.ADD_SERVICE, one),
+        ServerChange(Verb.DELETE_SERVICE, missing),
+        ServerChange(Verb.DELETE_SERVER, one, real("10.244.0.1")),
+        ServerChange(Verb.SET_SERVICE, one._replace(scheduler="nonsense")),
+        ServerChange(Verb.ADD_SERVICE, six),
     ]
     with Ipvs.open() as ipvs:
         with pytest.raises(RefusedError) as caught:
@@ -114,15 +109,15 @@ def test_thousands_at_once() -> None:
         for n in range(500)
         for one in [server(f"10.96.{n // 256}.{n % 256}", n + 1)]
     }
-    batch = [ServerChange(ADD_SERVICE, one) for one, _ in wanted.values()]
-    batch += [ServerChange(ADD_DESTINATION, one, each) for one, reals in wanted.values() for each in reals.values()]
+    batch = [ServerChange(Verb.ADD_SERVICE, one) for one, _ in wanted.values()]
+    batch += [ServerChange(Verb.ADD_SERVER, one, each) for one, reals in wanted.values() for each in reals.values()]
     with Ipvs.open() as ipvs:
         ipvs.apply(batch)
         assert everything(ipvs) == wanted
         with pytest.raises(RefusedError) as caught:
             ipvs.apply(batch)
         assert [operation for operation, _ in caught.value.refused] == batch
-        ipvs.apply([ServerChange(DELETE_SERVICE, one) for one, _ in wanted.values()])
+        ipvs.apply([ServerChange(Verb.DELETE_SERVICE, one) for one, _ in wanted.values()])
         assert everything(ipvs) == {}
 
 

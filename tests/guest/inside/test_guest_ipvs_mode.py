@@ -123,7 +123,7 @@ def test_an_examination_shows_what_another_program_removed_and_nothing_else(fami
             pod = pack(PODS[family][0]) + (8080).to_bytes(2, "big")
             server = VirtualServer(server_key(pack(VIPS[family]), socket.IPPROTO_TCP, 80))
             with Ipvs.open() as kernel:
-                kernel.apply([ipvs.ServerChange(ipvs.DELETE_DESTINATION, server, ipvs.RealServer(pod))])
+                kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVER, server, ipvs.RealServer(pod))])
             run(used_commands(family).name, "-t", "nat", "-F", "KUBE-LOAD-BALANCER")
             shown = [finding.what for finding in examiner.everything(plans)]
             assert len(shown) == 2
@@ -171,7 +171,7 @@ def lose_rules() -> None:
 
 def lose_servers() -> None:
     with Ipvs.open() as kernel:
-        kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server) for server in kernel.servers()])
+        kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server) for server in kernel.servers()])
 
 
 def test_what_others_remove_is_noticed_and_repaired() -> None:
@@ -191,7 +191,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
 def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
     foreign = VirtualServer(server_key(pack("198.51.100.1"), socket.IPPROTO_TCP, 443))
     with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
-        kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, foreign)])
+        kernel.apply([ipvs.ServerChange(ipvs.Verb.ADD_SERVICE, foreign)])
         do(backend.resync(wanted(V4, PODS[V4])))
         assert foreign.key in {server.key for server in kernel.servers()}
         assert cleanup() == []
@@ -368,7 +368,7 @@ def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_
             server = next(one for one in kernel.servers() if one.key[:-3] == pack(front))
             if not kernel.destinations(server.key):
                 real = ipvs.RealServer(pack(PODS[V4][0]) + (8080).to_bytes(2, "big"))
-                kernel.apply([ipvs.ServerChange(ipvs.ADD_DESTINATION, server, real)])
+                kernel.apply([ipvs.ServerChange(ipvs.Verb.ADD_SERVER, server, real)])
         assert is_answered(front)
 
 

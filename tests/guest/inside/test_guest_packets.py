@@ -9,12 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from kubeproxy.kernel.ipvs import (
-    ADD_DESTINATION,
-    ADD_SERVICE,
     PERSISTENT,
-    SET_DESTINATION,
     Ipvs,
     ServerChange,
+    Verb,
 )
 from kubeproxy.kernel.route import add_addresses, ensure_dummy
 from support.namespaces import inside, namespace, run
@@ -78,7 +76,9 @@ def test_connections_reach_every_real_server_in_turn_until_its_weight_is_0(famil
     one, reals = server(vip), [real(inner.format(n)) for n in (11, 12)]
     listeners = [inside(pods, lambda n=n: bound(family, socket.SOCK_STREAM, (inner.format(n), 8080))) for n in (11, 12)]
     virtual(
-        middle, vip, [ServerChange(ADD_SERVICE, one), *(ServerChange(ADD_DESTINATION, one, each) for each in reals)]
+        middle,
+        vip,
+        [ServerChange(Verb.ADD_SERVICE, one), *(ServerChange(Verb.ADD_SERVER, one, e) for e in reals)],
     )
     seen: Counter[int] = Counter()
 
@@ -100,7 +100,7 @@ def test_connections_reach_every_real_server_in_turn_until_its_weight_is_0(famil
         connect()
     assert seen == {0: 3, 1: 3}
     with_weights = [reals[0]._replace(weight=0), reals[1]]
-    virtual(middle, vip, [ServerChange(SET_DESTINATION, one, each) for each in with_weights])
+    virtual(middle, vip, [ServerChange(Verb.SET_SERVER, one, each) for each in with_weights])
     for _ in range(4):
         connect()
     assert seen == {0: 3, 1: 7}
@@ -115,7 +115,9 @@ def test_persistence_keeps_a_client_and_connections_are_counted(node) -> None:
     reals = [real(inner.format(n), 5353) for n in (11, 12)]
     pod = inside(pods, lambda: bound(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 5353)))
     virtual(
-        middle, vip, [ServerChange(ADD_SERVICE, one), *(ServerChange(ADD_DESTINATION, one, each) for each in reals)]
+        middle,
+        vip,
+        [ServerChange(Verb.ADD_SERVICE, one), *(ServerChange(Verb.ADD_SERVER, one, e) for e in reals)],
     )
     for _ in range(8):
         with inside(client, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made:

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipvs import (
-    ADD_DESTINATION,
-    DELETE_DESTINATION,
-    SET_DESTINATION,
     RealServer,
     RealServerReader,
     ServerChange,
+    Verb,
     VirtualServer,
     packed_key,
     pieces,
@@ -65,7 +63,7 @@ def test_an_entry_that_lacks_something_is_an_error(missing: int) -> None:
 
 
 @given(
-    st.sampled_from([ADD_DESTINATION, SET_DESTINATION, DELETE_DESTINATION]),
+    st.sampled_from([Verb.ADD_SERVER, Verb.SET_SERVER, Verb.DELETE_SERVER]),
     st.sampled_from([4, 16]).flatmap(lambda size: st.binary(min_size=size, max_size=size)),
     st.integers(0, 65535),
     st.integers(0, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import cache
 
@@ -16,7 +16,7 @@ from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.skeleton import CANARY, SHARED, RuleSettings, StartOptions
 from kubeproxy.backends.mode import Operations, Weight
-from kubeproxy.backends.state import of_family
+from kubeproxy.backends.state import Plans, of_family
 from kubeproxy.config.modes import spelled_out
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, KubeProxyError, Unsupported
@@ -25,7 +25,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError, TableInfo
 from kubeproxy.model.addresses import Family, parse_networks, within
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.iptables")
@@ -148,12 +148,7 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
     return [(ROUTE_LOCALNET, 1)] if wanted else []
 
 
-def _weigh(
-    world: Globals,
-    family: Family,
-    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
-    local: Sequence[bytes],  # noqa: ARG001 - see backends.mode.Weigh
-) -> Weight:
+def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
     """See backends.mode.Weigh."""
     contents = Contents(RuleSettings.of(family, world, StartOptions(False, False, False)))
     contents.load(of_family(wanted, family))

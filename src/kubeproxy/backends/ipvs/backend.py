@@ -20,14 +20,14 @@ from kubeproxy.backends.ipvs.desired import (
     Draining,
     NodeAddresses,
     ServerStep,
-    Verb,
     render,
 )
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
-from kubeproxy.backends.state import Difference, diff
+from kubeproxy.backends.state import Difference, NamedPlans, Plans, diff
 from kubeproxy.kernel.ipset import SetEntry
+from kubeproxy.kernel.ipvs import Verb
 from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
@@ -89,7 +89,7 @@ class IpvsBackend:
 
     # -- incremental ----------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def sync(self, changes: Iterable[NamedPlans]) -> Iterator[int]:
         """Program changed Services; yield the number of changes after each batch. Raises ApplyError."""
         for name, plans in changes:
             if plans:
@@ -126,7 +126,7 @@ class IpvsBackend:
 
     # -- everything -----------------------------------------------------------------------------------------------
 
-    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+    def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the kernel's state equal to these plans; yield the number of changes after each batch.
 
         Correct objects are not written; surplus objects are removed last. Raises ApplyError.

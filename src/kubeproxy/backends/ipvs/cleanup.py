@@ -70,7 +70,7 @@ def _remove_servers() -> list[str]:
     ports = _node_ports()
     with kernel:
         ours = [server for server in kernel.servers() if server.key[:-3] in bound or server.key[-3:] in ports]
-        kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server) for server in ours])
+        kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server) for server in ours])
     if ours:
         log.info("Removed virtual servers count=%d", len(ours))
     return []

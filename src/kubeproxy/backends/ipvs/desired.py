@@ -13,12 +13,11 @@ import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler
-from kubeproxy.kernel import ipvs
 from kubeproxy.kernel.ipset import SetEntry
+from kubeproxy.kernel.ipvs import Verb
 from kubeproxy.model.addresses import Range, unpack, within
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServiceName, ServicePlan, Traffic
 
@@ -314,17 +313,6 @@ CHECK: Final = 5.0
 """Seconds between counts of the connections of a virtual server with draining real servers (Go kube-proxy: 60)."""
 
 WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
-
-
-class Verb(IntEnum):
-    """Commands of the kernel."""
-
-    ADD_SERVICE = ipvs.ADD_SERVICE
-    SET_SERVICE = ipvs.SET_SERVICE
-    DELETE_SERVICE = ipvs.DELETE_SERVICE
-    ADD_SERVER = ipvs.ADD_DESTINATION
-    SET_SERVER = ipvs.SET_DESTINATION
-    DELETE_SERVER = ipvs.DELETE_DESTINATION
 
 
 class ServerStep(NamedTuple):

@@ -6,7 +6,7 @@ import errno
 import logging
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 from typing import Final
@@ -17,7 +17,7 @@ from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import CHAINS, DROP_IN_NAT, OWN_CHAIN, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
-from kubeproxy.backends.state import of_family
+from kubeproxy.backends.state import Plans, of_family
 from kubeproxy.config.fields import IPVS
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import ApplyError, Unsupported
@@ -30,7 +30,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import LockHeldError
 from kubeproxy.model.addresses import Family, Range, merge_ranges, parse_networks
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -108,11 +108,11 @@ def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
         modules.load([module])
     server = ipvs.VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
     try:
-        kernel.apply([ipvs.ServerChange(ipvs.ADD_SERVICE, server)])
+        kernel.apply([ipvs.ServerChange(ipvs.Verb.ADD_SERVICE, server)])
     except RefusedError as error:
         code = error.refused[0][1].code
         if code == errno.EEXIST:  # a proxy that was killed at this point left this virtual server
-            kernel.apply([ipvs.ServerChange(ipvs.SET_SERVICE, server)])
+            kernel.apply([ipvs.ServerChange(ipvs.Verb.SET_SERVICE, server)])
         elif code == errno.ENOENT:
             raise Unsupported(
                 f"ipvs.scheduler: this kernel ({modules.release()}) has no scheduler {scheduler.name!r}: take another "
@@ -120,7 +120,7 @@ def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
             ) from error
         else:
             raise
-    kernel.apply([ipvs.ServerChange(ipvs.DELETE_SERVICE, server)])
+    kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server)])
 
 
 TRIAL: Final = "\n".join(
@@ -198,9 +198,7 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
     return settings(config.ipvs, modules.kernel_version(modules.release()))
 
 
-def _weigh(
-    world: Globals, family: Family, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]], local: Sequence[bytes]
-) -> Weight:
+def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:
     """See backends.mode.Weigh."""
     ours = world.of(family) or FamilyGlobals()
     nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips

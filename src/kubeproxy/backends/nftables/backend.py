@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,14 +25,14 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, cha
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements
+from kubeproxy.backends.state import Elements, NamedPlans, Plans
 from kubeproxy.backends.table_view import Signature, altered, inspected, signature
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
 from kubeproxy.model.gone import Departed
-from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -44,8 +44,6 @@ ELEMENT = 160
 
 PRUNE_FROM = 500
 """Number of chains above which unused chains are removed, if the number is also twice that of the used chains."""
-
-Wanted = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class NftablesBackend:
@@ -111,7 +109,7 @@ class NftablesBackend:
 
     # -- incremental ----------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Collection[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
         Raises ApplyError; then the transactions already yielded are in the kernel, and no others.
@@ -120,7 +118,7 @@ class NftablesBackend:
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
             self._relay.update(changes)
 
-    def _synced(self, changes: Iterable[tuple[ServiceName, tuple[ServicePlan, ...]]]) -> Iterator[int]:
+    def _synced(self, changes: Iterable[NamedPlans]) -> Iterator[int]:
         self._spare_taken()
         batch = self._batch()
         with Ahead(self._commit) as ahead:
@@ -232,7 +230,7 @@ class NftablesBackend:
 
     # -- the whole table ------------------------------------------------------------------------------------------
 
-    def resync(self, wanted: Wanted) -> Iterator[int]:
+    def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the table contain exactly these Services: adopt our table, or replace that of another program.
 
         Yields the number of elements after each transaction. Raises ApplyError. Before anything is compared, recorded
@@ -244,7 +242,7 @@ class NftablesBackend:
         if self._relay is not None:
             self._relay.replace(wanted if self._ours.loopback is Loopback.RELAYED else {})
 
-    def _compared(self, wanted: Wanted) -> Iterator[int]:
+    def _compared(self, wanted: Plans) -> Iterator[int]:
         since = self._table.generation()
         header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
@@ -328,7 +326,7 @@ class NftablesBackend:
         self._node = audit.desired_node_sets(self._ours)
         return [m for name, elements in self._node.items() for m in audit.filling(self.family, name, elements)]
 
-    def _adopt(self, wanted: Wanted, elements: found.FoundElements) -> Iterator[int]:
+    def _adopt(self, wanted: Plans, elements: found.FoundElements) -> Iterator[int]:
         """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
         self._numbers.read([self._mark.read(self._table), *elements.numbers()])
@@ -365,7 +363,7 @@ class NftablesBackend:
         self._transact(transaction.messages())
         yield transaction.elements
 
-    def _replace(self, wanted: Wanted, since: int) -> int:
+    def _replace(self, wanted: Plans, since: int) -> int:
         """Replace the table, in one transaction, by our table with all elements."""
         total = Transaction(self._packers, self._users)
         for name, plans in wanted.items():

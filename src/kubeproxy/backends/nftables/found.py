@@ -35,7 +35,7 @@ from kubeproxy.backends.nftables.layout import (
 from kubeproxy.backends.nftables.packing import Users
 from kubeproxy.backends.nftables.render import Identities, Numbers, Parts, Placed, list_key
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Difference, Elements, diff
+from kubeproxy.backends.state import Difference, Elements, NamedPlans, diff
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan
 
@@ -45,7 +45,6 @@ PAUSE: Final = 0.01  # seconds between dumps; the kernel resizes a hash table of
 SERVICES: Final = 256
 """Number of Services read together."""
 
-_Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 
 _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.ENDPOINTS: (
@@ -204,7 +203,7 @@ class FoundElements:
                     present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
         return diff(present, wanted)
 
-    def ahead(self, wanted: Iterable[_Named]) -> Iterator[_Named]:
+    def ahead(self, wanted: Iterable[NamedPlans]) -> Iterator[NamedPlans]:
         """Yield Services with their plans after reading the endpoints of their frontends. Raises ApplyError."""
         services = iter(wanted)
         while some := list(islice(services, SERVICES)):

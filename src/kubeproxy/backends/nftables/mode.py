@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.backends.mode import Backend, Operations, Weight
@@ -14,14 +14,14 @@ from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting
 from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
 from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import of_family
+from kubeproxy.backends.state import Plans, of_family
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.kernel.nftables.messages import require
 from kubeproxy.kernel.route import ethernet_interfaces, interface_changes
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 13)
@@ -33,12 +33,7 @@ older kernels.
 """
 
 
-def _weigh(
-    world: Globals,  # noqa: ARG001 - see backends.mode.Weigh
-    family: Family,
-    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
-    local: Sequence[bytes],  # noqa: ARG001
-) -> Weight:
+def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
     """See backends.mode.Weigh."""
     numbers = Numbers()
     parts = Parts(item for plans in of_family(wanted, family).values() for item in place_all(plans, (), numbers))
@@ -72,11 +67,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
     ]
 
 
-def _examine(
-    config: KubeProxyConfiguration,  # noqa: ARG001 - see Operations
-    world: Globals,
-    families: Sequence[Family],
-) -> list[NftablesExaminer]:
+def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[NftablesExaminer]:  # noqa: ARG001
     # One socket is used for all requests, because closing a socket delays the next transaction of the proxy (see
     # table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)

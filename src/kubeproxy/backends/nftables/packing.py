@@ -23,10 +23,10 @@ from kubeproxy.backends.nftables.layout import (
     slot_bytes,
 )
 from kubeproxy.backends.nftables.render import Parts, Placed, shared_elements
-from kubeproxy.backends.state import Difference, diff
+from kubeproxy.backends.state import Difference, NamedPlans, diff
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
-from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
+from kubeproxy.model.plan import Pool, ServiceName
 
 Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
@@ -236,12 +236,9 @@ def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
     return {name for name in found if name is not None}
 
 
-WantedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
-
-
 def groups(
-    changes: Iterable[WantedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
-) -> Iterable[Sequence[WantedPlans]]:
+    changes: Iterable[NamedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
+) -> Iterable[Sequence[NamedPlans]]:
     """Return the changes in their order, grouped by transaction; a group takes the position of its first member.
 
     If an address and port moves from one Service to another, the two Services must change in one transaction, which
@@ -270,7 +267,7 @@ def groups(
             _join(together, giver, name)
     if not together:
         return [(change,) for change in ordered]
-    found: dict[ServiceName, list[WantedPlans]] = {}
+    found: dict[ServiceName, list[NamedPlans]] = {}
     first: dict[ServiceName, ServiceName] = {}
     for change in ordered:
         name = change[0]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
-from kubeproxy.backends.state import Elements, diff
+from kubeproxy.backends.state import Elements, NamedPlans, Plans, diff
 from kubeproxy.backends.table_view import Signature, TableReader, inspected, signature
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import TABLE, UserspaceRuleset, elements, merged, packed
@@ -37,7 +37,6 @@ class _Served(NamedTuple):
     listeners: Collection[ListenerName]
 
 
-_Named = tuple[ServiceName, tuple[ServicePlan, ...]]
 Addresses = Callable[[], Sequence[bytes]]
 """Returns the node's packed addresses of one family that other hosts can reach. Raises NetlinkError."""
 
@@ -106,7 +105,7 @@ class UserspaceBackend:
 
     # -- incremental ------------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Sequence[_Named]) -> Iterator[int]:
+    def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
         """Program changed Services in one transaction; yield its size. Raises ApplyError.
 
         Services without a port are tried again once a port is free.
@@ -117,7 +116,7 @@ class UserspaceBackend:
             freed, size = self._program(list(islice(self._waiting.items(), freed)))
             yield size
 
-    def _program(self, changes: Sequence[_Named]) -> tuple[int, int]:
+    def _program(self, changes: Sequence[NamedPlans]) -> tuple[int, int]:
         """Program Services in one transaction; return two values: the number of closed listeners, and the size of the
         transaction.
         """
@@ -140,7 +139,7 @@ class UserspaceBackend:
         return freed, _count(removed) + _count(added)
 
     def _opened(
-        self, wanted: Iterable[_Named], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
+        self, wanted: Iterable[NamedPlans], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
     ) -> dict[ServiceName, _Served]:
         """Open the listeners that Services need; return the desired elements of each Service."""
         self._listeners.take({name: assignment for part in needed.values() for name, assignment in part.items()})
@@ -156,7 +155,7 @@ class UserspaceBackend:
             data = [packed(self._ruleset.shapes[name], key, value) for key, value in entries]
             yield from element_messages(kind, self.family, TABLE, name, data)
 
-    def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[_Named]) -> None:
+    def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[NamedPlans]) -> None:
         """Record the committed Services; a Service that lacks a listener joins the end of the queue."""
         for name, plans in wanted:
             served = after[name]
@@ -169,7 +168,7 @@ class UserspaceBackend:
 
     # -- the whole table --------------------------------------------------------------------------------------------
 
-    def resync(self, wanted: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> Iterator[int]:
+    def resync(self, wanted: Plans) -> Iterator[int]:
         """Replace the whole table, if any; yield its size. Raises ApplyError."""
         self._update_rules()
         self._path.mark = self._world.masquerade_mark

@@ -99,9 +99,7 @@ class UserspaceExaminer(Examiner):
             return None
         return Finding(None, Kind.MISSING, "the whole table: no Service is served", f"table {self._ruleset.name}")
 
-    def _compared(
-        self, ours: Mapping[ServiceName, tuple[ServicePlan, ...]], found: dict[str, Any], shared: State[str, Any, Any]
-    ) -> Iterator[Finding]:
+    def _compared(self, ours: Plans, found: dict[str, Any], shared: State[str, Any, Any]) -> Iterator[Finding]:
         owners = {element_key(f): name for name, plans in ours.items() for plan in plans for f in plan.frontends}
         ports = {
             listener: _port_of(plan, listener, found)

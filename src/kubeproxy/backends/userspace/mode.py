@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, product
 from typing import Final
 
 from kubeproxy.backends.mode import Operations, Weight
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
-from kubeproxy.backends.state import of_family
+from kubeproxy.backends.state import Plans, of_family
 from kubeproxy.backends.table_view import TableView
 from kubeproxy.backends.userspace.backend import UserspaceBackend, landing_of, reachable_addresses
 from kubeproxy.backends.userspace.examine import UserspaceExaminer
@@ -22,7 +22,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.messages import require
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 9)  # the oldest kernel that can reject in prerouting
@@ -40,11 +40,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
     return [UserspaceBackend.open(family, world, path, Listeners(path, sessions, ports)) for family in world.families]
 
 
-def _examine(
-    config: KubeProxyConfiguration,  # noqa: ARG001 - see Operations
-    world: Globals,
-    families: Sequence[Family],
-) -> list[UserspaceExaminer]:
+def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[UserspaceExaminer]:  # noqa: ARG001
     # One socket is used for all requests, because whenever a netfilter socket is closed, the proxy's next transaction
     # waits (nft_rcv_nl_event).
     link = Netlink.open()
@@ -57,12 +53,7 @@ def _examiner(view: TableView, world: Globals) -> UserspaceExaminer:
     return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
 
 
-def _weigh(
-    world: Globals,  # noqa: ARG001 - see backends.mode.Weigh
-    family: Family,
-    wanted: Mapping[ServiceName, tuple[ServicePlan, ...]],
-    local: Sequence[bytes],  # noqa: ARG001
-) -> Weight:
+def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
     """See backends.mode.Weigh."""
     own = list(chain.from_iterable(of_family(wanted, family).values()))
     ports = {
