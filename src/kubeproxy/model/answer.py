@@ -234,21 +234,26 @@ class _Question:
         return destination in self._local
 
     def health(self) -> Answer | None:
-        """Return the answer of a health check port, None for any other port."""
-        chosen = self._ours.nodeport_ips
-        if self._packet.protocol != _TCP or self._packet.destination not in (self._local if chosen is None else chosen):
+        """Return the answer of a health check port, None for any other port or address."""
+        checked, served = self._health_check(), self._ours.health_check_ips
+        if checked is None or self._packet.destination not in (self._local if served is None else served):
             return None
-        for name in self._index.by_health_port.get(self._packet.port, ()):
+        name, count = checked
+        text = f"port {self._packet.port} of this node is the health check of {name}"
+        steps = (
+            AnswerStep(True, text, _HEALTH),
+            AnswerStep(count > 0, f"ready endpoints on this node: {count}"),
+        )
+        notice = Notice.ANSWER if count else Notice.UNHEALTHY
+        return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
+
+    def _health_check(self) -> tuple[str, int] | None:
+        """Return the Service with this health check port, and its number of ready endpoints here; None without one."""
+        for name in self._index.by_health_port.get(self._packet.port, ()) if self._packet.protocol == _TCP else ():
             check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
-            if check is not None and count is not None:
-                text = f"port {check.port} of this node is the health check of {'/'.join(name)}"
-                steps = (
-                    AnswerStep(True, text, "spec.healthCheckNodePort"),
-                    AnswerStep(count > 0, f"ready endpoints on this node: {count}"),
-                )
-                notice = Notice.ANSWER if count else Notice.UNHEALTHY
-                return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
+            if count is not None:
+                return "/".join(name), count
         return None
 
     def unowned(self) -> Answer:
@@ -264,8 +269,9 @@ class _Question:
                 fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.frontends)
                 owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
             ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
-            text = f"{where}: no such port; {', '.join(ports)}"
-            steps = (AnswerStep(False, text, "spec.ports"),)
+            no_port = AnswerStep(False, f"{where}: no such port; {', '.join(ports)}", "spec.ports")
+            is_local = address in self._local
+            steps = ((self._other_address() if is_local or self._health_check() else None) or no_port,)
             kinds = self._habits.refuses_ports
             if any(f.kind in kinds and f.address == address for plan in plans for f in plan.frontends):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
@@ -276,22 +282,27 @@ class _Question:
             if self._habits.drops_unowned:
                 return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
-        steps = (self._no_nodeport() or AnswerStep(False, f"{where}: no Service has this address and port"),)
+        steps = (self._other_address() or AnswerStep(False, f"{where}: no Service has this address and port"),)
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
-    def _no_nodeport(self) -> AnswerStep | None:
-        """Return the reason why a NodePort does not answer at this address, None if the port is no NodePort."""
-        owned = self._frontend(self._tail)
-        destination = self._packet.destination
-        if owned is None:
+    def _other_address(self) -> AnswerStep | None:
+        """Return the reason why a NodePort or a health check port does not answer at this address; None for another
+        port.
+        """
+        owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
+        if owned is not None:
+            kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
+            everywhere = "all but loopback"
+        elif checked is not None:
+            kind, field, everywhere = f"health check port of {checked[0]}", _HEALTH, "all of this node"
+            answering = self._ours.health_check_ips
+        else:
             return None
         if destination not in self._local and not is_loopback(destination):
-            of_others = f"on another Node's address it is a NodePort of {_named(owned[0])}, which that node decides"
-            text = f"{self._where()}: no Service has this address; {of_others}"
-            return AnswerStep(False, text, "spec.ports[].nodePort")
-        chosen = self._ours.nodeport_ips
-        where = "all but loopback" if chosen is None else ", ".join(map(unpack, chosen)) or "no address"
-        text = f"{self._where()}: a NodePort of {_named(owned[0])}, but not on this address: they answer on {where}"
+            text = f"{self._where()}: no Service has this address and port; on an address of a Node it is a {kind}"
+            return AnswerStep(False, text, field)
+        where = everywhere if answering is None else ", ".join(map(unpack, answering)) or "no address"
+        text = f"{self._where()}: a {kind}, but not on this address: they answer on {where}"
         return AnswerStep(False, text, _NODEPORTS)
 
     def served(self, plan: ServicePlan, frontend: Frontend) -> Answer:
@@ -434,6 +445,7 @@ class _Question:
         return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
+_HEALTH = "spec.healthCheckNodePort"
 _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
 _NOT_RELAYED = {

@@ -301,6 +301,11 @@ class FamilyGlobals(Struct, frozen=True):
     loopback: Loopback = Loopback.NOTHING
     health_check_only_ips: tuple[bytes, ...] = ()  # configured loopback addresses, without NodePorts
 
+    @property
+    def health_check_ips(self) -> tuple[bytes, ...] | None:
+        """The addresses on which health check ports are served; None: every local address."""
+        return None if self.nodeport_ips is None else (*self.nodeport_ips, *self.health_check_only_ips)
+
 
 ExternalIPs = Literal["served", "ignored"]  # the treatment of spec.externalIPs of all Services
 

@@ -179,9 +179,8 @@ class Reporter(Struct):
                 count = self._without_local[policy, family]
                 self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
             self._services[family] += 0  # shown from now on
-            chosen = ours.nodeport_ips
-            both = None if chosen is None else (*chosen, *ours.health_check_only_ips)
-            addresses[family] = None if both is None else [unpack(ip) for ip in both]
+            served = ours.health_check_ips
+            addresses[family] = None if served is None else [unpack(ip) for ip in served]
         self._show_services()
         self.service_health.listen_on(addresses)
         self.flows.world(world)

@@ -182,10 +182,42 @@ def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
         "192.0.2.9 [nodePortAddresses]"
     )
     assert told(ask(made, STRANGER, 30080)) == (
-        f"no {STRANGER}:30080/TCP: no Service has this address; on another Node's address it is a NodePort of "
-        "default/web, port http, which that node decides [spec.ports[].nodePort]"
+        f"no {STRANGER}:30080/TCP: no Service has this address and port; on an address of a Node it is a NodePort of "
+        "default/web, port http [spec.ports[].nodePort]"
     )
-    assert "no Service has this address and port" in told(ask(made, STRANGER, 30081))
+    assert told(ask(made, STRANGER, 30081)).endswith("no Service has this address and port []")
+
+
+CHECKED = {"type": "LoadBalancer", "external_traffic_policy": "Local", "health_check_node_port": 30088}
+BALANCED = service("web", "10.96.0.10", ports=[ServicePort(port=80, node_port=30080)], ingress=[STRANGER], **CHECKED)
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1", "192.0.2.9"])
+def test_a_health_check_port_answers_on_configured_loopback_addresses(target):
+    made = planner(BALANCED, slice_of(endpoint("10.244.1.1", HERE), ports=UNNAMED))
+    chosen = {"nodeport_ips": (pack("192.0.2.9"),), "health_check_only_ips": (pack("127.0.0.1"),)}
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, **chosen)))
+    answered = ask(made, target, 30088, None)
+    assert (answered.outcome, answered.notice) == (Outcome.HEALTH, Notice.ANSWER)
+    assert told(answered).startswith("ok port 30088 of this node is the health check of default/web [")
+    assert ask(made, target, 30088, None, UDP).outcome is Outcome.NOT_OURS
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "said"),
+    [
+        ("192.0.2.1", 30080, "a NodePort of default/web, but not on this address: they answer on 192.0.2.9 [nodePort"),
+        ("192.0.2.1", 30088, "a health check port of default/web, but not on this address: they answer on 192.0.2.9 ["),
+        (STRANGER, 30088, "no Service has this address and port; on an address of a Node it is a health check port of"),
+        ("192.0.2.1", 30089, "no such port; default/own has 8080/TCP there [spec.ports]"),
+        (STRANGER, 30080, "no such port; default/web has 80/TCP there [spec.ports]"),
+    ],
+)
+def test_a_port_of_nodes_is_named_on_an_address_of_another_service(address, port, said):
+    own = service("own", "10.96.0.11", ports=[ServicePort(port=8080)], external_ips=["192.0.2.1"])
+    made = planner(BALANCED, own, slice_of(endpoint("10.244.1.1", HERE), ports=UNNAMED))
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, nodeport_ips=(pack("192.0.2.9"),))))
+    assert told(ask(made, address, port, "198.51.100.9")).startswith(f"no {address}:{port}/TCP: {said}")
 
 
 @pytest.mark.parametrize(
