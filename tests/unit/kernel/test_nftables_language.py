@@ -1,5 +1,6 @@
 """Rules compiled from nft's language, and listed in it. In tests/kernel/nftables nft is the witness."""
 
+import socket
 import struct
 
 import pytest
@@ -30,6 +31,7 @@ LISTED = [
     ("ip", "ip saddr set ip daddr"),
     ("ip6", "dnat to ip6 daddr"),
     ("ip", "ip daddr 192.0.0.0/2 return"),
+    ("ip", "iif { 4294967294, 4294967295 } drop"),
 ]
 
 
@@ -62,6 +64,12 @@ def test_packed_expressions_parse_to_the_same_values(ip, text):
 def test_what_is_not_in_the_language_is_an_error(text):
     with pytest.raises(ValueError):
         compiling.rule(text, "ip")
+
+
+def test_the_index_of_an_interface_is_listed_as_its_name():
+    index = socket.if_nametoindex("lo").to_bytes(4, "little")
+    loaded = x.Meta(4, dreg=1), x.Compare(1, 0, index), x.Meta(5, dreg=1), x.Compare(1, 1, index)
+    assert listing.text(loaded, "ip") == 'iif "lo" oif != "lo"'
 
 
 def test_a_range_and_an_unknown_expression_are_listed_in_brackets():

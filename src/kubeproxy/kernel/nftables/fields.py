@@ -5,6 +5,8 @@ Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c 
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.nftables.expressions import Ct, Expression, Fib, Meta, Numgen, Payload
@@ -12,6 +14,7 @@ from kubeproxy.model.addresses import PROTOCOLS, pack, unpack
 
 NETWORK, TRANSPORT = 1, 2
 IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, TCP_FLAGS, MARK, INTERFACE = 7, 8, 4, 12, 13, 15, 19, 41
+_INDEX: Final = 20  # of an interface
 VERDICTS: Final = 0xFFFFFF00
 """The data type of a map to verdicts."""
 _STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
@@ -61,6 +64,8 @@ FIELDS: Final[dict[str, Field]] = {
     "meta l4proto": Field(Meta(16), 1, PROTOCOL, (_META_TYPEOF, (16,))),
     "meta nfproto": Field(Meta(15), 1, _FAMILY),
     "meta mark": Field(Meta(3), 4, MARK),
+    "iif": Field(Meta(4), 4, _INDEX),
+    "oif": Field(Meta(5), 4, _INDEX),
     "iifname": Field(Meta(6), 16, INTERFACE),
     "oifname": Field(Meta(7), 16, INTERFACE),
     "ct state": Field(Ct(0), 4, _STATE),
@@ -98,7 +103,7 @@ _SYMBOLS: Final[dict[int, dict[str, int]]] = {
     _ADDRESS_TYPE: ADDRESS_TYPES,
     _DIRECTION: _DIRECTIONS,
 }
-_HOST_ORDER: Final = frozenset({MARK, INTEGER, _STATE, _STATUS, _ADDRESS_TYPE})
+_HOST_ORDER: Final = frozenset({MARK, INTEGER, _INDEX, _STATE, _STATUS, _ADDRESS_TYPE})
 
 
 def packed(kind: int, size: int, word: str) -> bytes:
@@ -123,6 +128,9 @@ def shown(kind: int, value: bytes) -> str:
     if kind == INTERFACE:
         return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if len(value) == 16 else "*"}"'
     number = int.from_bytes(value, "little" if kind in _HOST_ORDER else "big")
+    if kind == _INDEX:
+        with suppress(OSError):  # the interface is gone: nft prints the number too
+            return f'"{socket.if_indextoname(number)}"'
     if kind == MARK:
         return f"{number:#010x}"
     names = _SYMBOLS.get(kind, {}).items()
