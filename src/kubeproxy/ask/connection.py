@@ -134,7 +134,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     if why.elsewhere is not None:
         return Explanation(why)
     node, rules = checked(asked, facts), NodeRules()
-    translates = asked.running and node.mode.flows_end is FlowsEnd.ENDPOINTS
+    translates = asked.running and not _ends_at_proxy(node, explained)
     pin = present.pinned(explained) if translates else None
     kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None
     held = tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept)
@@ -155,7 +155,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         severity = Severity.NOTE if (proxies := node.proxies) else Severity.UNKNOWN
         what = f"{strangers.unasked(proxies)}; the answer is from the objects alone"
         findings.append(Diagnosis(severity, "proxy", what))
-    findings += present.findings(probes, _probed_for(node, rules, packet, why, probes))
+    findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
     return Explanation(why, tuple(findings), probes)
 
 
@@ -181,15 +181,15 @@ def _source_for(destination: bytes) -> bytes | None:
 
 
 def _probed_for(
-    node: CheckedNode, rules: NodeRules, packet: Packet, why: Why, probes: Sequence[present.Probe]
+    node: CheckedNode, rules: NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
     failed = {present.end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.ProbedFor()
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    is_node = packet.source is None or any(packet.source in each for each in local.values())
-    is_node = is_node or (node.mode.flows_end is FlowsEnd.PROXY and not why.direct)
+    packet, local = explained.packet, host.packed_local_addresses(tuple(Family), modes.interfaces())
+    at_proxy = _ends_at_proxy(node, explained)
+    is_node = at_proxy or packet.source is None or any(packet.source in each for each in local.values())
     own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
     try:
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
@@ -198,7 +198,7 @@ def _probed_for(
     except (KubeProxyError, OSError):
         blocked = {}  # if a proxy runs, other checks report unreadable rules
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
-    untranslated = node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
+    untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     return present.ProbedFor(untranslated, own, blocked)
 
 
@@ -237,6 +237,11 @@ def _around(report: Checkup) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
 
 
+def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:
+    """Return whether the client's connection ends at the proxy, which makes another one to an endpoint."""
+    return explained.relayed or (node.mode.flows_end is FlowsEnd.PROXY and not explained.why.direct)
+
+
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded. In a
     mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is the answer
@@ -249,12 +254,12 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     whole = CheckedConnection(packet, local, taken_in, arrival(node, packet), direct=why.direct)
     ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
-    at_proxy = node.mode.flows_end is FlowsEnd.PROXY and not why.direct
+    at_proxy, relayed = _ends_at_proxy(node, explained), explained.relayed
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)
     balance = explained.plan.balance if explained.plan is not None else None
     is_kept = why.affinity or whole.taken_in or at_proxy or packet.protocol != PROTOCOLS["TCP"]
     is_kept = is_kept or (balance is not None and balance.hashing is not None)
-    passing = list(early(whole)) if why.forwarded else list(_to_node(whole, node, why))
+    passing = list(early(whole)) if why.forwarded and not relayed else list(_to_node(whole, node, why))
     for address, number, masqueraded in known:
         if at_proxy:
             passing += own_packets(Packet(None, address, packet.protocol, number), local)
@@ -278,7 +283,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         if not at_proxy and 0 < len(known) == len(why.endpoints)
         else (),
         refused=why.outcome == Outcome.REFUSED.value,
-        answers=why.outcome in _ANSWERED and packet.destination in local,
+        answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
@@ -292,7 +297,7 @@ _TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
 
 def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that this node itself answers, or that rules at its hook input reject."""
-    if why.outcome in _ANSWERED:
+    if why.forwarded or why.outcome in _ANSWERED:
         yield from to_node(whole) if whole.packet.destination in whole.local else ()
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local

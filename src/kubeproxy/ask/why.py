@@ -33,7 +33,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
-from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, ServicePlan
 from kubeproxy.model.world import pod_cidrs
 
 
@@ -133,6 +133,13 @@ class Explained(Struct, frozen=True):
     world: Globals
     packet: Packet  # that of the question
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the proxy itself carries the connection: to a NodePort on loopback, in a mode with rules."""
+        destination = self.packet.destination
+        ours = self.world.of(family_of(destination)) if self.plan is not None and is_loopback(destination) else None
+        return self.why.forwarded and ours is not None and ours.loopback is Loopback.RELAYED
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:

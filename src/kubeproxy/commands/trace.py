@@ -60,7 +60,8 @@ def serving_of(explained: Explained) -> Serving | None:
     if explained.plan is None:
         return None
     unused = (one.address for one in explained.why.missing if one.slice)
-    return Serving(explained.why.service, frozenset((*map(destination_text, explained.plan.serving), *unused)))
+    endpoints = frozenset((*map(destination_text, explained.plan.serving), *unused))
+    return Serving(explained.why.service, endpoints, explained.relayed)
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving | None]:

@@ -32,7 +32,9 @@ from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family
 from kubeproxy.model.answer import Packet
-from kubeproxy.model.plan import Detector, FamilyGlobals, Globals
+from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
+from support.cluster_objects import service, world
+from support.snapshots import planner_of
 
 
 def why(outcome="forwarded", elsewhere=None):
@@ -285,6 +287,33 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
     outdated = "the API server cannot be reached at h: refused"
     assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
+
+
+LOOPBACK, ENDPOINT = b"\x7f\0\0\1", b"\n\xf4\1\7"
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+def test_a_relayed_connection_ends_at_the_proxy_and_another_one_leads_to_the_endpoint(relayed, monkeypatch):
+    care = Loopback.RELAYED if relayed else Loopback.SERVED
+    for name in ("source_for", "way_out"):
+        made = {"source_for": lambda address: address[:3] + b"\x01", "way_out": lambda *_: "eth0"}[name]
+        monkeypatch.setattr(f"kubeproxy.ask.packets.{name}", made)
+    monkeypatch.setattr(connection.host, "packed_local_addresses", lambda *_: {Family.IPV4: [LOOPBACK]})
+    monkeypatch.setattr(connection, "arrival", lambda *_: "")
+    told = replace(why(), service="default/web", endpoints=(Target("10.244.1.7:3000", 1.0, masqueraded=True),))
+    (plan,) = planner_of(world(), service("web", "10.96.0.1")).compiled["default", "web"].plans
+    ours = Globals("node-a", ipv4=FamilyGlobals(loopback=care))
+    explained = Explained(told, plan, ours, Packet(None, LOOPBACK, 6, 30080))
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), running=True)
+    way = connection._way(node, told, explained)
+    inputs = {
+        (one.destination, one.port) for one in way.passing if (one.hook, one.purpose.name) == ("input", "REQUEST")
+    }
+    assert explained.relayed is relayed
+    assert inputs == ({(LOOPBACK, 30080)} if relayed else set())
+    assert {one.destination for one in way.routed} == ({LOOPBACK} if relayed else {LOOPBACK, ENDPOINT})
+    outputs = [one.interfaces for one in way.passing if one.hook == "output" and one.destination == ENDPOINT]
+    assert outputs == [("", "eth0") if relayed else ("", "lo")]
 
 
 def test_a_blackhole_is_called_so():

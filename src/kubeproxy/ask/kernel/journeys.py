@@ -216,10 +216,13 @@ class TracedReply(Struct, frozen=True):
 
 
 class Serving(NamedTuple):
-    """The traced Service as NAMESPACE/NAME, and all its endpoints, including those that get no new connections."""
+    """The traced Service as NAMESPACE/NAME, and all its endpoints, including those that get no new connections.
+    `relayed`: the proxy carries the connection, so the flow ends at the proxy.
+    """
 
     service: str
     endpoints: frozenset[str]
+    relayed: bool = False
 
 
 class Verdict(Struct, frozen=True, rename="camel"):

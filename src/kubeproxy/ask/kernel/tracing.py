@@ -59,7 +59,7 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
     ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy)
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found, before))
-    proxied = mode is not None and mode.flows_end is FlowsEnd.PROXY
+    proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
     silent = ""
     if found and not any(one.lost for one in found) and not any(one.answered for one in served):
         # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
