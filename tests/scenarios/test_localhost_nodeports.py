@@ -38,6 +38,7 @@ async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) ->
             assert await bare.metric(REJECTED.format(family, "UDP")) == before + 1
         met = {await answered(bare, loopback(bare, "sticky", family)) for _ in range(6)}
         assert len(met) == 1, f"affinity: {met}"
+    await explained(bare)
     await weighed(bare)
     # What NodePorts do on the node's own addresses stays.
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1", "node": "a1 b1"})
@@ -45,6 +46,39 @@ async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) ->
     await bare.expect(loopback(bare, "web", "IPv4"), {"node": "b1"}, "tcp")
     bare.delete("web")
     await bare.eventually(lambda: listeners(bare, 2))
+
+
+async def explained(live: Live) -> None:
+    """`why` and `trace` follow the client's connection to the proxy, and `why` knows health check ports on loopback."""
+    checked = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local", **DUAL)
+    await live.expect(live.front("checked", "nodeport"), {"outside": "a1"})
+    for family, address in LOOPBACK.items():
+        shown = f"[{address}]" if ":" in address else address
+        health = f"{shown}:{checked['spec']['healthCheckNodePort']}"
+        code, _, _ = await live.cluster.exec(
+            "node", ["curl", "-sf", "--retry", "5", "--retry-connrefused", f"http://{health}/"]
+        )
+        status, text = await live.ask("why", "node", health)
+        assert (code, status, "answered by the proxy" in text) == (0, 0, True), text
+        front = loopback(live, "web", family)
+        place = f"{shown}:{front.port}"
+        status, text = await live.ask("why", "node", place)
+        assert (status, "kube-proxy forwards it" in text) == (0, True), text
+        status, text = await live.ask("trace", "node", place)
+        assert (status, f"the proxy answered, listening at {place}" in text) == (0, True), text
+        assert "is no endpoint" not in text
+        chain = "chain guard { type filter hook input priority 0;"
+        await live.nft(f"table inet fw {{ {chain} iif lo tcp dport {front.port} drop; }}; }}")
+        try:
+            assert await answered(live, front) == "timeout"
+            status, text = await live.ask("why", "node", place)
+            drops = f"it does not get through: table inet fw, chain guard: drops what goes to {place} at the hook input"
+            assert (status, drops in text) == (1, True), text
+            _, text = await live.ask("trace", "node", place)
+            assert f'rule "iif "lo" tcp dport {front.port} drop"' in text, text
+        finally:
+            await live.nft("delete table inet fw")
+    live.delete("checked")
 
 
 async def weighed(live: Live) -> None:
