@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -200,3 +201,15 @@ async def test_a_full_connection_table(nodes: ThreeNodes) -> None:
     assert status == 1
     assert ": node-b does not deliver to " in first(why)
     assert "connection tracking is 100% full" in first(why)
+
+
+@pytest.mark.slow("answers after three seconds each")
+async def test_a_slow_api_server(nodes: ThreeNodes) -> None:
+    nodes.cluster.server.faults.delay = 3.0
+    try:
+        status, text = await nodes.ask("doctor")
+    finally:
+        nodes.cluster.server.faults.delay = 0.0
+    assert status == 1
+    assert re.search(r"  x  .* nodes?: the API server is slow: it answered after \d+\.\d s\n", text), text
+    assert "Fix: look at the health, the load and the log of the API server and of etcd" in text
