@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -19,9 +19,7 @@ from kubeproxy.config.types import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
 from kubeproxy.release import build
-
-if TYPE_CHECKING:
-    from kubeproxy.report.journal import Past
+from kubeproxy.report.journal import Past
 
 _PROPOSED = 1000  # maximum number of Services that completion proposes
 
@@ -58,7 +56,7 @@ class Desk:
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             reach=snapshot.reach(),
-            began=snapshot.journal.began if snapshot.journal is not None else {},
+            began={name: one.at for name, one in snapshot.journal.problems.items()} if snapshot.journal else {},
             node=planner.nodes.get(planner.world.node_name),
         )
 

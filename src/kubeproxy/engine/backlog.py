@@ -65,9 +65,7 @@ class FamilyStanding(Struct):
         """A sentence about a refusal or a difference, '' for neither."""
         if self.refusal is not None:
             return f"the kernel refuses changes of {self.family.label}: {self.refusal}"
-        if self.difference is not None:
-            return f"another program changed rules of {self.family.label}: {self.difference}"
-        return ""
+        return f"another program changed rules of {self.family.label}: {self.difference}" if self.difference else ""
 
     def shown(self) -> dict[str, Any]:
         """Return the family's fields in /debug/state."""

@@ -78,6 +78,3 @@ class Audience(Protocol):
 
     def settled(self, changes: Sequence[Change]) -> None:
         """See Observer."""
-
-    def refused(self, family: Family, error: ApplyError) -> None:
-        """See Observer."""

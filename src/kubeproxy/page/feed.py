@@ -15,8 +15,6 @@ import msgspec
 
 from kubeproxy.engine.observer import Audience
 from kubeproxy.engine.pacing import wait_briefly
-from kubeproxy.errors import ApplyError
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Change
 from kubeproxy.page.beside import Flows, Problems, Tell
@@ -141,9 +139,6 @@ class Feed:
     def settled(self, changes: Sequence[Change]) -> None:
         self.news.settled(changes)
         self._flows.settled(changes)
-        self._stirred.set()
-
-    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the next message contains the state
         self._stirred.set()
 
     def look_again(self) -> float | None:

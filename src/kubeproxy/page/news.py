@@ -6,12 +6,13 @@ messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from kubeproxy.ask.listing import addresses, changed_at, endpoints, flags, unserved
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event, Replaced
 from kubeproxy.model.plan import NOTHING, ServiceName
@@ -40,25 +41,24 @@ class News:
     ) -> None:
         self.revision = 0
         self._snapshot = snapshot
-        self._journal = journal
+        self.journal = journal
         self._planner = snapshot.planner
         self._clock = clock
         self._wall_clock = wall_clock
-        self._seen: dict[ServiceName, float] = {}
+        self.seen: dict[ServiceName, float] = {}  # the times of changes while pages were open
         self.begin()
 
     def begin(self) -> None:
         """Discard all changes, because no page was open."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
-        self._seen.clear()
+        self.seen.clear()
         self._touched: dict[ServiceName, None] = {}
-        self._number, self._count = self._journal.number, self._journal.changes
+        self._number, self._count = self.journal.number, self.journal.changes
         self._reload = False
         self._since = self._clock()
         self.troubles = self._trouble()  # the states of the families in the last message, for comparison
 
-    def arrived(self, events: Iterable[Event]) -> None:
-        events = list(events)
+    def arrived(self, events: Sequence[Event]) -> None:
         self._reload |= any(isinstance(event, Replaced) for event in events)
         for name in services_of(events, self._planner):
             self._touch(name)
@@ -68,7 +68,7 @@ class News:
         self.revision += 1
         for change in changes:
             self._touch(change.name)
-            self._seen[change.name] = at
+            self.seen[change.name] = at
 
     def _touch(self, name: ServiceName) -> None:
         # MOST_ROWS + 1 means that there are too many.
@@ -79,22 +79,19 @@ class News:
         """Return the message for pages, and reset."""
         now, at = self._clock(), self._wall_clock()
         seconds, self._since = max(now - self._since, 1e-3), now
-        fresh, count = self._journal.after(self._number), self._journal.changes - self._count
-        self._number, self._count = self._journal.number, self._journal.changes
-        changes = [one for one in fresh if one.kind == "change" and one.service]
+        (_, fresh), count = self.journal.past(self._number), self.journal.changes - self._count
+        self._number, self._count = self.journal.number, self.journal.changes
         recent = [one for one in fresh if one.service or one.kind != "change"][-MOST_CHANGES:]
-        lags = spread(one.ms for one in changes if one.ms is not None)
-        used = fullness()
         message: Message = {
             "at": at,
             "queued": self._snapshot.pending,
             "changes": recent,
             "left": count - sum(one.kind == "change" for one in recent),
             "perSecond": round(count / seconds, 1),
-            "lagMs": lags and dict(zip(("p50", "p99", "max"), lags, strict=True)),
-            "conntrack": used and {"count": used[0], "max": used[1]},
+            "lagMs": spread(one.ms for one in fresh if one.ms is not None),
+            "conntrack": fullness(),
             "unready": self._snapshot.health.unready(),
-            "families": [_family(standing) for standing in self._snapshot.engine.standings],
+            "families": [asdict(one) | {"family": one.family.label} for one in self._snapshot.engine.standings],
         }
         return message | self._take_rows() | {"revision": self.revision}
 
@@ -109,16 +106,12 @@ class News:
         for name in touched:
             if self._planner.is_dirty(name):  # a later message, after compilation, has its row
                 self._touched[name] = None
-            elif (row := row_of(self._snapshot, name, self.seen(name))) is not None:
+            elif (row := row_of(self._snapshot, name, self.seen.get(name, 0.0))) is not None:
                 rows.append(row)
             else:
                 gone.append("/".join(name))
-                self._seen.pop(name, None)
+                self.seen.pop(name, None)
         return {"rows": rows, "gone": gone}
-
-    def seen(self, name: ServiceName) -> float:
-        """Return the time of a Service's last change while pages were open, 0 for none."""
-        return self._seen.get(name, 0.0)
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
         """Return for each family whether it is refused, differs or is complete: states of Services depend on this."""
@@ -126,16 +119,6 @@ class News:
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
         )
-
-
-def _family(standing: FamilyStanding) -> Message:
-    return {
-        "family": standing.family.label,
-        "refusal": standing.refusal,
-        "difference": standing.difference,
-        "soundSince": standing.sound_since,
-        "queued": standing.queued,
-    }
 
 
 Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]

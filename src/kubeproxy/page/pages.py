@@ -17,7 +17,6 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.pacing import in_turns
@@ -34,7 +33,6 @@ from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
-_SHOWN: Final = 200  # maximum number of changes before the page was opened that the page shows
 _RUN: Final = 100  # number of Services that are written before the event loop runs again
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
@@ -57,7 +55,7 @@ def page_pages(
         "events": lambda request: _events(request, feed),
         "look": lambda request: _look(request, feed),
         "find": lambda request: _find(request, desk),
-        "journal": lambda _: _json(past(desk.snapshot)),
+        "journal": lambda _: _json({"changes": (kept := feed.news.journal).past().entries, "seconds": [*kept.seconds]}),
     }
 
     def moved(_: Request) -> Response:
@@ -89,12 +87,6 @@ def facts(desk: Desk) -> dict[str, Any]:
             family.label: list(map(unpack, nodeport_addresses(found.world, family))) for family in found.world.families
         },
     }
-
-
-def past(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what the view Now shows of the time before the page was opened."""
-    journal = snapshot.journal
-    return {"changes": journal.after(0)[-_SHOWN:], "seconds": [*journal.seconds]} if journal is not None else {}
 
 
 def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
@@ -355,12 +347,12 @@ class Whole:
         news, planner, socket = News(snapshot, journal), snapshot.planner, options.control_socket
 
         def row(name: ServiceName) -> Row | None:
-            return row_of(snapshot, name, news.seen(name))
+            return row_of(snapshot, name, news.seen.get(name, 0.0))
 
         def looks(tell: Tell) -> tuple[Flows, Problems]:
             return Flows(snapshot.mode.name, planner, tell), Problems(planner, socket, tell)
 
-        self._feed = Feed(news, lambda: facts(desk), journal.watched_by, looks)
+        self._feed = Feed(news, lambda: facts(desk), lambda pages: setattr(journal, "audience", pages), looks)
         self.handlers: Mapping[str, Handler] = page_pages(
             options.page, desk, self._feed, row, FormQuestions(socket).why
         )

@@ -202,8 +202,9 @@ class App:
         self._events = EventRecorder(settings.node_name, self._sources.post)
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = self._flow_cleaner(backends)
+        self._journal = Journal(lambda: reach.trouble if (reach := sources.reach()) is not None else "")
         self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._node
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._node, self._journal
         )
         pace = Pace(config.syncs.min_sync_period, config.syncs.sync_period)
         self._engine = Engine(
@@ -216,7 +217,7 @@ class App:
             servers=self._sources.servers,
         )
         self._sources.follow_servers(self._engine.addresses_changed)
-        self._journal = self._reporter.journal = Journal(self._engine, self._unreachable)
+        self._journal.engine = self._engine
         self._servers = Servers(self._served())
         self._pod_cidrs: tuple[str, ...] = ()
 
@@ -315,10 +316,6 @@ class App:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
                 self._lifetime.stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
-
-    def _unreachable(self) -> str:
-        """Return the reason why the API server cannot be reached, '' if it can."""
-        return reach.trouble if (reach := self._sources.reach()) is not None else ""
 
     def _local_addresses(self) -> Mapping[Family, list[bytes]]:
         return host.packed_local_addresses(self._settings.families, modes.interfaces())

@@ -144,15 +144,8 @@ class Servers:
     def _desk(self) -> Desk:
         served = self._served
         sources = served.sources
-        snapshot = Snapshot(
-            served.options,
-            served.mode,
-            served.engine,
-            served.health,
-            sources.reach,
-            self._started,
-            journal=served.journal,
-        )
+        made = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
+        snapshot = made._replace(journal=served.journal)
         return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:

@@ -9,14 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from math import ceil
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
 from kubeproxy.engine.observer import Audience
-from kubeproxy.errors import ApplyError
-from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Event, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import ServiceName
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # a command that decodes entries does not load this
     from kubeproxy.engine.engine import Engine
 
 MOST: Final = 1000
-BYTES: Final = 1 << 20
+BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
 """Changes without a time of arrival, in one call, and problems of objects, in one second, that get entries each."""
@@ -37,88 +36,61 @@ _LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 
 
-Kind = Literal["change", "problem", "end"]
-
-
 class Happened(Struct, frozen=True, gc=False):
-    """A settled change, or the beginning or end of a problem. `service` is NAMESPACE/NAME, '' for the node or for many
-    Services. `ms` is the delay of a change from the event's arrival to the kernel, None if unknown.
+    """A settled `change`, or the beginning (`problem`) or `end` of a problem. `service` is NAMESPACE/NAME, '' for the
+    node or for many Services. `ms` is the delay of a change from the event's arrival to the kernel, None if unknown.
     """
 
     number: int
     at: float  # seconds since the epoch
-    kind: Kind
+    kind: str
     service: str
     what: str
     ms: float | None = None
 
 
-class Second(Struct, frozen=True, gc=False):
-    """Figures of the second that began at `t` since the epoch: changes, their delays (ms), entries of conntrack."""
+class Past(NamedTuple):
+    """Entries, the oldest first, and the time since the epoch after which none was removed."""
 
-    t: int
-    changes: int
-    p50: float | None
-    p99: float | None
-    max: float | None
-    conntrack: int | None
-
-
-class Past(Struct, frozen=True):
-    """Entries of the journal, the oldest first. All entries after `kept_since` (since the epoch) are still stored."""
-
-    entries: Sequence[Happened]
     kept_since: float
+    entries: list[Happened]
 
 
 class Journal:
     """Records changes and problems; an observer.Audience, which passes its reports to `audience`, the open pages.
 
-    `unreachable` returns the reason why the API server cannot be reached, '' if it can.
+    `unreachable` returns the reason why the API server cannot be reached, '' if it can. `engine` is set before the
+    first report.
     """
+
+    engine: Engine
+    audience: Audience | None = None
 
     def __init__(
         self,
-        engine: Engine,
         unreachable: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.audience: Audience | None = None
         self.changes = 0
-        self.began: dict[str, float] = {}
-        """The time since the epoch at which each present problem began, by subject: a family's label or api."""
         self.number = int(wall_clock() * 1000)  # of the last entry; a restarted proxy continues above
-        self.seconds: deque[Second] = deque(maxlen=SECONDS)
-        self._engine = engine
+        self.seconds: deque[dict[str, float | None]] = deque(maxlen=SECONDS)  # see `tick`
         self._unreachable = unreachable
         self._clock = clock
         self._wall_clock = wall_clock
         self._entries: deque[Happened] = deque()
         self._bytes = 0
         self._kept_since = wall_clock()
+        self.problems: dict[str, Happened] = {}  # the present ones, by subject: a family's label, or api
         self._arrivals: dict[ServiceName, float] = {}
-        self._texts: dict[str, str] = {}  # of the present problems
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
         self._counted = 0  # changes until the last second
         self._unusable = 0  # problems of objects since the last second
 
-    def watched_by(self, audience: Audience | None) -> None:
-        """Set the audience of open pages, None for none."""
-        self.audience = audience
-
-    def after(self, number: int, since: float = 0.0) -> list[Happened]:
-        """Return the entries after this number and this time, the oldest first."""
-        newest = []
-        for entry in reversed(self._entries):
-            if entry.number <= number or entry.at < since:
-                break
-            newest.append(entry)
-        return newest[::-1]
-
-    def past(self, number: int, since: float) -> Past:
+    def past(self, number: int = 0, since: float = 0.0) -> Past:
         """Return the entries after this number and this time."""
-        return Past(self.after(number, since), self._kept_since)
+        newer = takewhile(lambda entry: entry.number > number and entry.at >= since, reversed(self._entries))
+        return Past(self._kept_since, [*newer][::-1])
 
     async def run(self) -> None:
         """Record figures once a second until cancelled."""
@@ -128,7 +100,7 @@ class Journal:
 
     def arrived(self, events: Sequence[Event]) -> None:
         """See observer.Audience."""
-        now, planner, queued = self._clock(), self._engine.planner, self._engine.queued
+        now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
             # An earlier event of a Service that does not wait now has changed no plan.
             waits = name in self._arrivals and (planner.is_dirty(name) or name in queued)
@@ -153,47 +125,39 @@ class Journal:
         if self.audience is not None:
             self.audience.settled(changes)
 
-    def refused(self, family: Family, error: ApplyError) -> None:
-        """See observer.Audience."""
-        self.look()
-        if self.audience is not None:
-            self.audience.refused(family, error)
-
     def unusable(self, service: str, text: str) -> None:
         """Record a field or an object that cannot be used."""
         self._unusable += 1
         if self._unusable <= FEW:
-            self._add("problem", service, redact(text[:_LONGEST]))
+            self._add("problem", service, redact(text))
 
     def look(self) -> None:
         """Record the problems of the kernel and the API server that began or ended."""
-        found = {one.family.label: one.problem for one in self._engine.standings if one.problem}
+        found = {one.family.label: one.problem for one in self.engine.standings if one.problem}
         if trouble := self._unreachable():
             found["api"] = redact(f"the API server cannot be reached at {trouble}")
-        for subject in self._texts.keys() - found.keys():
-            seconds = self._wall_clock() - self.began.pop(subject)
-            self._add("end", "", f"after {seconds:.1f} s: {self._texts.pop(subject)}")
-        for subject, text in found.items():
-            if subject not in self._texts:
-                self.began[subject] = self._add("problem", "", text)
-                self._texts[subject] = text
+        for subject in self.problems.keys() - found.keys():
+            entry = self.problems.pop(subject)
+            self._add("end", "", f"after {self._wall_clock() - entry.at:.1f} s: {entry.what}")
+        for subject in found.keys() - self.problems.keys():
+            self.problems[subject] = self._add("problem", "", found[subject])
 
     def tick(self) -> None:
-        """Record the figures since the last call, and the problems that began or ended."""
-        p50, p99, most = spread(self._delays) or (None, None, None)
-        used = fullness()
+        """Record the figures of the second that has passed: its beginning `t` since the epoch, the number of changes,
+        their delays, the entries of conntrack. Then record the problems that began or ended.
+        """
+        delays = spread(self._delays) or dict.fromkeys(("p50", "p99", "max"))
         changes, self._counted = self.changes - self._counted, self.changes
-        self.seconds.append(Second(int(self._wall_clock() - 0.5), changes, p50, p99, most, used[0] if used else None))
+        used = (fullness() or {}).get("count")
+        self.seconds.append({"t": int(self._wall_clock() - 0.5), "changes": changes, **delays, "conntrack": used})
         self._delays.clear()
-        if self._unusable > FEW:
-            self._add("problem", "", f"{self._unusable - FEW} more objects or fields that cannot be used")
         self._unusable = 0
-        if not self._engine.queued and not self._engine.planner.dirty:
+        if not self.engine.queued and not self.engine.planner.dirty:
             self._arrivals.clear()  # arrivals that changed no plan
         self.look()
 
-    def _add(self, kind: Kind, service: str, text: str, ms: float | None = None) -> float:
-        """Add an entry, remove the oldest ones above the limits, and return the time of the entry."""
+    def _add(self, kind: str, service: str, text: str, ms: float | None = None) -> Happened:
+        """Return a new entry; the oldest ones above the limits are removed."""
         self.number += 1
         entry = Happened(self.number, self._wall_clock(), kind, service, text[:_LONGEST], ms)
         self._entries.append(entry)
@@ -202,7 +166,7 @@ class Journal:
             oldest = self._entries.popleft()
             self._bytes -= _size(oldest)
             self._kept_since = oldest.at
-        return entry.at
+        return entry
 
 
 def _size(entry: Happened) -> int:
@@ -246,16 +210,14 @@ def _difference(old: set[bytes], new: set[bytes]) -> str:
     return " ".join(f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some)
 
 
-def spread(delays: Iterable[float]) -> tuple[float, float, float] | None:
+def spread(delays: Iterable[float]) -> dict[str, float] | None:
     """Return the median, the 99th percentile and the maximum, None without a value."""
     ordered = sorted(delays)
-    if not ordered:
-        return None
-    p50, p99 = (ordered[max(0, ceil(len(ordered) * share) - 1)] for share in (0.5, 0.99))
-    return p50, p99, ordered[-1]
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: ordered[ceil(len(ordered) * share) - 1] for name, share in shares.items()} if ordered else None
 
 
-def fullness() -> tuple[int, int] | None:
+def fullness() -> dict[str, int] | None:
     """Return the number of connection tracking's entries and its limit, None if the kernel does not tell them."""
     values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
-    return (values[0], values[1]) if len(values) == 2 else None
+    return {"count": values[0], "max": values[1]} if len(values) == 2 else None

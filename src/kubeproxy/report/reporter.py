@@ -33,7 +33,7 @@ EACH_SERVICE = level(4)
 
 
 class Reporter(Struct):
-    """Implements observer.Observer; passes changes and problems to `journal`, if any."""
+    """Implements observer.Observer; passes changes and problems to `journal`."""
 
     # ruff: noqa: D102 - Observer documents its methods
 
@@ -43,7 +43,7 @@ class Reporter(Struct):
     events: EventRecorder
     flows: FlowCleaner
     node: ObjectReference
-    journal: Journal | None = None
+    journal: Journal
     _families: int = 1  # until the first call of `world`
     _checks: dict[ServiceName, HealthCheck] = {}
     _without_local: Counter[tuple[str, Family]] = field(default_factory=Counter)
@@ -94,7 +94,7 @@ class Reporter(Struct):
         for age in commit.ages:
             metrics.network_programming.labels(label).observe(age)
 
-    def refused(self, family: Family, error: ApplyError) -> None:
+    def refused(self, family: Family, error: ApplyError) -> None:  # noqa: ARG002 - the engine logs the error
         for counter in self.metrics.refusals:
             counter.labels(family.label).inc()
         self.flows.hold(family)
@@ -103,8 +103,7 @@ class Reporter(Struct):
         queued, synced = self.metrics.last_queued.labels(family.label), self.metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
             queued.set(time.time())
-        if self.journal is not None:
-            self.journal.refused(family, error)
+        self.journal.look()
 
     def settled(self, changes: Sequence[Change]) -> None:
         checks_changed = False
@@ -127,8 +126,7 @@ class Reporter(Struct):
             for change in changes:
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
                 log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
-        if self.journal is not None:
-            self.journal.settled(changes)
+        self.journal.settled(changes)
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
         plans, counted, lacking = compiled.plans, None, None
@@ -150,10 +148,9 @@ class Reporter(Struct):
             own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
 
     def noticed(self, notice: Notice) -> None:
-        record, journal = self.events.record, self.journal
+        record = self.events.record
         if isinstance(notice, ForeignChange):
-            if journal is not None:
-                journal.look()
+            self.journal.look()
             self.metrics.own.repairs.inc()
             record(self.node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
         elif isinstance(notice, ServiceProblem):
@@ -161,15 +158,13 @@ class Reporter(Struct):
             regarding = ObjectReference("Service", name, namespace, notice.uid)
             note = f"{problem.field}: {problem.reason}"
             record(regarding, "Warning", "UnusableServiceField", "Programming", note)
-            if journal is not None:
-                journal.unusable(f"{namespace}/{name}", note)
+            self.journal.unusable(f"{namespace}/{name}", note)
         else:
             kind, version = TYPES[notice.resource].__name__, VERSIONS[notice.resource]
             regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
             note = f"{notice.field or 'object'}: {notice.reason}"
             record(regarding, "Warning", "UnusableField", "Reading", note)
-            if journal is not None:
-                journal.unusable("", f"{kind} {'/'.join(filter(None, (notice.namespace, notice.name)))}: {note}")
+            self.journal.unusable("", f"{kind} {'/'.join(filter(None, (notice.namespace, notice.name)))}: {note}")
 
     def world(self, world: Globals) -> None:
         self._families = len(world.families)

@@ -226,7 +226,7 @@ class Scene:
 
 def sound(family: str, since: float | None, **more: Any) -> Json:
     """Return the standing of a family that has all since then."""
-    return {"family": family, "refusal": None, "difference": None, "soundSince": since, "queued": 0} | more
+    return {"family": family, "refusal": None, "difference": None, "sound_since": since, "queued": 0} | more
 
 
 def facts(at: float, pid: int = 812, **more: Any) -> Json:

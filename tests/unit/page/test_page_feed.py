@@ -254,7 +254,6 @@ def test_troubles_are_passed_on():
                 return before()
 
             stage.news.take = take
-            stage.feed.refused(None, None)
             await until(lambda: stage.looks.troubles)
             assert stage.looks.troubles == 1
 

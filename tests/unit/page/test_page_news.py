@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
@@ -66,7 +66,8 @@ class Node:
         self.gone: set[str] = set()
         self.snapshot = snapshot(self.planner, engine=self)
         clocks = (lambda: self.now), (lambda: 2e9 + self.now)
-        self.journal = Journal(self, lambda: "", *clocks)
+        self.journal = Journal(lambda: "", *clocks)
+        self.journal.engine = self
         self.news = News(self.snapshot, self.journal, *clocks)
 
     queued: ClassVar = {}
@@ -116,9 +117,7 @@ def test_a_change_has_its_row_its_words_and_its_time(node):
     assert (message["left"], message["perSecond"], message["queued"]) == (0, round(1 / 4.5, 1), 0)
     assert (message["revision"], message["gone"]) == (revision, [])
     assert message["conntrack"] == {"count": 7, "max": 100}
-    assert message["families"] == [
-        {"family": "IPv4", "refusal": None, "difference": None, "soundSince": 1.0, "queued": 0}
-    ]
+    assert message["families"] == [asdict(node.standing) | {"family": "IPv4"}]
     node.now += 1
     quiet = node.news.take()
     assert (quiet["rows"], quiet["changes"], quiet["lagMs"], quiet["perSecond"]) == ([], [], None, 0.0)

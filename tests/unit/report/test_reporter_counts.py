@@ -36,7 +36,7 @@ DROPPED, REJECTED = (Traffic(action, action, action) for action in (Action.DROP,
 
 
 def made(metrics: ProxyMetrics) -> Reporter:
-    return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
+    return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"), Mock())
 
 
 def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER_IP, NODE_PORT)) -> Compiled:

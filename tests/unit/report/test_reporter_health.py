@@ -17,7 +17,7 @@ def test_a_repair_that_fails_for_two_sync_periods_is_unhealthy():
     now = [0.0]
     metrics = ProxyMetrics()
     health = ProxyHealth(metrics, 30.0, clock=lambda: now[0])
-    reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"))
+    reporter = Reporter(metrics, health, Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"), Mock())
     reporter.committed(Commit(Family.IPV4, full=True))
     reporter.refused(Family.IPV4, ApplyError("flock (pid 42) has held the iptables lock for more than 5 s"))
     assert health.healthy()

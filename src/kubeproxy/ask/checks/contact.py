@@ -38,9 +38,7 @@ _RENEWALS: Final = {
 
 
 def reached(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and whether the watches deliver changes of every resource; `began` is that of
-    Facts.
-    """
+    """Check whether the server answers, and the watches deliver changes of every resource; `began` is that of Facts."""
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
     known = f"{duration(age)} ago" if age > QUIET else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"

@@ -15,15 +15,14 @@ def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {
     """Check the state of each family's kernel that the proxy reports; `began` is that of Facts."""
     for one in standings:
         label = one.family.label
-        since = began.get(label, 0.0)
         if one.refusal is not None:
             why = f"{one.queued} Services wait; their old rules go on"
             fix = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
-            yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, since)
+            yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, began.get(label, 0.0))
         elif one.difference is not None:
             why = "connections may fail until the proxy has repaired its rules; the repair is under way"
             fix = "find the program; `kube-proxy verify` shows what differs now"
-            yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=since)
+            yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=began.get(label, 0.0))
         elif one.sound_since is None:
             what = f"the kernel was never known to have all of {label}"
             why = f"{one.queued} Services wait"

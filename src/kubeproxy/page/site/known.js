@@ -82,7 +82,7 @@ function takeNow(message) {
 /** Put what happened before the page was opened, or while it was cut off, before what the stream said since then. */
 function takePast({ changes = [], seconds = [] }) {
   const last = changes.length ? changes[changes.length - 1] : { number: 0, at: 0 }, end = seconds.length ? seconds[seconds.length - 1].t : 0;
-  known.feed = [...changes, ...known.feed.filter((one) => (one.left ? one.at > last.at : one.number > last.number))];
+  known.feed = [...changes.slice(-200), ...known.feed.filter((one) => (one.left ? one.at > last.at : one.number > last.number))];
   known.seconds = [...seconds, ...known.seconds.filter((one) => one.t > end)];
   known.lastChange = Math.max(known.lastChange, last.at);
 }

@@ -37,13 +37,6 @@ const nowView = {
     if (!this.paused || !this.last) this.drawFeed();
   },
 
-  /** Draw all lines again: the past was loaded. */
-  restart() {
-    this.last = null;
-    $('feed').replaceChildren();
-    draw('now');
-  },
-
   /** New lines are put on top, old ones fall off: nobody reads more than 120 of them. */
   drawFeed() {
     const feed = $('feed'), from = this.last ? known.feed.lastIndexOf(this.last) + 1 : 0;

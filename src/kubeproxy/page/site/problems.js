@@ -192,9 +192,9 @@ function newSentence() {
 
 function kernelSentence() {
   if (!known.families.length) return '';
-  const unsound = known.families.filter((one) => !one.soundSince);
+  const unsound = known.families.filter((one) => !one.sound_since);
   if (unsound.length) return `${unsound.map((one) => one.family).join(' and ')}: not known to be as planned`;
-  const since = Math.max(...known.families.map((one) => one.soundSince));
+  const since = Math.max(...known.families.map((one) => one.sound_since));
   return `kernel as planned (${known.families.map((one) => one.family).join(' and ')}) for ${duration(theirs() - since)}`;
 }
 

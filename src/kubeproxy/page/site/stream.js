@@ -75,7 +75,9 @@ const stream = {
 
   async loadPast() {
     try { takePast(await getJson('api/journal')); } catch { return; }  // the stream goes on without it
-    nowView.restart();
+    nowView.last = null;  // all lines are drawn again
+    $('feed').replaceChildren();
+    draw('now');
   },
 
   async loadRows() {
