@@ -419,7 +419,6 @@ async def test_a_rule_by_hand_in_a_leftover_table_is_reported(live: Live) -> Non
     live.service("bent", "a1")
     front, pod = live.front("bent"), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "a1", "node": "a1"})
-    bends = f"ip daddr {front.address} tcp dport 80 dnat to {live.ips['a2']['IPv4']}:3000"
     left = f"x  left by another kube-proxy: nf_tables table ip kube-proxy, with rules for {front.address}:80: "
     taken = ", unless another kube-proxy's rules take it first (x)\n"
 
@@ -428,11 +427,17 @@ async def test_a_rule_by_hand_in_a_leftover_table_is_reported(live: Live) -> Non
         assert (status, left in text, taken in text) == (int(caught), caught, caught), text
 
     for hook, client, other in (("prerouting", "pod", "node"), ("output", "node", "pod")):
-        for priority, rule, caught in ((-110, bends, True), (-90, bends, False), (-110, f"iif lo {bends}", False)):
-            chain = f"chain c {{ type nat hook {hook} priority {priority}; {rule}; }}"
+        end = f"ip daddr {front.address} tcp dport 80"
+        for kind, priority, rule, met in (
+            ("nat", -110, f"{end} dnat to {live.ips['a2']['IPv4']}:3000", "a2"),
+            ("filter", -150, f"{end} drop", "timeout"),
+            ("nat", -90, f"{end} dnat to {live.ips['a2']['IPv4']}:3000", "a1"),
+            ("nat", -110, f"iif lo {end} dnat to {live.ips['a2']['IPv4']}:3000", "a1"),
+        ):
+            chain, caught = f"chain c {{ type {kind} hook {hook} priority {priority}; {rule}; }}", met != "a1"
             await live.nft(f"table ip kube-proxy {{ {chain}; }}")
             try:
-                await live.expect(front, {client: "a2" if caught else "a1", other: "a1"}, "tcp")
+                await live.expect(front, {client: met, other: "a1"}, "tcp")
                 await reported(pod if client == "pod" else "node", f"{front.address}:80", caught=caught)
                 await reported(pod if other == "pod" else "node", f"{front.address}:80", caught=False)
                 status, text = await live.ask("why", pod, f"{front.address}:80/udp")

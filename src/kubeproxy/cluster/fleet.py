@@ -85,11 +85,6 @@ class Fleet:
         arguments = self._each.get(node, self.arguments)
         return ["--", *arguments] if arguments else []
 
-    @property
-    def answered(self) -> int:
-        """Number of nodes whose proxy answered."""
-        return len(self.examined) - sum(reply.dead for reply in self.replies)
-
     def common(self) -> list[Fact]:
         """Return the facts of all nodes, the worst first."""
         found = (fact for fact, nodes in self._held.values() if len(nodes) == len(self.examined))

@@ -103,7 +103,7 @@ def _print_counts(fleet: Fleet) -> None:
     modes = [(f"{count} in {mode} mode", mode) for mode, count in counts["modes"].most_common()]
     versions = [(f"{count} of version {version}", version) for version, count in counts["versions"].most_common()]
     kinds = "".join(f", {text}" for text, _ in modes + versions)
-    output.say(f"{fleet.answered} of {len(fleet.replies)} nodes answered{kinds}")
+    output.say(f"{counts['versions'].total()} of {len(fleet.replies)} nodes answered{kinds}")
     for text, kind in modes[1:] + versions[1:]:
         nodes = [reply.node for reply in fleet.replies if kind in {reply.mode, reply.version}]
         output.marked(output.NOTE, f"{text}: {_nodes(nodes)}")

@@ -357,8 +357,8 @@ def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagn
 
 
 def _catches(trace: Trace, packet: Packet | None, *, forwarded: bool) -> bool:
-    """Return whether a leftover catches a packet: by an address of a Service, or by a rule that translates it, for
-    example one made by hand. Rules that come after the proxy's translation do not translate a forwarded packet.
+    """Return whether a leftover catches a packet: by an address of a Service, or by a rule that translates or drops
+    it, for example one made by hand. Rules that come after the proxy's translation do not count for a forwarded packet.
     """
     if packet is None or trace.catches(packet, forwarded):
         return True
@@ -367,7 +367,9 @@ def _catches(trace: Trace, packet: Packet | None, *, forwarded: bool) -> bool:
     local = [one.ip for one in local_addresses(family_of(packet.destination))]
     first = next(early(CheckedConnection(packet, local, arrival=packet.interface)))
     with Netlink.open() as link:
-        return read_table(*trace.table, link).translates(first if forwarded else first._replace(before=inf))
+        table = read_table(*trace.table, link)
+    first = first if forwarded else first._replace(before=inf)
+    return table.translates(first) or any(table.drops([first]))
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:
