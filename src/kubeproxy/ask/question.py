@@ -13,7 +13,6 @@ from kubeproxy.model.objects import LABEL
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
 NODE = "node"  # the source that means this node itself, with the address that the kernel picks
-_TCP = "TCP"  # the protocol of a target without one
 _SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
 
 
@@ -53,7 +52,7 @@ def _packet(
     client, client_port = source
     if client is not None and len(client) != len(destination):
         raise QuestionError(f"{unpack(client)} and the destination are of different IP families")
-    return Packet(client, destination, PROTOCOLS[protocol or _TCP], _port(number), interface, client_port)
+    return Packet(client, destination, PROTOCOLS[protocol or "TCP"], _port(number), interface, client_port)
 
 
 def _parted(target: str) -> tuple[str, str, str]:
@@ -113,7 +112,7 @@ def _service_address(
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
     family = family_of(client) if client is not None else None
     offered = list(_cluster_ips(compiled.plans, family))
-    asked = protocol or _TCP * port.isdigit()
+    asked = protocol or "TCP" * port.isdigit()
     for plan, frontend in offered if port else ():
         its_own = PROTOCOL_NAMES[frontend.protocol]
         if asked in {"", its_own} and port in {str(frontend.port), plan.key.port_name}:

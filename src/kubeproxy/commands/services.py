@@ -2,9 +2,9 @@
 
 Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all its properties:
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
-rules. A port without an available endpoint is marked (x); as its connections are refused as planned, it does not
-change the exit code, and `why` has the reason. Exit code 1: a printed Service is not in the kernel yet; 2: the Service
-is unknown, or the objects are outdated, as the API server has been away for a minute.
+rules. A port without an available endpoint is marked (x), and does not change the exit code. Exit code 1: a printed
+Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated, as the API server has been
+away for a minute.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ def answered(seconds: float) -> Iterator[Diagnosis]:
     """Check the time until the API server's answer to one request."""
     if seconds > SLOW:
         what = f"the API server is slow: it answered after {seconds:.1f} s"
-        why = "changes of Services and endpoints get here late, and lists after a restart take long"
-        yield Diagnosis(Severity.DEGRADED, "api", what, why, f"{_BUSY}; this proxy needs no restart")
+        why, fix = "changes of Services and endpoints get here late", f"{_BUSY}; this proxy needs no restart"
+        yield Diagnosis(Severity.DEGRADED, "api", what, why, fix)
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:

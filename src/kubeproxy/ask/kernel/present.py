@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -339,9 +338,8 @@ def _attempt(protocol: int, address: str) -> Probe:
         if not (protocol == _UDP and isinstance(error, TimeoutError)):
             return _failed(address, PROTOCOL_NAMES[protocol], began, error)
         silent, absent = _silent(address)
-        if silent:
-            seconds = time.monotonic() - began
-            return Probe(address, PROTOCOL_NAMES[protocol], seconds, f"no answer, as {silent}", absent=absent)
+        why, seconds = f"no answer, as {silent}" * bool(silent), time.monotonic() - began
+        return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent)
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
 
 
@@ -353,9 +351,10 @@ def end_of(address: str) -> End:
 
 def _silent(address: str) -> tuple[str, bool]:
     """Return the result of `silent_neighbour` for an endpoint; '' and False if there is no answer."""
-    with suppress(KubeProxyError):
+    try:
         return silent_neighbour(end_of(address)[0])
-    return "", False
+    except KubeProxyError:
+        return "", False
 
 
 def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
