@@ -251,7 +251,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     taken_in = bool(node.mode.interface) and not why.direct
-    whole = CheckedConnection(packet, local, taken_in, arrival(node, packet), direct=why.direct)
+    whole = CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct)
     ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
     at_proxy, relayed = _ends_at_proxy(node, explained), explained.relayed

@@ -35,6 +35,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
     local: Collection[bytes]  # this node's addresses
     taken_in: bool = False  # through the hook input, before the packet is sent to an endpoint (ipvs)
     arrival: str = ""  # the interface of incoming packets, '' for that of the route to the client
+    mark: int = 0  # the mark of packets to masquerade, 0 if rules of the proxy do not mark this connection's packets
     direct: bool = False  # the destination is the endpoint's own address, so no rule translates the packets
 
     @property
@@ -86,7 +87,11 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
-    made = _Made(packet, (entrance, exit_), end, not (connection.taken_in or connection.direct))
+    # A pod's connection to itself gets the mark before its packets are forwarded, or afterwards, as the mode has it.
+    mark = connection.mark if destination != packet.source else 0
+    made = _Made(
+        packet, (entrance, exit_), end, not (connection.taken_in or connection.direct), (mark, mark * masqueraded)
+    )
     if connection.taken_in:
         yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     elif here:
@@ -96,7 +101,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     if forwarded and not connection.taken_in:
         yield made.request("forward", _FIRST, _LAST)
     if exit_ == _LOOPBACK:
-        yield made.request("input", _FIRST, _SOURCE, (_LOOPBACK if here else entrance, _NONE))
+        arriving = made.request("input", _FIRST, _SOURCE, (_LOOPBACK if here else entrance, _NONE))
+        yield arriving._replace(marks=(0, 0)) if here else arriving  # masquerading has cleared the mark
         if here:
             return
     else:
@@ -198,6 +204,7 @@ class _Made(NamedTuple):
     interfaces: tuple[str | None, str | None]
     end: tuple[bytes, int] | None = None
     by_rules: bool = True
+    marks: tuple[int, int] = (0, 0)
 
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
@@ -225,4 +232,5 @@ class _Made(NamedTuple):
     ) -> PassingPacket:
         original = self.packet.destination, self.packet.port
         protocol = self.packet.protocol
-        return PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed)
+        passing = PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed)
+        return passing._replace(marks=self.marks)

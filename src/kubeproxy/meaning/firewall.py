@@ -1,7 +1,8 @@
 """Filter rules of other programs: the general effect of each chain, and whether it surely drops a given packet.
 
 Each base chain is evaluated alone, for the packet as it is at the chain's hook. A test of a value that other rules may
-set (marks), or an unsupported test, counts as possibly true and possibly false. Rules of nf_tables, and so of
+set (marks), or an unsupported test, counts as possibly true and possibly false. The bit of the mark by which the proxy
+masquerades is known. Rules of nf_tables, and so of
 iptables-nft, are read over netlink; rules of legacy iptables are read from the text of iptables-save. The rules of a
 kube-proxy, this one or the Go one, are read for the comparison of whole rulesets.
 """
@@ -89,6 +90,8 @@ class PassingPacket(NamedTuple):
     the destination port of a request. `original` is the destination of the connection's first packet before
     translation. `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none.
     `tracked`: rules translate the packet here or later, so the packet must not be taken out of connection tracking.
+    `marks`: the known bits of the mark that the first packet of the connection has here, and their values. Later
+    packets and answers have the value 0 in these bits.
     """
 
     hook: str
@@ -103,6 +106,7 @@ class PassingPacket(NamedTuple):
     translated: bool = False
     purpose: CompiledFor = CompiledFor.REQUEST
     tracked: bool = False
+    marks: tuple[int, int] = (0, 0)
 
 
 class Drop(NamedTuple):
@@ -242,7 +246,7 @@ class _ChainWalk(Walk):
         super().__init__(rules, place, self._names)
         self._rules = rules
         self._here = place.local
-        self._state, self._source_port, self._tracks = NEW, 0, False
+        self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
     def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
         """Yield the chains that stop a packet in every case, as described at Drop; with `silently` only the chains that
@@ -300,7 +304,9 @@ class _ChainWalk(Walk):
         self._state = state if self._tracks else INVALID
         self._source_port = packet.port
         ended: Ended = []
-        return self._chain(chain, self._flow(packet), ended, 0), ended
+        flow = self._flow(packet)
+        self._known_marks, flow.mark = packet.marks if state == NEW else (packet.marks[0], 0)
+        return self._chain(chain, flow, ended, 0), ended
 
     def _flow(self, packet: PassingPacket) -> PacketSet:
         address, port = packet.original
@@ -334,6 +340,20 @@ class _ChainWalk(Walk):
         if field is Property.SOURCE_PORT:
             return self._source_port
         return super()._value(field, flow)
+
+    def _skips(self, rule: tuple[Operation, ...], flow: PacketSet) -> bool:
+        unknown = next((number for number, op in enumerate(rule) if self._is_unknown(op)), len(rule))
+        return super()._skips(rule[:unknown], flow)
+
+    def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
+        if not self._is_unknown(op):
+            return super()._test(kind, op, flow, missed)
+        missed.append(flow.copy())
+        return flow
+
+    def _is_unknown(self, op: Operation) -> bool:
+        """Return whether an operation tests unknown bits of the mark."""
+        return op[:2] == (Op.VALUE, Property.MARK) and bool(op[2] & ~self._known_marks)
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
         if kind is Op.UNTRACK:  # a packet that is tracked already stays so

@@ -46,7 +46,7 @@ _STATES: Final = {
     "UNTRACKED": 256,
 }
 _TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
-_CHANGING: Final = frozenset({"--mark", "--rcheck", "--update"})
+_CHANGING: Final = frozenset({"--rcheck", "--update"})
 """Options that test values set by rules, possibly by rules that are not compiled."""
 _OWN: Final = "KUBE-"
 
@@ -291,6 +291,12 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
     return Op.VALUE, Property.STATES, mask, 0, 1, mask, negated
 
 
+def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - as all options
+    """Read the module of the next options. The module connmark has the option of another mark, with the same name."""
+    if text == "connmark":
+        raise _Unknown(f"module {text}")
+
+
 def _nothing(place: NodePlace, text: str, negated: bool) -> None:
     """Read an option that does not restrict the packets."""
 
@@ -309,7 +315,8 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "--mark": _mark,
     "--ctstate": _state,
     "--state": _state,
-    **dict.fromkeys(("-m", "--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),
+    "-m": _module,
+    **dict.fromkeys(("--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),
 }
 _FLAGS: Final[dict[str, Operation | None]] = {
     "--reap": None,

@@ -217,7 +217,7 @@ class _Rule:
             return Term(Property.CONSTANT, 1, 1, value=bytes([2 if self._place.bits == 32 else 10]))
         if one.key == 1:
             return Term(Property.CONSTANT, 2, 2, value=b"\x08\0" if self._place.bits == 32 else b"\x86\xdd")
-        if one.key not in _META or (one.key == 3 and self._purpose is not CompiledFor.EVERYTHING):
+        if one.key not in _META:
             raise UnknownRuleError(f"meta key {one.key}")
         field, size = _META[one.key]
         return Term(field, size, size)
@@ -411,7 +411,8 @@ class _Rule:
         """Return the elements of a set by its key; a set that packets fill is empty for a first packet."""
         for term in terms:
             is_local = term.field is Property.SOURCE and term.modulus
-            if term.size != term.width or is_local or term.field is Property.CONSTANT:
+            is_mark = term.field is Property.MARK and self._purpose is not CompiledFor.EVERYTHING
+            if term.size != term.width or is_local or is_mark or term.field is Property.CONSTANT:
                 raise UnknownRuleError("key of a lookup")
         parts = tuple([KeyPart(Property(term.field or 0), term.modulus, term.offset) for term in terms])
         if not isinstance(of, str):
