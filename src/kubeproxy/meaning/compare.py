@@ -71,16 +71,20 @@ class Comparison(NamedTuple):
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
     """Compare two rulesets for all packets: one unit of each shape."""
-    found = _Comparing(first, second, place)
-    shapes = Shapes((first, second), place)
+    comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
+    classes, causes = 0, dict[str, tuple[int, Witness]]()
     for unit in shapes.units():
         shape = shapes.shape(unit)
-        result = known.get(shape) or found.compared(unit)
+        result = known.get(shape) or comparing.compared(unit)
         if not result.leaves_out:
             known[shape] = result
-        found.add(result)
-    return found.result()
+        classes += result.classes
+        for text, witness in result.causes:
+            number, earliest = causes.get(text, (0, witness))
+            causes[text] = number + 1, earliest
+    groups = tuple([WitnessGroup(text, *each) for text, each in causes.items()])
+    return Comparison(classes, groups, tuple(sorted(comparing.unknown)))
 
 
 def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
@@ -107,27 +111,13 @@ class _Compared(NamedTuple):
 
 
 class _Comparing:
-    """Compares units, and collects the results."""
+    """Compares units; `unknown` are the unsupported rules so far."""
 
     def __init__(self, first: CompiledRules, second: CompiledRules, place: NodePlace) -> None:
         self._place = place
         self._interfaces = Interfaces((first, second))
         self._walks = Walk(first, place, self._interfaces), Walk(second, place, self._interfaces)
-        self._classes = 0
-        self._causes: dict[str, tuple[int, Witness]] = {}
-        self._unknown: set[str] = set()
-
-    def result(self) -> Comparison:
-        """Return the collected result."""
-        causes = tuple(WitnessGroup(text, number, witness) for text, (number, witness) in self._causes.items())
-        return Comparison(self._classes, causes, tuple(sorted(self._unknown)))
-
-    def add(self, unit: _Compared) -> None:
-        """Add the classes and differences of another unit."""
-        self._classes += unit.classes
-        for text, witness in unit.causes:
-            number, first = self._causes.get(text, (0, witness))
-            self._causes[text] = number + 1, first
+        self.unknown: set[str] = set()
 
     def compared(self, unit: Unit) -> _Compared:
         """Compare the outcomes of all packets of a unit."""
@@ -139,7 +129,7 @@ class _Comparing:
                 continue
             sides = [walk.outcomes(unit.destination, unit.services, here=here) for walk in self._walks]
             unknown = {leaf.outcome.text for side in sides for leaf in side if leaf.outcome.kind == "unknown"}
-            self._unknown |= unknown
+            self.unknown |= unknown
             classes += len({leaf[:4] for leaf in sides[0]})
             causes += [self._cause(unit.destination, box, sides) for box in (() if unknown else _unequal(*sides))]
         return _Compared(classes, tuple(causes), any(walk.leaves_out for walk in self._walks))

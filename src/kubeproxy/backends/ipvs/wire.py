@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, Self
 
+from msgspec import Struct
+
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep
 from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, Scheduler, kind_of
@@ -23,7 +25,7 @@ from kubeproxy.kernel.route import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
-from kubeproxy.model.addresses import is_loopback
+from kubeproxy.model.addresses import Family, is_loopback
 from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -31,15 +33,13 @@ log = logging.getLogger("kubeproxy.ipvs")
 _SPARE: Final = "KUBE-SPARE"  # a temporary set, filled and then swapped with the set that it replaces
 
 
-class NodeView:
-    """Read access to the kernel of one network namespace; `commands` are the iptables commands in use."""
+class NodeView(Struct, eq=False):
+    """Read access to the kernel of one network namespace, by the iptables commands in use, and two sockets."""
 
-    def __init__(self, commands: Commands, scheduler: Scheduler, servers: ipvs.Ipvs, sets: Ipsets) -> None:
-        self.family = commands.family
-        self._commands = commands
-        self._scheduler = scheduler
-        self._ipvs = servers
-        self._sets = sets
+    _commands: Commands
+    _scheduler: Scheduler
+    _ipvs: ipvs.Ipvs
+    _sets: Ipsets
 
     @classmethod
     def look(cls, commands: Commands, scheduler: Scheduler) -> NodeView:
@@ -49,6 +49,11 @@ class NodeView:
             view = NodeView(commands, scheduler, servers, opened.enter_context(Ipsets.open()))
             opened.pop_all()
         return view
+
+    @property
+    def family(self) -> Family:
+        """Return the family of the commands."""
+        return self._commands.family
 
     def close(self) -> None:
         """Close the sockets."""
@@ -104,25 +109,15 @@ class NodeView:
         return ipvs.VirtualServer(key, self._scheduler.name, flags, affinity)
 
 
-class NodeKernel(NodeView):
+class NodeKernel(NodeView, eq=False):
     """Read and write access to the kernel of one network namespace.
 
-    As in the Go kube-proxy, `restore_failures` counts only refusals by iptables, not refused sets and virtual servers.
+    As in the Go kube-proxy, `_restore_failures` counts only refusals by iptables, not refused sets and virtual servers.
     """
 
-    def __init__(
-        self,
-        commands: Commands,
-        scheduler: Scheduler,
-        servers: ipvs.Ipvs,
-        sets: Ipsets,
-        monitor: AddressMonitor,
-        restore_failures: CounterMetric,
-    ) -> None:
-        super().__init__(commands, scheduler, servers, sets)
-        self._interface = 0
-        self._monitor = monitor
-        self._restore_failures = restore_failures
+    _monitor: AddressMonitor
+    _restore_failures: CounterMetric
+    _interface: int = 0
 
     @classmethod
     def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: CounterMetric) -> Self:

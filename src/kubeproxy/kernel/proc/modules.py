@@ -35,6 +35,9 @@ class ModuleFiles(Struct, frozen=True):
     boot: Path = Path("/boot")
 
 
+_FILES: Final = ModuleFiles()
+
+
 def kernel_version(release: str) -> tuple[int, int]:
     """Return the first two numbers of a release such as 5.15.0-91-generic; (0, 0) without them."""
     found = re.match(r"(\d+)\.(\d+)", release)
@@ -47,18 +50,17 @@ def ipvs_modules(release: str) -> list[str]:
     return [*_IPVS, conntrack]
 
 
-def release(files: ModuleFiles | None = None) -> str:
+def release(files: ModuleFiles = _FILES) -> str:
     """Return the running kernel's release. Raises Unsupported without /proc."""
-    path = (files or ModuleFiles()).release
+    path = files.release
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise Unsupported(f"cannot read the kernel's release from {path}: {error.strerror}; mount /proc") from error
 
 
-def present(wanted: Sequence[str], files: ModuleFiles | None = None) -> set[str]:
+def present(wanted: Sequence[str], files: ModuleFiles = _FILES) -> set[str]:
     """Return the modules among these that are loaded or built in. A file that cannot be read counts as empty."""
-    files = files or ModuleFiles()
     version = release(files)
     if not files.loaded.exists():
         # A kernel without loadable modules: only its configuration shows what is built in.
@@ -90,11 +92,10 @@ def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
     return failed
 
 
-def require(names: Sequence[str], purpose: str, files: ModuleFiles | None = None, modprobe: str = "modprobe") -> None:
+def require(names: Sequence[str], purpose: str, files: ModuleFiles = _FILES, modprobe: str = "modprobe") -> None:
     """Load the missing modules of these. If a module is still missing, raises Unsupported with the names and the fix.
     `purpose` names the feature that needs the modules, such as 'ipvs mode'.
     """
-    files = files or ModuleFiles()
     missing = [name for name in names if name not in present(names, files)]
     failed = load(missing, modprobe)
     # Modules that modprobe loaded are present, even if /proc/modules cannot be read.

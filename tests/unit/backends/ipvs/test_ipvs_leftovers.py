@@ -67,10 +67,10 @@ def test_a_small_set_gets_room(left):
     kernel = NodeKernel(
         Commands("iptables", Family.IPV4, uses_nft=False, version=(1, 8, 9)),
         scheduler_named("rr"),
-        servers=None,
-        sets=sets,
-        monitor=None,
-        restore_failures=CounterMetric(),
+        None,
+        sets,
+        None,
+        CounterMetric(),
     )
     try:
         kernel._prepare_set(name, IpsetId.CLUSTER_IP, SetCounts(1, 65536, 2, kind_of(IpsetId.CLUSTER_IP, Family.IPV4)))
