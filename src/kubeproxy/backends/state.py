@@ -8,7 +8,7 @@ slot, is normalised in the found state. An examiner compares the two states in a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -57,7 +57,8 @@ class Examiner(ABC):
         self.family = family
         self.close = close
         """Closes the sockets, if there are any."""
-        self._caveats: list[str] = []
+        self.caveats: list[str] = []
+        """Sentences about objects that could not be compared, each with its reason."""
 
     @abstractmethod
     def some(self, plans: Plans) -> Iterator[Finding]:
@@ -66,10 +67,6 @@ class Examiner(ABC):
     @abstractmethod
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """Yield all differences, including those of objects that belong to no Service or to all Services."""
-
-    def caveats(self) -> Sequence[str]:
-        """Return sentences about objects that could not be compared, each with its reason."""
-        return self._caveats
 
 
 def of_family(plans: Plans, family: Family) -> dict[ServiceName, tuple[ServicePlan, ...]]:

@@ -32,8 +32,7 @@ class Scene:
     def some(self, plans):
         return (finding for finding in _next(self._some) if finding.service is None or finding.service in plans)
 
-    def caveats(self):
-        return ["rules were not compared"]
+    caveats = ("rules were not compared",)
 
     def look(self, *names):
         return looks.look(self.ask, [self], names)

@@ -53,7 +53,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
         tuple(dict.fromkeys(findings)),
         tuple(sorted(held.keys() - plans.keys())),
         tuple(sorted(unstable)),
-        tuple(dict.fromkeys(chain.from_iterable(examiner.caveats() for examiner in examiners))),
+        tuple(dict.fromkeys(chain.from_iterable(examiner.caveats for examiner in examiners))),
     )
 
 

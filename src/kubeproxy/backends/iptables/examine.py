@@ -150,7 +150,7 @@ class IptablesExaminer(Examiner):
             try:
                 printed = [(suspect, wanted) for suspect, wanted, _ in as_printed(some, self._printed)]
             except (Unsupported, ApplyError) as error:
-                self._caveats.append(f"the rules are compared as iptables 1.8.9 prints them ({error})")
+                self.caveats.append(f"the rules are compared as iptables 1.8.9 prints them ({error})")
                 printed = [(s, as_saved(s.wanted, self.family).splitlines(keepends=True)) for s in some]
             for suspect, wanted in printed:
                 yield from words.differences(suspect, wanted)

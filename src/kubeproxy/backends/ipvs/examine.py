@@ -123,7 +123,7 @@ class IpvsExaminer(Examiner):
         try:
             return _rules(self._printed(self._rules), self._rules)
         except (Unsupported, ApplyError) as error:
-            self._caveats.append(f"the {self.family.label} rules of iptables were not compared: {error}")
+            self.caveats.append(f"the {self.family.label} rules of iptables were not compared: {error}")
             return None
 
 

@@ -105,22 +105,6 @@ class ConnectionMetrics:
         self._age.labels(family.label).set(time.time())
 
 
-class _Pass:
-    """One pass: the counters of all elements, and their increase since the earlier pass."""
-
-    def __init__(self, before: Mapping[tuple[str, bytes], ElementCount]) -> None:
-        self.seen: dict[tuple[str, bytes], ElementCount] = {}
-        self.new: Counts[ServicePortKey] = Counts()
-        self._before = before
-
-    def take(self, name: str, count: ElementCount, owner: ServicePortKey) -> None:
-        """Add the counter of an element. An element with a lower count or another endpoint counts as new."""
-        self.seen[name, count.key] = count
-        last = self._before.get((name, count.key))
-        known = last.packets if last is not None and last.data == count.data else 0
-        self.new[owner] += count.packets - (known if known <= count.packets else 0)
-
-
 class Counting:
     """Passes over the counters of one family, in short turns. A pass looks up each element, which takes 7 us per
     element.
@@ -156,7 +140,8 @@ class Counting:
             now = time.monotonic()
 
     def _over_all(self) -> Iterator[None]:
-        made = _Pass(self._seen)
+        seen: dict[tuple[str, bytes], ElementCount] = {}
+        new: Counts[ServicePortKey] = Counts()
         asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in (*ENDPOINT_MAPS, _STICKY)}
         for number, service in enumerate(list(self._placed.values())):
             if number % COUNTED_AT_ONCE == 0:
@@ -166,21 +151,32 @@ class Counting:
                     asked[name].append((key, item.plan.key))
             for name, elements in asked.items():
                 while len(elements) >= COUNTED_AT_ONCE:
-                    self._count(name, elements[:COUNTED_AT_ONCE], made)
+                    self._count(name, elements[:COUNTED_AT_ONCE], seen, new)
                     del elements[:COUNTED_AT_ONCE]
                     yield
         for name, elements in asked.items():
-            self._count(name, elements, made)
+            self._count(name, elements, seen, new)
             yield
-        self._seen = made.seen
-        self._totals.add(made.new, {key for key in self._totals.busiest if self._is_there(key)})
+        self._seen = seen
+        self._totals.add(new, {key for key in self._totals.busiest if self._is_there(key)})
         self._metrics.publish(self._family, self._totals)
 
-    def _count(self, name: str, elements: Sequence[tuple[bytes, ServicePortKey]], made: _Pass) -> None:
+    def _count(
+        self,
+        name: str,
+        elements: Sequence[tuple[bytes, ServicePortKey]],
+        seen: dict[tuple[str, bytes], ElementCount],
+        new: Counts[ServicePortKey],
+    ) -> None:
+        """Add the counters of elements to `seen`, and their increase since the earlier pass to `new`. An element with a
+        lower count or another endpoint counts as new.
+        """
         owners = dict(elements)
         for count in self._read(name, list(owners)) if owners else ():
             if count.packets:
-                made.take(name, count, owners[count.key])
+                last, seen[name, count.key] = self._seen.get((name, count.key)), count
+                known = last.packets if last is not None and last.data == count.data else 0
+                new[owners[count.key]] += count.packets - (known if known <= count.packets else 0)
 
     def _is_there(self, key: ServicePortKey) -> bool:
         return any(item.plan.key == key for item in self._placed.get((key.namespace, key.name), ()))

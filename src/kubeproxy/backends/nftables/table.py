@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Self
 
 from kubeproxy.backends.nftables.layout import TABLE
@@ -26,30 +26,33 @@ class KernelTable(TableReader):
     """
 
     def __init__(
-        self, family: Family, transactions: nfnetlink.Transactions, reads: Netlink, fetcher: fetch.Fetcher
+        self,
+        family: Family,
+        transactions: nfnetlink.Transactions,
+        reads: Netlink,
+        fetcher: fetch.Fetcher,
+        others: ChangeMonitor,
     ) -> None:
         super().__init__(family, TABLE, reads)
         self._transactions = transactions
         self._fetcher = fetcher
-        self._others: ChangeMonitor | None = None  # set when the table is first read
+        self._others = others
 
     @classmethod
     def open(cls, family: Family) -> Self:
         """Open the sockets. Raises NetlinkError."""
         with ExitStack() as opened:
             transactions = opened.enter_context(closing(nfnetlink.Transactions.open()))
-            reads = opened.enter_context(closing(Netlink.open()))
-            table = cls(family, transactions, reads, fetch.Fetcher.open())
+            sockets = opened.enter_context(Netlink.open()), opened.enter_context(fetch.Fetcher.open())
+            table = cls(family, transactions, *sockets, monitor_table(TABLE))
             opened.pop_all()
-            return table
+        table._others.ignore(transactions.port)
+        return table
 
     def close(self) -> None:
         """Close the sockets; the table stays."""
-        if self._others is not None:
-            self._others.close()
-        self._transactions.close()
-        self._link.close()
-        self._fetcher.close()
+        for each in (self._others, self._transactions, self._link, self._fetcher):
+            each.close()
 
     def commit(self, messages: Sequence[bytes]) -> list[int]:
         """Commit netlink messages as one transaction; return the handles of objects with `echoed` messages.
@@ -66,8 +69,7 @@ class KernelTable(TableReader):
                 f"the table {TABLE} of {self.family.label} belongs to another program (flags owner), the one with the"
                 f" netlink port or process id {header.owner}: end that program, and the table goes with it"
             ) from error
-        if self._others is not None:
-            self._others.count_own()
+        self._others.count_own()
         return handles
 
     @property
@@ -81,33 +83,25 @@ class KernelTable(TableReader):
 
     def reset_changes(self) -> None:
         """Discard the recorded changes of other programs: the caller is about to read the whole table."""
-        if self._others is None:
-            self._others = monitor_table(TABLE)
-            self._others.ignore(self._transactions.port)
         self._others.reset(self.family, self.generation)
 
     def mark_incomplete(self) -> None:
         """Mark the record of other programs' changes as incomplete until `reset_changes`."""
-        if self._others is not None:
-            self._others.mark_incomplete(self.family)
+        self._others.mark_incomplete(self.family)
 
     def changes(self) -> ForeignChanges:
         """Return the announced changes of other programs after the last `reset_changes`."""
-        return (
-            self._others.changes(self.family, self.generation)
-            if self._others is not None
-            else ForeignChanges(complete=False)
-        )
+        return self._others.changes(self.family, self.generation)
 
     def disturbed(self) -> bool:
         """Return whether a change by another program was announced since `reset_changes`. Any thread may call it."""
-        return self._others is not None and self._others.announced(self.family)
+        return self._others.announced(self.family)
 
     def not_listening(self) -> AbstractContextManager[None]:
         """Ignore announcements while the body of the `with` statement commits, because a large commit would announce
         each of its elements.
         """
-        return self._others.paused(self.generation) if self._others is not None else nullcontext()
+        return self._others.paused(self.generation)
 
     def elements(self, name: str) -> Iterable[Element]:
         """Return the elements of a set. Raises NetlinkError with code ENOENT when it is missing."""

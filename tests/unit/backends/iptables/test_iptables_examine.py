@@ -158,4 +158,4 @@ def test_a_copy_that_cannot_be_printed_is_reported():
     del node.chains[node.chain("KUBE-SVC-")][-1]
     made = node.examiner(refuse)
     assert [finding.kind for finding in made.everything(node.wanted)] == [Kind.MISSING]
-    assert made.caveats() == ["the rules are compared as iptables 1.8.9 prints them (no rights)"]
+    assert made.caveats == ["the rules are compared as iptables 1.8.9 prints them (no rights)"]

@@ -108,4 +108,4 @@ def test_rules_that_cannot_be_printed_are_reported():
     _, kernel, wanted = set_up()
     made = examiner(kernel, refuse)
     assert list(made.everything(wanted)) == []
-    assert made.caveats() == ["the IPv4 rules of iptables were not compared: no rights"]
+    assert made.caveats == ["the IPv4 rules of iptables were not compared: no rights"]
