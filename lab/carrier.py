@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kubeproxy.kernel.netlink.protocol import NETLINK_ROUTE, Netlink, NetlinkError, attribute, attributes, messages
+from kubeproxy.kernel.netlink.protocol import NETLINK_ROUTE, Netlink, NetlinkError, attribute, parts
 from lab.iproute import LinkError
 from lab.netns import run_in
 
 TIMEOUT: Final = 5.0
 """Seconds after which a link that carries nothing is an error; a worker that is late takes one."""
 _PAUSE: Final = 0.002
-_RTM_NEWLINK, _RTM_GETLINK = 16, 18
+_RTM_GETLINK: Final = 18
 _NAME, _OPERSTATE = 3, 16  # IFLA_IFNAME, IFLA_OPERSTATE
 _UP: Final = b"\x06"  # IF_OPER_UP
 _IFINFOMSG: Final = struct.Struct("=BxHiII")  # family, type, index, flags, which flags
@@ -50,12 +50,9 @@ def _wait(namespace: str, links: Sequence[str]) -> None:
 def _is_up(netlink: Netlink, link: str) -> bool:
     """Return whether a link is in use. From Linux 6.8 on the question itself makes the kernel handle its carrier."""
     head = _IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    for data in netlink.ask(_RTM_GETLINK, head + attribute(_NAME, link.encode() + b"\0"), f"the link {link}"):
-        for at in messages(data):
-            if at.kind == _RTM_NEWLINK:
-                found = {kind: data[a:b] for kind, a, b in attributes(data, at.start + _IFINFOMSG.size, at.end)}
-                return found.get(_OPERSTATE) == _UP
-    return False
+    asked = head + attribute(_NAME, link.encode() + b"\0")
+    (place,) = netlink.ask(_RTM_GETLINK, asked, f"the link {link}", _IFINFOMSG.size)
+    return parts(*place).get(_OPERSTATE) == _UP
 
 
 def can_be_found(link: str) -> bool:

@@ -257,10 +257,10 @@ class Ipsets(Closing):
             request = _HEAD + text_attribute(_TYPE_NAME, kind.type) + attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"
             try:
-                buffers = self._netlink.ask(_TYPE, request, what)
+                places = self._netlink.ask(_TYPE, request, what)
             except NetlinkError as error:
                 raise IpsetError(error.code, f"cannot use {what}") from error
-            self._revisions[kind] = next((parts(*place) for place in answers(buffers, _HEADER_SIZE)), {})[_REVISION][0]
+            self._revisions[kind] = next((parts(*place) for place in places), {})[_REVISION][0]
         return self._revisions[kind]
 
     def _dump(self, request: bytes, what: str) -> Iterator[dict[int, bytes]]:

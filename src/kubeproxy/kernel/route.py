@@ -339,12 +339,12 @@ def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
     """Return the attributes of the route from this node to a destination; none if there is no route."""
     try:
         more = attribute(_FROM, source) if source is not None else b""
-        buffers = ask_route(destination, more, has_source=source is not None)
+        places = ask_route(destination, more, has_source=source is not None)
     except NetlinkError as error:
         if error.code in _NO_ROUTE:
             return {}
         raise
-    return next((parts(*place) for place in answers(buffers, _ROUTE_HEAD.size)), {})
+    return next((parts(*place) for place in places), {})
 
 
 _GET_NEIGHBOUR, _NEIGHBOUR, _GATEWAY = 30, 1, 5  # RTM_GETNEIGH, NDA_DST, RTA_GATEWAY
@@ -359,26 +359,28 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     hop. Raises NetlinkError.
     """
     route, family = _route(destination), family_of(destination)
+    size = _NEIGHBOUR_HEAD.size
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
     try:
         with Netlink.open(NETLINK_ROUTE) as netlink:
             asked = _NEIGHBOUR_HEAD.pack(family, index, 0, 0, 0) + attribute(_NEIGHBOUR, hop)
-            buffers = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour")
+            places = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour", size)
     except NetlinkError as error:
         if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
             return "", False
         raise
-    size = _NEIGHBOUR_HEAD.size
-    states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in answers(buffers, size)]
+    states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in places]
     state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
     protocol = "ARP" if family is Family.IPV4 else "neighbour discovery"
     text = f"nothing answers {protocol} for {unpack(hop)} ({state} in `ip neighbour`)" if state else ""
     return text, bool(state) and hop == destination
 
 
-def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[bytes]:
-    """Return the kernel's answer about the route of a packet; `more` are packed attributes. Raises NetlinkError."""
+def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[tuple[bytes, int, int]]:
+    """Return (buffer, start, end) of the attributes of a packet's route; `more` are packed attributes. Raises
+    NetlinkError.
+    """
     bits = 8 * len(destination)
     head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
     with Netlink.open(NETLINK_ROUTE) as netlink:
-        return netlink.ask(_GET_ROUTE, head + attribute(_TO, destination) + more, "a route")
+        return netlink.ask(_GET_ROUTE, head + attribute(_TO, destination) + more, "a route", _ROUTE_HEAD.size)

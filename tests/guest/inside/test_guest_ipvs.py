@@ -20,7 +20,7 @@ from kubeproxy.kernel.ipvs import (
     VirtualServer,
     family_id,
 )
-from kubeproxy.kernel.netlink.protocol import NETLINK_GENERIC, Netlink, RefusedError, answers, parts
+from kubeproxy.kernel.netlink.protocol import NETLINK_GENERIC, Netlink, RefusedError, parts
 from support.virtual_servers import SCTP, UDP, real, server
 
 SERVERS = [
@@ -46,8 +46,8 @@ def everything(ipvs: Ipvs) -> dict[bytes, tuple[VirtualServer, dict[bytes, RealS
 def timeouts() -> Timeouts:
     """Return the timeouts in the kernel (IPVS_CMD_GET_CONFIG)."""
     with Netlink.open(NETLINK_GENERIC) as netlink:
-        buffers = netlink.ask(family_id(netlink, "IPVS"), GENERIC.pack(13, 1, 0), "the IPVS timeouts")
-    found = parts(*next(answers(buffers, GENERIC.size)))
+        (place,) = netlink.ask(family_id(netlink, "IPVS"), GENERIC.pack(13, 1, 0), "the IPVS timeouts", GENERIC.size)
+    found = parts(*place)
     return Timeouts(*(int.from_bytes(found[kind], "little") for kind in (4, 5, 6)))
 
 

@@ -18,7 +18,6 @@ from kubeproxy.backends.iptables import restores, skeleton
 from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans, rule_count
 from kubeproxy.backends.iptables.found import FoundTable, read
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
-from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.watch import Audit, Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.errors import ApplyError
@@ -85,7 +84,7 @@ class IptablesBackend:
 
     def sync(self, changes: Changes) -> Iterator[int]:
         """Program changed Services; yield the number of lines after each restore. Raises ApplyError."""
-        if time.monotonic() >= self._full_due and self._contents.detail is Detail.FULL:
+        if time.monotonic() >= self._full_due and self._contents.commented:
             yield from self.resync(self._with(changes))
             return
         delta = self._contents.delta(changes)

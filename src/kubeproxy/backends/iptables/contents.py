@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kubeproxy.backends.iptables.render import Detail, Lines, chains, dispatch, suffixes
+from kubeproxy.backends.iptables.render import Lines, chains, dispatch, suffixes
 from kubeproxy.backends.iptables.skeleton import Place, RuleSettings
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
@@ -62,23 +62,23 @@ class Contents:
         self.nat_rules = 0
 
     @property
-    def detail(self) -> Detail:
-        """Return the level of detail of the comments."""
-        return _detail(self.endpoints)
+    def commented(self) -> bool:
+        """Return whether rules of endpoints have comments; in a large cluster they have none."""
+        return self.endpoints <= LARGE
 
     def delta(self, changes: Changes) -> ContentsChange:
         """Return the effect of changes; `take` applies it. The cost grows with the changes only."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
-        detail = _detail(total)
+        commented = total <= LARGE
         written: list[OwnChains] = []
         deleted: list[str] = []
         gained: dict[Place, list[str]] = {}
         lost: set[Place] = set()
         more = 0
         for name, entry in entries.items():
-            old, new = self._chains(before[name], detail), self._chains(entry, detail)
+            old, new = self._chains(before[name], commented), self._chains(entry, commented)
             if changed := {chain: rules for chain, rules in new.items() if old.get(chain) != rules}:
                 written.append(changed)
             deleted += (chain for chain in old if chain not in new)
@@ -105,13 +105,13 @@ class Contents:
         """Yield the own chains of each Service, and count their rules in `nat_rules`."""
         self.nat_rules = 0
         for entry in self.entries.values():
-            found = self._chains(entry, self.detail)
+            found = self._chains(entry, self.commented)
             self.nat_rules += rule_count(found)
             yield found
 
-    def chains_of(self, name: ServiceName, detail: Detail) -> OwnChains:
+    def chains_of(self, name: ServiceName, commented: bool) -> OwnChains:
         """Return the own chains of a Service."""
-        return self._chains(self.entries.get(name, _NONE), detail)
+        return self._chains(self.entries.get(name, _NONE), commented)
 
     def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
         """Return the rules of a shared chain, including changes that `take` has not applied yet.
@@ -139,20 +139,16 @@ class Contents:
             entries[name] = ServiceEntry(plans, ends, shared)
         return entries
 
-    def _chains(self, entry: ServiceEntry, detail: Detail) -> OwnChains:
+    def _chains(self, entry: ServiceEntry, commented: bool) -> OwnChains:
         found: dict[str, str] = {}
         for plan, suffix in zip(entry.plans, entry.suffixes, strict=True):
-            found |= chains(plan, suffix, self.settings, detail)
+            found |= chains(plan, suffix, self.settings, commented)
         return found
 
 
 def rule_count(chains: OwnChains) -> int:
     """Return the number of rules in chains."""
     return sum([rules.count("\n") for rules in chains.values()])
-
-
-def _detail(endpoints: int) -> Detail:
-    return Detail.SPARSE if endpoints > LARGE else Detail.FULL
 
 
 def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place, list[str]], lost: set[Place]) -> None:

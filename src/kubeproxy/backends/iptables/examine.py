@@ -14,7 +14,6 @@ from typing import Final
 from kubeproxy.backends.iptables import found, skeleton
 from kubeproxy.backends.iptables.contents import Contents
 from kubeproxy.backends.iptables.found import MOST, Chains, FoundTable, Printer, Suspect, as_printed, as_saved
-from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.restores import declarations
 from kubeproxy.backends.state import Examiner, Finding, Kind, Plans, Wording, findings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
@@ -158,7 +157,7 @@ class IptablesExaminer(Examiner):
 
 def _own_chains(contents: Contents) -> dict[str, ServiceName]:
     """Return the Service of each chain that belongs to one Service."""
-    return {chain: name for name in contents.entries for chain in contents.chains_of(name, Detail.SPARSE)}
+    return {chain: name for name in contents.entries for chain in contents.chains_of(name, commented=False)}
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
@@ -233,7 +232,7 @@ class _Words:
     def _endpoint(self, chain: str, service: ServiceName | None) -> str:
         rules = "".join(self._nat.get(chain, ()))
         if service is not None:
-            rules = self._contents.chains_of(service, Detail.SPARSE).get(chain, rules)
+            rules = self._contents.chains_of(service, commented=False).get(chain, rules)
         destination = _DESTINATION.search(rules)
         return f"endpoint {destination[1]}" if destination else f"the endpoint of chain {chain}"
 

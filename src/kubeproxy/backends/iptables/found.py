@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kubeproxy.backends.iptables.contents import Contents
-from kubeproxy.backends.iptables.render import Detail
 from kubeproxy.backends.iptables.skeleton import COPY, JUMPS, OWN_CHAINS, SEP, Place, SharedChain
 from kubeproxy.backends.rules import Jump
 from kubeproxy.kernel.xtables.xtables import Commands
@@ -180,13 +179,11 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
     Chains with and without comments on endpoints are accepted, because the cluster may have become large or small after
     a chain was written.
     """
-    detail = contents.detail
-    other = Detail.FULL if detail is Detail.SPARSE else Detail.SPARSE
     for name in contents.entries:
-        for chain, rules in contents.chains_of(name, detail).items():
+        for chain, rules in contents.chains_of(name, contents.commented).items():
             if nat.holds(chain, rules):
                 continue
-            alternative = contents.chains_of(name, other)[chain]
+            alternative = contents.chains_of(name, not contents.commented)[chain]
             if nat.holds(chain, alternative):
                 continue
             present = nat.present(chain)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 
 from kubeproxy.backends.iptables.skeleton import (
@@ -33,13 +32,6 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Service
 
 Lines = dict[Place, str]
 """Rules by table and chain."""
-
-
-class Detail(Enum):
-    """Whether rules of endpoints have comments with the Service's name; in a large cluster they have none."""
-
-    FULL = "full"
-    SPARSE = "sparse"
 
 
 class _Port:
@@ -140,8 +132,10 @@ def _refusal(traffic: Traffic) -> tuple[str, str]:
     return " has no local endpoints", "DROP"
 
 
-def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, detail: Detail) -> dict[str, str]:
-    """Return a service port's own chains of the nat table, each with its rules."""
+def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, commented: bool) -> dict[str, str]:
+    """Return a service port's own chains of the nat table, each with its rules. `commented`: rules of endpoints have
+    comments with the Service's name, except in a large cluster.
+    """
     port = _Port(plan, suffix)
     if not plan.usable:
         return {}
@@ -162,8 +156,8 @@ def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, detail: Detai
     seps = {text: SEP + end for text, end in zip(addresses, ends, strict=True)}
     for chain, ordered in choices:
         rules = _masquerade_rule(plan, port, chain, settings) if port.internal_chain(plan.internal) == chain else ""
-        rules_by_chain[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, detail)
-    return rules_by_chain | _endpoint_chains(plan, port, addresses, seps, settings, detail)
+        rules_by_chain[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, commented)
+    return rules_by_chain | _endpoint_chains(plan, port, addresses, seps, settings, commented)
 
 
 def _endpoint_chains(
@@ -172,10 +166,10 @@ def _endpoint_chains(
     addresses: Mapping[str, str],
     seps: Mapping[str, str],
     settings: RuleSettings,
-    detail: Detail,
+    commented: bool,
 ) -> dict[str, str]:
     """Return the chain of each endpoint with its rules; the keys of `addresses` and `seps` are destinations."""
-    label = f' -m comment --comment "{port.text}"' if detail is Detail.FULL else ""
+    label = f' -m comment --comment "{port.text}"' if commented else ""
     source = f"/{settings.prefix_length}{label} -j KUBE-MARK-MASQ\n-A "
     proto = f" -p {port.proto}{label}"
     target = f" -m {port.proto} -j DNAT --to-destination "
@@ -230,10 +224,10 @@ def _firewall_rules(port: _Port, sources: Sequence[Range]) -> str:
 
 
 def _choice_rules(
-    plan: ServicePlan, port: _Port, chain: str, texts: Sequence[str], seps: Mapping[str, str], detail: Detail
+    plan: ServicePlan, port: _Port, chain: str, texts: Sequence[str], seps: Mapping[str, str], commented: bool
 ) -> str:
     """Return the rules that choose one of these destinations."""
-    label = f' -m comment --comment "{port.text} -> ' if detail is Detail.FULL else ""
+    label = f' -m comment --comment "{port.text} -> ' if commented else ""
     starts = [f'-A {chain}{label}{text}"' for text in texts] if label else [f"-A {chain}"] * len(texts)
     names = [seps[text] for text in texts]
     rules: list[str] = []

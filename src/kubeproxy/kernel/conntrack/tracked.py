@@ -326,8 +326,8 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 @understood("connection tracking")
 def level(link: Netlink) -> Level:
     """Return the number of entries and the limit of this number. Raises ApplyError."""
-    buffers = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
-    found = next((_numbers(place) for place in answers(buffers, len(_ALL_FAMILIES))), {})
+    places = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
+    found = next(map(_numbers, places), {})
     return Level(found.get(1, 0), found.get(2, 0))
 
 

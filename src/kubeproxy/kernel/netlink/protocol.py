@@ -100,9 +100,12 @@ class Message(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """The answer to a request: an errno or 0, and the payloads of the messages before it, as (buffer, start, end)."""
+    """The answer to a request: an errno or 0 with its text, and the payloads of the messages before it, as (buffer,
+    start, end).
+    """
 
     code: int
+    text: str
     answers: Sequence[tuple[bytes, int, int]]
 
 
@@ -336,33 +339,25 @@ class Netlink(Closing):
         asked = zip(sequences, payloads, strict=True)
         self._send(b"".join([message(kind, NLM_F_REQUEST | NLM_F_ACK, number, p) for number, p in asked]), what)
         answers: dict[int, list[tuple[bytes, int, int]]] = {number: [] for number in sequences}
-        codes: dict[int, int] = {}
+        codes: dict[int, tuple[int, str]] = {}
         while len(codes) < len(sequences):
             data = self._read(what)
             for at in messages(data):
                 if at.sequence in answers and at.kind == NLMSG_ERROR:
-                    codes[at.sequence] = acknowledgement(data, at)[0]
+                    codes[at.sequence] = acknowledgement(data, at)
                 elif at.sequence in answers:
                     answers[at.sequence].append((data, at.start, at.end))
-        return (Inquiry(codes[number], answers[number]) for number in sequences)
+        return (Inquiry(*codes[number], answers[number]) for number in sequences)
 
-    def ask(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Send one request that is answered with messages; return the buffers, which end with an acknowledgement.
+    def ask(self, kind: int, payload: bytes, what: str, header: int = 4) -> list[tuple[bytes, int, int]]:
+        """Send one request that is answered with messages; return (buffer, start, end) of the attributes in each.
 
-        Raises NetlinkError when the kernel refuses it.
+        `header` is the size of the family's header, as of `answers`. Raises NetlinkError when the kernel refuses.
         """
-        sequence = next(self._sequence)
-        self._send(message(kind, NLM_F_REQUEST | NLM_F_ACK, sequence, payload), what)
-        buffers = []
-        while True:
-            data = self._read(what)
-            buffers.append(data)
-            for at in messages(data):
-                if at.kind == NLMSG_ERROR and at.sequence == sequence:
-                    code, text = acknowledgement(data, at)
-                    if code:
-                        raise NetlinkError(code, f"cannot read {what}", text)
-                    return buffers
+        ((code, text, places),) = self.inquire(kind, [payload], what)
+        if code:
+            raise NetlinkError(code, f"cannot read {what}", text)
+        return [(data, start + header, end) for data, start, end in places]
 
     def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
         """Send one request; return 0, or the errno of a refusal that is among the `accepted`.

@@ -316,9 +316,9 @@ def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Net
     pack = interval_element if ranges else plain_element
     payloads = [where + nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
     found: Entries = {}
-    for code, places in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
+    for code, text, places in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
         if code and code != errno.ENOENT:
-            raise NetlinkError(code, f"cannot read elements of {name}")
+            raise NetlinkError(code, f"cannot read elements of {name}", text)
         for place in _lists((data, start + GENERIC.size, end) for data, start, end in places):
             found.update(decoded(*place))
     return found
@@ -356,9 +356,9 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
     while left:
         asked = b"".join([packer.pack(key, b"") for key in left[:COUNTED_AT_ONCE]])
         payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, asked)
-        ((code, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
+        ((code, text, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
         if code and code != errno.ENOENT:
-            raise NetlinkError(code, f"cannot read the counters of {name}")
+            raise NetlinkError(code, f"cannot read the counters of {name}", text)
         # The kernel answers element by element, up to the first missing one.
         for key, (data, start, end) in zip(left, places, strict=False):
             if end - start not in layouts:

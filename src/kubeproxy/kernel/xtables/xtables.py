@@ -29,7 +29,6 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     Netlink,
-    answers,
     netfilter_header,
     parts,
     text_attribute,
@@ -379,5 +378,5 @@ def counted_packets(name: str, link: Netlink) -> int:
     """Return the number of packets that a counter has counted. Raises NetlinkError, with code ENOENT if
     it is missing.
     """
-    buffers = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
-    return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in answers(buffers, len(_HEADER))), 0)
+    places = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
+    return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in places), 0)
