@@ -26,21 +26,22 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
     )
 
 
-def endpoints(slices: Iterable[Slice]) -> EndpointCount:
+def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
     """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
     For two families, the larger number is used, because a dual-stack pod has an address in each family. Endpoints of a
-    slice without ports (no container has the named targetPort) are never ready.
+    slice without ports (no container has the named targetPort), and drained ones (weight 0), are never ready.
     """
     pieces = list(slices)
-    if len(pieces) == 1 and len(pieces[0].destinations) == 1:  # nearly always
+    drained = {one for plan in plans if plan.balance is not None for one in plan.balance.drained}
+    if len(pieces) == 1 and len(pieces[0].destinations) == 1 and not drained:  # nearly always
         count = len(pieces[0].destinations[0])
         return EndpointCount(count, count)
     families = {piece.family for piece in pieces}
-    each = [_counted(piece for piece in pieces if piece.family is family) for family in families]
+    each = [_counted((piece for piece in pieces if piece.family is family), drained) for family in families]
     return max(each, key=lambda count: (count.total, count.ready), default=EndpointCount(0, 0))
 
 
-def _counted(slices: Iterable[Slice]) -> EndpointCount:
+def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:
     ready: set[bytes] = set()
     known: set[bytes] = set()
     for piece in slices:
@@ -53,7 +54,7 @@ def _counted(slices: Iterable[Slice]) -> EndpointCount:
             ready.update([one.address + number for one in piece.particular if one.ready])
         if not piece.ports:
             known.update([one.address for one in piece.particular])
-    return EndpointCount(len(ready), len(known | ready))
+    return EndpointCount(len(ready - drained), len(known | ready))
 
 
 def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:

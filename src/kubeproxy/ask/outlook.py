@@ -274,6 +274,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
     """Return the changes for clients; `pods` are the known pods of the cluster."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    protocols: dict[tuple[str, ...], set[int]] = {}  # of the connections to a place, and of those that change alike
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     clients = {family: _clients(family, before, after, pods) for family in Family}
@@ -284,10 +285,17 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
                 _met(side, packet, here, index, to_itself=client.is_endpoint)
                 for side, index in zip((before, after), indices, strict=True)
             )
+            protocols.setdefault((where,), set()).add(packet.protocol)
             if old != new and old is not None and new is not None:
-                words = (old.words, new.words if old.words != new.words else "other endpoints")
-                found.setdefault((where, client.words, *words), {})["/".join(name)] = None
-    return _folded(found)
+                key = (where, client.words, old.words, new.words if old.words != new.words else "other endpoints")
+                found.setdefault(key, {})["/".join(name)] = None
+                protocols.setdefault(key, set()).add(packet.protocol)
+    named: dict[tuple[str, str, str, str], Iterable[str]] = {}
+    for (where, who, old_words, new_words), services in found.items():
+        some = protocols[where, who, old_words, new_words]
+        of = "" if some == protocols[where,] else f" ({', '.join(PROTOCOL_NAMES[one] for one in sorted(some))})"
+        named[where + of, who, old_words, new_words] = services
+    return _folded(named)
 
 
 def spared(found: Iterable[Shift]) -> Iterator[str]:
@@ -361,12 +369,11 @@ def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection
 def _packets(
     frontend: Frontend, family: Family, clients: Sequence[ClientKind], local: Local
 ) -> Iterator[tuple[str, ClientKind, Packet]]:
-    sctp = f" ({PROTOCOL_NAMES[frontend.protocol]})" if frontend.protocol == socket.IPPROTO_SCTP else ""
     if frontend.kind is not FrontendKind.NODEPORT:
-        places = [(f"{family.label} {_KINDS[frontend.kind]}{sctp}", frontend.address)]
+        places = [(f"{family.label} {_KINDS[frontend.kind]}", frontend.address)]
     else:
         addresses = dict.fromkeys((*local.get(family, ()), _LOOPBACK[family]))
-        places = [(f"NodePorts on {unpack(address)}{sctp}", address) for address in addresses]
+        places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
     for where, address in places:
         for client in clients:
             # A connection of another node's pod to another address is translated by that node.

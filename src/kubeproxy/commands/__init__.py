@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from kubeproxy.errors import KubeProxyError
+from kubeproxy.errors import ConfigError, KubeProxyError
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "the outcome of a connection on this node, and the reasons",
@@ -46,8 +46,11 @@ def completed(command: Callable[[], int]) -> int:
         return UNKNOWN
     except KubeProxyError as error:
         from kubeproxy.commands.output import shown  # noqa: PLC0415 - completion must start fast
+        from kubeproxy.config.messages import listed  # noqa: PLC0415
 
-        print(f"Error: {shown(str(error))}", file=sys.stderr)
+        # Only the mistakes of a configuration are separate lines; any other line end comes from quoted text.
+        lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
+        print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
         return UNKNOWN
     except KeyboardInterrupt:
         return UNKNOWN

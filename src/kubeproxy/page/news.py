@@ -137,7 +137,7 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
     service = planner.services.get(name)
     slices = planner.slices.get(name, {}).values()
     plans = planner.compiled.get(name, NOTHING).plans
-    count = endpoints(slices)
+    count = endpoints(slices, plans)
     return (
         f"{name[0]}/{name[1]}",
         _LEAVING.get(verdict[0], verdict[0]),

@@ -70,6 +70,15 @@ def test_habits_of_another_mode(habits, text):
     assert any(one.startswith(text) for one in texts) if text else texts == []
 
 
+def test_a_change_of_one_protocol_names_it():
+    dns = ServicePort(port=53, name="dns", protocol="UDP")
+    both = service("web", "10.96.0.10", ports=[*HTTP, dns], external_ips=["198.51.100.1"])
+    assert said(side(both, SLICE), side(both, SLICE, external="ignored")) == [
+        "IPv4 external IPs (TCP) cease to answer this node, outside, pods (default/web)",
+        "IPv4 external IPs (UDP), for this node, outside, pods: refused -> not answered by Services (default/web)",
+    ]
+
+
 def recognising(value: str, web: Service = WEB, piece: EndpointSlice = SLICE, kind="network") -> ConfiguredNode:
     made = planner(web, piece, nodeports=None).world
     ours = replace(made, ipv4=replace(made.ipv4, detector=Detector(kind, value)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, unserved
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, ServicePort, SliceEndpoint
+from kubeproxy.model.plan import Balance
 from kubeproxy.model.planner import Planner
-from support.cluster_objects import endpoint, endpoint_slice, service, world
+from support.cluster_objects import dest, endpoint, endpoint_slice, service, world
+from support.snapshots import planner_of
 
 PORTS = [EndpointPort(port=8080, name="http", protocol="TCP")]
 FOUR = endpoint_slice(endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False), ports=PORTS)
@@ -28,9 +31,9 @@ def test_a_nodeport_of_both_families_is_one_place() -> None:
 
 
 def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
-    assert endpoints([parse_slice(FOUR), parse_slice(SIX)]) == EndpointCount(2, 3)
-    assert endpoints([parse_slice(SIX)]) == EndpointCount(2, 2)
-    assert endpoints([]) == EndpointCount(0, 0)
+    assert endpoints([parse_slice(FOUR), parse_slice(SIX)], ()) == EndpointCount(2, 3)
+    assert endpoints([parse_slice(SIX)], ()) == EndpointCount(2, 2)
+    assert endpoints([], ()) == EndpointCount(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,13 @@ def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], co
     entries = [SliceEndpoint([f"10.0.0.{number}"], None, "b") for number in (1, 2, 3)]
     piece = parse_slice(EndpointSlice(meta, "IPv4", entries, ports))
     assert piece is not None
-    assert endpoints([piece]) == count
+    assert endpoints([piece], ()) == count
+
+
+def test_a_drained_endpoint_is_not_ready() -> None:
+    plans = planner_of(world(), service("web", "10.96.0.10"), FOUR).compiled["default", "web"].plans
+    drained = Balance(drained=(dest("10.244.1.2:8080"),))
+    assert endpoints([parse_slice(FOUR)], [replace(plans[0], balance=drained)]) == EndpointCount(1, 3)
 
 
 def test_ports_without_an_available_endpoint_are_named() -> None:

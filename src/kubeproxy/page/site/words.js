@@ -32,9 +32,11 @@ function decimals(value) {
   return value.toFixed(value >= 10 ? 0 : value >= 1 ? 1 : 2);
 }
 
+/** A rate; with ≈ if it is an estimate from one connection in several. */
 function rate(perSecond) {
   if (!perSecond) return '0/s';
-  return perSecond >= 10000 ? `${decimals(perSecond / 1000)}k/s` : `${decimals(perSecond)}/s`;
+  const sign = known.sampled < 1 ? '≈ ' : '';
+  return sign + (perSecond >= 10000 ? `${decimals(perSecond / 1000)}k/s` : `${decimals(perSecond)}/s`);
 }
 
 /** A delay given in milliseconds, in the unit that people read. */
