@@ -392,15 +392,13 @@ def pack_lookup(expression: Lookup, name: str, set_id: int) -> bytes:
 
 def parse(data: bytes) -> Rule:
     """Return the rule in a list of expressions. Its anonymous sets have the names that the kernel assigned."""
-    found = []
-    for _, first, last in attributes(data, 0, len(data)):
-        one = parts(data, first, last)
-        found.append(_parsed(text_of(one[nfta.EXPR_NAME]), one.get(nfta.EXPR_DATA, b"")))
-    return tuple(found)
+    return tuple([_parsed(data[first:last]) for _, first, last in attributes(data, 0, len(data))])
 
 
 @lru_cache(maxsize=4096)
-def _parsed(name: str, body: bytes) -> Expression:
+def _parsed(element: bytes) -> Expression:
+    one = parts(element)
+    name, body = text_of(one[nfta.EXPR_NAME]), one.get(nfta.EXPR_DATA, b"")
     kind = KINDS.get(name)
     if kind is None:
         return Opaque(name, body)

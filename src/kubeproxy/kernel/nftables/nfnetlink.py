@@ -271,12 +271,14 @@ def rules(family: int, table_name: str, link: Netlink | None = None, chain: str 
     request = text_attribute(nfta.RULE_TABLE, table_name)
     if chain:
         request += text_attribute(nfta.RULE_CHAIN, chain)
-    found = []
-    for place in dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link):
-        one = parts(*place)
-        handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
-        found.append(Rule(text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b"")))
-    return found
+    places = dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link)
+    return [_rule(data[start:end]) for data, start, end in places]
+
+
+def _rule(data: bytes) -> Rule:
+    one = parts(data)
+    handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
+    return Rule(text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b""))
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
