@@ -22,6 +22,8 @@ IPVS = "ipvs"
 GUEST_SECONDS = 3600.0
 WORLDS = 1 if GUEST else 4 * (os.cpu_count() or 1)
 """Side by side: each waits two thirds of the time."""
+MUTATED = 5
+"""Worlds for a mutation: each begins with another aimed sequence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +69,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="how long (2; with --mutation 1 for each)")
     parser.add_argument("--histories", type=int, default=0, help="so many histories instead")
     parser.add_argument("--steps", type=int, default=10, help="of a history, about (10)")
-    parser.add_argument("--worlds", type=int, default=WORLDS, help=f"how many are played side by side ({WORLDS})")
+    parser.add_argument(
+        "--worlds", type=int, help=f"how many are played side by side ({WORLDS}; with --mutation {MUTATED})"
+    )
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--points", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="nftables", choices=(*MODES, IPVS, "all"), help="the mode, or all (nftables)")
@@ -79,6 +83,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         *["--mutation"], metavar="NAME", choices=[*MUTATIONS, "all"], help="break this line, or all in turn, instead"
     )
     given = parser.parse_args(argv)
+    given.worlds = given.worlds or (MUTATED if given.mutation else WORLDS)
     given.minutes = given.minutes or (1.0 if given.mutation else 2.0)
     return given
 

@@ -1,8 +1,13 @@
 """Sequences of steps that aim at faults which random steps rarely meet. Their objects have names and addresses of
 their own, so no random step changes them.
+
+Every second history of a world begins with one of them, in turn. Only the steps of the sequence judge, because a quiet
+moment costs ten times as much.
 """
 
 from __future__ import annotations
+
+import re
 
 from prove.objects import UNREADABLE, Objects
 from prove.steps import Json, Step
@@ -15,55 +20,63 @@ _IPS = {"IPv4": "10.96.201.{}", "IPv6": "fd00:10:96::c9{:02x}"}
 _AFFINITY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10800}}}
 _PODS = "a1", "a2", "a3", "b1", "b2", "b3"
 """Endpoints in the order of their addresses: the last ones move to other slots when the first ones go."""
-_QUIET: Step = ("quiet",)
+_SETTLED: Step = ("settled",)
+EVERY = 2
+"""One of so many histories begins with a sequence."""
 
 
 class Aimed(Objects):
     """Adds such sequences to the steps so far."""
 
+    def _aim(self, seed: str) -> None:
+        """Add the sequence whose turn it is; a seed ends with the numbers of world and history."""
+        world, history = [0, 0, *map(int, re.findall(r"\d+", seed))][-2:]
+        sequences = self._clients, self._late_flows, self._node_address, self._balancers, self._exchange
+        if history % EVERY == 0:
+            sequences[(world + history // EVERY) % len(sequences)]()
+
     def _clients(self) -> None:
         """Clients with session affinity ask while endpoints go, the proxy starts again and another Service comes."""
         first, second = f"sticky{self._next()}", f"sticky{self._next()}"
         ask: Step = ("ask", first)
-        self.made += [*self._aimed(first, "TCP", _AFFINITY), *_endpoints(first, "TCP", *_PODS), _QUIET, ask]
-        self.made += [*_endpoints(first, "TCP", *_PODS[3:]), _QUIET, ask]
-        self.made += [*_endpoints(first, "TCP", *_PODS[3:5]), _QUIET, (self.random.choice(("kill", "restart")),)]
-        self.made += [*self._aimed(second, "TCP", _AFFINITY), *_endpoints(second, "TCP", "a3"), _QUIET, ask]
+        self.made += [*self._aimed(first, "TCP", _AFFINITY), *_endpoints(first, "TCP", *_PODS), _SETTLED, ask]
+        self.made += [*_endpoints(first, "TCP", *_PODS[3:]), _SETTLED, ask]
+        self.made += [*_endpoints(first, "TCP", *_PODS[3:5]), _SETTLED, (self.random.choice(("kill", "restart")),)]
+        self.made += [*self._aimed(second, "TCP", _AFFINITY), *_endpoints(second, "TCP", "a3"), _SETTLED, ask]
         self.made.append(("ask", second))
 
     def _late_flows(self) -> None:
         """UDP packets that are under way while their endpoint goes."""
         name = f"late{self._next()}"
         service, *_ = made = self._aimed(name, "UDP", {})
-        self.made += [*made, *_endpoints(name, "UDP", "a1", "a2", "a3"), _QUIET]
+        self.made += [*made, *_endpoints(name, "UDP", "a1", "a2", "a3"), _SETTLED]
         for pods in (("a1", "a2"), ("a1",)):
             fewer, _ = _endpoints(name, "UDP", *pods)
             self.made.append(("late", fewer[2], service[2]["spec"]["clusterIP"], "a3" if "a2" in pods else "a2"))
-        self.made.append(_QUIET)
+        self.made.append((*_SETTLED, "stale flows"))
 
     def _node_address(self) -> None:
         """The node gets an address on which NodePorts answer."""
-        self.made += [("configure", {"nodePortAddresses": NODEPORT_NETWORKS}, []), _QUIET]
-        self.made += [("node_address", NODE_ADDRESS, True), _QUIET]
+        self.made += [("configure", {"nodePortAddresses": NODEPORT_NETWORKS}, []), _SETTLED]
+        self.made += [("node_address", NODE_ADDRESS, True), _SETTLED]
         self.made += [("node_address", NODE_ADDRESS, False)] if self.random.random() < 0.5 else []
 
-    def _health(self) -> None:
-        """A load balancer asks how many endpoints on the node are ready, while others are not."""
-        name, port = f"health{self._next()}", 31900 + self._next() % 90
+    def _balancers(self) -> None:
+        """A health check port has the number of endpoints that are ready. The load balancer of another Service, whose
+        only source range cannot be read, admits nobody.
+        """
+        ready, port = f"health{self._next()}", 31900 + self._next() % 90
+        closed, address = f"closed{self._next()}", f"203.0.113.{101 + self._next() % 150}"
         fields = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port}
-        self.made += self._aimed(name, "TCP", fields)
-        for step in _endpoints(name, "TCP", "a1", "a2", "b1"):
+        self.made += self._aimed(ready, "TCP", fields)
+        for step in _endpoints(ready, "TCP", "a1", "a2", "b1"):
             step[2]["endpoints"][1]["conditions"] = {"ready": False}
             self.made.append(step)
-        self.made += [_QUIET, ("health", port, 1)]
-
-    def _closed(self) -> None:
-        """A load balancer whose only source range cannot be read admits nobody."""
-        name, address = f"closed{self._next()}", f"203.0.113.{101 + self._next() % 150}"
         fields = {"type": "LoadBalancer", "loadBalancerSourceRanges": list(UNREADABLE)}
-        (service,) = self._aimed(name, "TCP", fields)
+        (service,) = self._aimed(closed, "TCP", fields)
         service[2]["status"] = {"loadBalancer": {"ingress": [{"ip": address}]}}
-        self.made += [service, *_endpoints(name, "TCP", "a1", "b1"), _QUIET, ("closed", name, address)]
+        self.made += [service, *_endpoints(closed, "TCP", "a1", "b1"), _SETTLED]
+        self.made += [("health", port, 1), ("closed", closed, address)]
 
     def _exchange(self) -> None:
         """Two Services with the same endpoints, or without any, exchange their addresses in one sync."""
@@ -77,7 +90,8 @@ class Aimed(Objects):
             mine[2] | {"spec": mine[2]["spec"] | {field: other[2]["spec"][field] for field in fields}}
             for mine, other in ((one, two), (two, one))
         ]
-        self.made += [_QUIET, ("away", False), *(("put", "services", each) for each in exchanged), ("back",), _QUIET]
+        self.made += [_SETTLED, ("away", False), *(("put", "services", each) for each in exchanged), ("back",)]
+        self.made.append((*_SETTLED, "verify"))
 
     def _aimed(self, name: str, protocol: str, fields: Json) -> list[Step]:
         """Return the step that creates a Service in both families."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from kubeproxy.report import flows
 from lab.probes import Answer, NoAnswer, ask, http_get
 from prove import launcher
 from prove.aimed import NODEPORT_NETWORKS
@@ -72,7 +73,9 @@ async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
         count, seconds = await _searches(world)
         await world.play(("put", "endpointslices", made))
         changed = before = asked = time.monotonic()
+        await asyncio.sleep(flows.ANSWER_TIME)
         while (await _searches(world))[0] == count and before < changed + ANSWERS:
+            await asyncio.sleep(0.02)
             before, asked = asked, time.monotonic()
         await _conntrack(world, begin)
         now = time.monotonic()

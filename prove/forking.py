@@ -202,6 +202,10 @@ def _settle(request: Mapping[str, Any]) -> None:
         settle_in(request["namespace"])
     else:
         importlib.import_module("prove.__main__")
+    from kubeproxy.backends.nftables.ruleset import Family, Globals, Ruleset  # noqa: PLC0415 - after a mutation
+
+    for family in Family:  # children find the rules of every table compiled
+        Ruleset(family, Globals("")).definition(())
     gc.freeze()  # a collection in a child would copy every page of what is imported
 
 

@@ -25,6 +25,7 @@ class Generator(Aimed):
 
     def __init__(self, seed: str, mode: str) -> None:
         super().__init__(seed)
+        self.seed = seed
         self.mode = mode
         self._favours: list[float] = []
 
@@ -32,6 +33,8 @@ class Generator(Aimed):
         """Return so many steps, about: some of them come together, and quiet moments are between."""
         for _ in range(self.random.choice(BEGINNINGS)):  # with few of them most steps would find nothing to change
             self._new()
+        if self.mode in COMPARED:
+            self._aim(self.seed)
         length += len(self.made)
         while len(self.made) < length:
             for _ in range(self.random.choice((1, 3, 8, 15))):
@@ -59,9 +62,6 @@ class Generator(Aimed):
             (4, self._harm),
             (2, lambda: self.made.append(("look",))),
         )
-        if self.mode in COMPARED:
-            aimed = self._clients, self._late_flows, self._node_address, self._health, self._exchange, self._closed
-            weights += tuple((3, act) for act in aimed)
         if not self._favours:
             # Each history does a few things often and leaves others out: what comes of them together is met sooner.
             self._favours = [self.random.choice((0.2, 1, 1, 4)) for _ in weights]

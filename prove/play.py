@@ -27,6 +27,8 @@ async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]
     for at, step in enumerate(steps):
         if step[0] == "quiet":
             wrong = await judges.quiet(world, chance)
+        elif step[0] == "settled":
+            wrong = await judges.quiet(world, chance, step[1:])
         elif step[0] == "look":
             wrong = judges.look_now(world)
         elif step[0] in CLIENTS:

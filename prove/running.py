@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from kubeproxy.kernel.nftables import expressions, nfnetlink
 from prove import crashes, judges, launcher
 from prove.forking import Forked, Forking
 from prove.generate import Generator
@@ -24,8 +25,8 @@ from prove.world import Shares, World
 
 SHRINK = 180.0
 """Seconds for making a failing history small."""
-SHARES = Shares(dumps=0.1, pages=0.4)
-"""nft's own listing, and a page of metrics, cost more than all other judges."""
+SHARES = Shares(dumps=0.05, pages=0.3, meanings=0.1)
+"""nft's own listing, the meaning of all rules and a page of metrics cost more than all other judges."""
 BEFORE = 3
 """So many histories before one that fails are played with it, where it does not fail alone."""
 BRIEFLY = 12.0
@@ -208,6 +209,8 @@ async def world(share: Share, tally: Tally) -> int:
     until = time.monotonic() + share.seconds
     if launcher.MUTATION in os.environ:
         judges.TIMEOUT = BRIEFLY
+    cached = functools.lru_cache(maxsize=1 << 13)  # most rules never change
+    nfnetlink._rule, expressions.parse = cached(nfnetlink._rule), cached(expressions.parse)
     recent: list[list[Step]] = []
     async with World(share.mode) as world:
         world.shares = SHARES

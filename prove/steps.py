@@ -26,9 +26,9 @@ Step = tuple[Any, ...]
   of iptables
 - the node: ("node_address", address, present) gives it an address, or takes it away
 - clients: ("late", slice, address, pod) writes a slice without the pod while UDP flows from the address to it begin
-- judges: ("quiet",) waits and judges, ("look",) judges what holds at any moment, ("ask", name) has clients with session
-  affinity ask a Service, ("health", port, count) asks a health check port for the number of ready endpoints,
-  ("closed", name, address) asks a load balancer that admits nobody
+- judges: ("quiet",) waits and judges, ("settled", *judges) waits and asks these judges alone, ("look",) judges what
+  holds at any moment, ("ask", name) has clients with session affinity ask a Service, ("health", port, count) asks a
+  health check port for the number of ready endpoints, ("closed", name, address) asks a load balancer that admits nobody
 """
 
 

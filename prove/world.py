@@ -75,6 +75,7 @@ class Shares(NamedTuple):
 
     dumps: float = 1.0
     pages: float = 1.0
+    meanings: float = 1.0
 
 
 class World:

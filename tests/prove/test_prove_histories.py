@@ -14,6 +14,7 @@ import test_prove_found
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.nftables import nfnetlink
 from prove import crashes, launcher, play, running
+from prove.__main__ import MUTATED
 from prove.dumps import differences
 from prove.generate import Generator
 from prove.objects import BORDERS, RANGES
@@ -51,9 +52,24 @@ def test_a_seed_makes_the_same_history(seed: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_steps_are_data_with_known_names(seed: str) -> None:
     for step in history(seed):
-        assert callable(getattr(World, f"_{step[0]}", None)) or step[0] in {"quiet", "look", *play.CLIENTS}, step
+        assert callable(getattr(World, f"_{step[0]}", None)) or step[0] in {
+            "quiet",
+            "settled",
+            "look",
+            *play.CLIENTS,
+        }, step
         if step[0] == "put":
             json.dumps(step)
+
+
+def test_the_first_histories_of_worlds_begin_with_all_aimed_sequences() -> None:
+    def words(seed: str) -> set[str]:
+        return {step[0] for step in history(seed, 1)}
+
+    firsts = [words(f"3 a mutation.{world}.0") for world in range(MUTATED)]
+    for aimed in ({"ask"}, {"late"}, {"node_address"}, {"health", "closed"}, {"settled", "away"}):
+        assert [first for first in firsts if aimed <= first], aimed
+    assert ["late" in words(f"3.0.{number}") for number in range(4)] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

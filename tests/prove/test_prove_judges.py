@@ -161,7 +161,8 @@ async def test_a_broken_line_is_found(monkeypatch, name: str, step: Step, compla
     monkeypatch.setattr(judges, "TIMEOUT", 15.0)
     monkeypatch.setattr(packets, "SAMPLES", 16)
     monkeypatch.setenv(launcher.MUTATION, name)
-    wrong = await played([balanced(), endpoints(a1=True), ("quiet",), ("quiet",), step, ("quiet",)], seed="1")
+    judged = ("settled", "stale flows"), ("quiet",)
+    wrong = await played([balanced(), endpoints(a1=True), ("quiet",), ("quiet",), step, *judged], seed="1")
     assert any(complaint in one for one in wrong), wrong
 
 
@@ -175,7 +176,7 @@ async def test_a_broken_line_is_found(monkeypatch, name: str, step: Step, compla
         ("numbers of endpoints are reused after a restart", Generator._clients),
         ("keys that move between Services are not grouped", Generator._exchange),
         ("local addresses are read once", Generator._node_address),
-        ("a health check counts unready endpoints", Generator._health),
+        ("a health check counts unready endpoints", Generator._balancers),
     ],
 )
 async def test_an_aimed_sequence_finds_a_broken_line(monkeypatch, name: str, sequence) -> None:
