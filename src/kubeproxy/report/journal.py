@@ -18,7 +18,7 @@ from msgspec import Struct
 from kubeproxy.engine.observer import Audience
 from kubeproxy.model.events import Deleted, Event, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.plan import Pool, ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report.metrics import NETFILTER, conntrack
 from kubeproxy.server.text import redact
@@ -31,6 +31,7 @@ BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
 """Changes without a time of arrival, in one call, and problems of objects, in one second, that get entries each."""
+LARGE: Final = 400  # endpoints of all ports above which a change does not count the added and the removed ones
 _ARRIVALS: Final = 2048  # maximum number of Services with a stored time of arrival
 _LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
@@ -113,15 +114,15 @@ class Journal:
         """See observer.Audience."""
         now = self._clock()
         self.changes += len(changes)
-        taken = [(change, self._arrivals.pop(change.name, None)) for change in changes]
-        if (others := sum(arrival is None for _, arrival in taken)) > FEW:
-            taken = [pair for pair in taken if pair[1] is not None]
+        arrivals = [self._arrivals.pop(change.name, None) for change in changes]
+        if (others := arrivals.count(None)) > FEW:
             self._add("change", "", f"{others} Services, by a list of objects or a change of the node")
-        for change, arrival in taken[-MOST:]:
-            ms = None if arrival is None else round((now - arrival) * 1e3, 2)
-            if ms is not None:
-                self._delays.append(ms)
-            self._add("change", "/".join(change.name), what(change), ms)
+        for change, arrival in zip(changes[-MOST:], arrivals[-MOST:], strict=True):
+            if arrival is not None:
+                self._delays.append(ms := round((now - arrival) * 1e3, 2))
+                self._add("change", "/".join(change.name), what(change), ms)
+            elif others <= FEW:
+                self._add("change", "/".join(change.name), what(change))
         if self.audience is not None:
             self.audience.settled(changes)
 
@@ -197,16 +198,18 @@ def what(change: Change) -> str:
         return "added" if after else "removed" if before else "changed"
     if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
         return "addresses or ports"
-    old, new = ({one for plan in plans for one in (*plan.cluster, *plan.local)} for plans in (before, after))
-    if words := _difference(old, new):
-        return f"endpoints {words}, {len(new)} now"
-    old, new = ({one for plan in plans for one in plan.serving} for plans in (before, after))
-    if words := _difference(old, new):
+    used, new = ([pool for plan in plans for pool in (plan.cluster, plan.local)] for plans in (before, after))
+    if sum(map(len, used)) > LARGE and used != new:
+        return f"endpoints, {max(map(len, new))} now"
+    if words := _difference(used, new):
+        return f"endpoints {words}, {len(set().union(*new))} now"
+    if words := _difference([plan.serving for plan in before], [plan.serving for plan in after]):
         return f"endpoints out of use {words}"
     return "policy" if before != after else "health check port"
 
 
-def _difference(old: set[bytes], new: set[bytes]) -> str:
+def _difference(before: Iterable[Pool], after: Iterable[Pool]) -> str:
+    old, new = set().union(*before), set().union(*after)
     return " ".join(f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some)
 
 

@@ -17,7 +17,7 @@ from kubeproxy.model.objects import SliceEndpoint as Endpoint
 from kubeproxy.model.plan import NOTHING, FamilyGlobals, Globals, Problem
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report import journal as module
-from kubeproxy.report.journal import BYTES, FEW, MOST, SECONDS, Happened, Journal
+from kubeproxy.report.journal import BYTES, FEW, LARGE, MOST, SECONDS, Happened, Journal
 from kubeproxy.report.reporter import Reporter
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
@@ -77,6 +77,7 @@ def added(name, ms=0.0):
     return ("change", f"default/{name}", "added", ms)
 
 
+LARGE_POOL = [f"10.244.{number // 250}.{number % 250 + 1}" for number in range(LARGE + 1)]
 MANY = [service(f"s{number}", number) for number in range(FEW + 1)]
 
 
@@ -96,6 +97,23 @@ MANY = [service(f"s{number}", number) for number in range(FEW + 1)]
             [(0.0, service("web")), (9.0, service("web")), (0.5, service("web", session_affinity="ClientIP"))],
             [added("web"), ("change", "default/web", "policy", 500.0)],
             id="an event without a change is not the beginning of the next change",
+        ),
+        pytest.param(
+            [
+                (
+                    0.0,
+                    service("web"),
+                    endpoints("web", *[f"10.244.{n // 250}.{n % 250 + 1}" for n in range(LARGE + 1)]),
+                ),
+                (0.5, endpoints("web", "10.244.0.1")),
+                (0.5, endpoints("web", "10.244.0.2", "10.244.0.3")),
+            ],
+            [
+                added("web"),
+                ("change", "default/web", "endpoints, 1 now", 500.0),
+                ("change", "default/web", "endpoints +2 -1, 2 now", 500.0),
+            ],
+            id="a change of many endpoints is not counted",
         ),
         pytest.param(
             [(0.5, Replaced("services", (service("web").object,)))],
