@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.connection import LIST, OBJECT
@@ -54,28 +54,27 @@ def targets(node_name: str) -> tuple[WatchTarget, ...]:
     )
 
 
-class Trouble:
+class Trouble(Struct):
     """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts."""
 
-    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.text = ""
-        self._log = log
-        self._clock = clock
-        self._since = 0.0
-        self._logged_at = 0.0
+    log: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    text: str = ""
+    _since: float = 0.0
+    _logged_at: float = 0.0
 
     def met(self, text: str) -> None:
         """Set the failure, after each failed attempt."""
-        now = self._clock()
+        now = self.clock()
         if text != self.text:
             if not self.text:
                 self._since = now
             self.text = text
             self._logged_at = now
-            self._log(text)
+            self.log(text)
         elif now - self._logged_at >= REPEAT:
             self._logged_at = now
-            self._log(f"{text} (for {now - self._since:.0f} s now)")
+            self.log(f"{text} (for {now - self._since:.0f} s now)")
 
     def over(self) -> bool:
         """Clear the failure; return whether there was one."""
@@ -93,19 +92,16 @@ class WatchStanding(Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class ResourceStatus:
+class ResourceStatus(Struct):
     """The state of the source of one resource: written by the source, read by health checks and metrics."""
 
-    __slots__ = ("absent", "connected", "last_contact", "resource", "resource_version", "synced", "trouble")
-
-    def __init__(self, resource: Resource) -> None:
-        self.resource: Resource = resource
-        self.synced = False  # a complete list was delivered at least once
-        self.connected = False  # changes are arriving as they happen
-        self.absent = False  # it does not exist or must not be listed, no error; an empty list was delivered
-        self.last_contact = time.monotonic()  # the time of the server's last bytes; at first of creation
-        self.resource_version = ""
-        self.trouble = ""  # the reason why lists and watches fail, '' also if the server is unreachable
+    resource: Resource
+    synced: bool = False  # a complete list was delivered at least once
+    connected: bool = False  # changes are arriving as they happen
+    absent: bool = False  # it does not exist or must not be listed, no error; an empty list was delivered
+    last_contact: float = field(default_factory=time.monotonic)  # of the server's last bytes; at first of creation
+    resource_version: str = ""
+    trouble: str = ""  # the reason why lists and watches fail, '' also if the server is unreachable
 
     def staleness(self, now: float) -> float:
         """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""

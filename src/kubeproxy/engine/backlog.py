@@ -319,18 +319,17 @@ log = logging.getLogger("kubeproxy.engine")
 INTERVAL = 1.0  # seconds between inspections, each in a thread (some 70 microseconds), as it may read all rules
 
 
-class RepairPolicy:
+class RepairPolicy(Struct):
     """Inspects thoroughly every `period` seconds, and after an uncertain difference."""
 
-    def __init__(self, period: float, now: float) -> None:
-        self._period = period
-        self._thorough_at = now
-        self._in_doubt = False
+    period: float
+    thorough_at: float  # the time of the last thorough inspection, at first the present time
+    _in_doubt: bool = False
 
     def depth(self, now: float) -> Depth:
         """Return the depth of an inspection at `now`."""
-        if now - self._thorough_at >= self._period:
-            self._thorough_at = now
+        if now - self.thorough_at >= self.period:
+            self.thorough_at = now
             return Depth.THOROUGH
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
@@ -342,37 +341,29 @@ class RepairPolicy:
 
     def reset(self, now: float) -> None:
         """Record that a full sync is about to compare everything."""
-        self._thorough_at = now
+        self.thorough_at = now
         self._in_doubt = False
 
 
-class Inspector:
+class Inspector(Struct):
     """Inspects the backends between syncs, which hold `kernel`; `repair` gets each difference to repair."""
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        backlogs: Mapping[Family, Backlog],
-        period: float,
-        kernel: asyncio.Lock,
-        repair: Callable[[Family, ForeignChange], None],
-    ) -> None:
-        self._backends = backends
-        self._backlogs = backlogs
-        self._kernel = kernel
-        self._repair = repair
-        self._policies = {backend.family: RepairPolicy(period, time.monotonic()) for backend in backends}
+    backends: Sequence[Backend]
+    backlogs: Mapping[Family, Backlog]
+    policies: Mapping[Family, RepairPolicy]
+    kernel: asyncio.Lock
+    repair: Callable[[Family, ForeignChange], None]
 
     async def run(self) -> None:
         """Inspect until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL)
-            for backend in self._backends:
+            for backend in self.backends:
                 await self._inspect(backend)
 
     async def _inspect(self, backend: Backend) -> None:
-        backlog, policy = self._backlogs[backend.family], self._policies[backend.family]
-        async with self._kernel:
+        backlog, policy = self.backlogs[backend.family], self.policies[backend.family]
+        async with self.kernel:
             if backlog.stale:
                 policy.reset(time.monotonic())
                 return
@@ -383,7 +374,7 @@ class Inspector:
         if policy.should_repair(difference) and difference is not None:
             log.warning("Repairing: %s", difference.what)
             backlog.differs(difference.what)
-            self._repair(backend.family, difference)
+            self.repair(backend.family, difference)
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:

@@ -17,7 +17,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from kubeproxy.backends.mode import Backend, ForeignChange
-from kubeproxy.engine.backlog import Backlog, FamilyStanding, Inspector, LatestPlans, Plans, note, retries
+from kubeproxy.engine.backlog import Backlog, FamilyStanding, Inspector, LatestPlans, Plans, RepairPolicy, note, retries
 from kubeproxy.engine.observer import Commit, Observer, ServiceProblem
 from kubeproxy.engine.pacing import Intake, TokenBucket, exhaust, in_turns, to_its_end
 from kubeproxy.errors import ApplyError, ChangedByOthersError, Unsupported
@@ -108,7 +108,8 @@ class Engine:
         self._kernel = asyncio.Lock()  # held during each call of a backend
         self._intake = Intake(self.planner, observer.noticed)
         self._backlogs = {family: Backlog(family) for family in self._families}
-        self._inspector = Inspector(backends, self._backlogs, pace.period, self._kernel, self._repair)
+        policies = {family: RepairPolicy(pace.period, time.monotonic()) for family in self._families}
+        self._inspector = Inspector(backends, self._backlogs, policies, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
         self._uncommitted = Counts()  # Services in a sync that are not committed in all families
         self._disturbances = 0  # number of syncs refused because of other programs and not logged yet

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Keys, keys_by_port
@@ -314,17 +314,16 @@ class UnansweredError(KubeProxyError):
     """A question was not answered; the message has the reason."""
 
 
-class FormQuestions:
+class FormQuestions(Struct):
     """Answers one question at a time. `socket` is the path of this proxy's control socket, '' for none."""
 
-    def __init__(self, socket: str, command: Callable[[], list[str]] = ourselves) -> None:
-        self._socket = socket
-        self._command = command
-        self._turn = asyncio.Lock()
+    socket: str
+    command: Callable[[], list[str]] = ourselves
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def why(self, question: Mapping[str, str]) -> bytes:
         """Send a question; return the answer as JSON. Raises UnansweredError."""
-        if not self._socket:
+        if not self.socket:
             raise UnansweredError(
                 "--control-socket is empty, so this proxy has no control socket: remove the flag, or give it a path"
             )
@@ -340,7 +339,7 @@ class FormQuestions:
         return answer
 
     async def _once(self, question: bytes) -> bytes:
-        words = [*self._command(), "companion", "question", "--control-socket", self._socket]
+        words = [*self.command(), "companion", "question", "--control-socket", self.socket]
         process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
         try:
             answer, _ = await process.communicate(question + b"\n")

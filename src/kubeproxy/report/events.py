@@ -10,13 +10,14 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from kubeproxy.engine.pacing import TokenBucket, wait_briefly
 from kubeproxy.errors import SourceError
+from kubeproxy.server.text import timestamp
 
 _log = logging.getLogger("kubeproxy.report")
 
@@ -59,7 +60,7 @@ class _Key(NamedTuple):
     note: str
 
 
-class _Series(msgspec.Struct):
+class _Series(Struct):
     """One event at the API server, and the count of its repetitions."""
 
     path: str
@@ -69,26 +70,19 @@ class _Series(msgspec.Struct):
     written_count: int = 1
 
 
-class EventRecorder:
+class EventRecorder(Struct):
     """Records events of the proxy on the Node `host`. On the event loop's thread."""
 
-    def __init__(
-        self,
-        host: str,
-        post: Post | None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._instance = f"{CONTROLLER}-{host}"[:128]
-        self._post = post
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._series: OrderedDict[_Key, _Series] = OrderedDict()
-        self._buckets: OrderedDict[ObjectReference, TokenBucket] = OrderedDict()
-        self._queue: deque[tuple[str, str, bytes, _Key]] = deque()
-        self._wake = asyncio.Event()
-        self._last_name = 0
-        self._complained = False
+    host: str
+    post: Post | None
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    _series: OrderedDict[_Key, _Series] = field(default_factory=OrderedDict)
+    _buckets: OrderedDict[ObjectReference, TokenBucket] = field(default_factory=OrderedDict)
+    _queue: deque[tuple[str, str, bytes, _Key]] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_name: int = 0
+    _complained: bool = False
 
     def record(self, regarding: ObjectReference, kind: EventType, reason: str, action: str, note: str) -> None:
         """Record an event: `reason` and `action` in CamelCase, `note` as a sentence."""
@@ -96,10 +90,10 @@ class EventRecorder:
         level = logging.WARNING if kind == "Warning" else logging.INFO
         where = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
         _log.log(level, "Event object=%s kind=%s reason=%s note=%r", where, regarding.kind, reason, note)
-        if self._post is None:
+        if self.post is None:
             return
         key = _Key(regarding, kind, reason, action, note)
-        now = self._clock()
+        now = self.clock()
         series = self._series.get(key)
         if series is not None and now - series.last_seen < SERIES_SECONDS:
             series.count += 1
@@ -120,7 +114,7 @@ class EventRecorder:
 
     def flush(self) -> None:
         """Queue a write of each series that grew since its last write; remove the series that ended."""
-        now = self._clock()
+        now = self.clock()
         for key, series in list(self._series.items()):
             if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
                 self._patch(key, series)
@@ -128,14 +122,14 @@ class EventRecorder:
                 del self._series[key]
 
     def _create(self, key: _Key, now: float) -> None:
-        bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self._clock))
+        bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self.clock))
         if not bucket.take():
             _log.debug("Too many events about %s %s: left one out", key.regarding.kind, key.regarding.name)
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         # The name is unique on this node. As in client-go, it is the object's name with a time that never repeats.
-        self._last_name = max(self._last_name + 1, int(self._wall_clock() * 1e9))
+        self._last_name = max(self._last_name + 1, int(self.wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)
         _remembered(self._series, key, lambda: _Series(f"{path}/{name}", now, now))
@@ -153,20 +147,20 @@ class EventRecorder:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": _micro_time(self._wall_clock()),
+            "eventTime": timestamp(self.wall_clock()),
             "reportingController": CONTROLLER,
-            "reportingInstance": self._instance,
+            "reportingInstance": f"{CONTROLLER}-{self.host}"[:128],
             "action": key.action,
             "reason": key.reason,
-            "regarding": {field: value for field, value in reference.items() if value},
+            "regarding": {key: value for key, value in reference.items() if value},
             "note": key.note,
             "type": key.kind,
         }
 
     def _patch(self, key: _Key, series: _Series) -> None:
         series.written_count = series.count
-        series.written_at = self._clock()
-        seen = {"count": series.count, "lastObservedTime": _micro_time(self._wall_clock())}
+        series.written_at = self.clock()
+        seen = {"count": series.count, "lastObservedTime": timestamp(self.wall_clock())}
         self._enqueue("PATCH", series.path, {"series": seen}, key)
 
     def _enqueue(self, method: str, path: str, body: object, key: _Key) -> None:
@@ -177,10 +171,10 @@ class EventRecorder:
         self._wake.set()
 
     async def _send(self, method: str, path: str, body: bytes, key: _Key, retry: float) -> None:
-        assert self._post is not None  # noqa: S101 - record() queues no request without an API server
+        assert self.post is not None  # noqa: S101 - record() queues no request without an API server
         for _ in range(ATTEMPTS):
             try:
-                status = await self._post(method, path, body)
+                status = await self.post(method, path, body)
             except (SourceError, OSError) as error:
                 self._complain("%s", error)
             except Exception as error:
@@ -227,7 +221,3 @@ def _shortened(note: str) -> str:
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()
     return encoded[: NOTE_BYTES - 3].decode(errors="ignore") + "..."
-
-
-def _micro_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
@@ -39,7 +40,7 @@ def eligible(node: Node | None) -> bool:
     return all(taint.key != TO_BE_DELETED_TAINT for taint in taints)
 
 
-class ProxyHealth:
+class ProxyHealth(Struct):
     """Health of the programming of each address family ('IPv4', 'IPv6').
 
     A family is unhealthy when its oldest queued change is older than twice the sync period (in seconds). Unlike in the
@@ -49,30 +50,23 @@ class ProxyHealth:
     before the Node is known.
     """
 
-    def __init__(
-        self,
-        metrics: ProxyMetrics,
-        sync_period: float,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.node_eligible = True
-        self._metrics = metrics
-        self._limit = 2 * sync_period
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._queued: dict[str, float] = {}
-        self._updated: dict[str, float] = {}
-        self._checks: dict[str, ReadyCheck] = {"sync": self._synced}
+    metrics: ProxyMetrics
+    sync_period: float
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    node_eligible: bool = True
+    _queued: dict[str, float] = {}
+    _updated: dict[str, float] = {}
+    _checks: dict[str, ReadyCheck] = {}
 
     def queued(self, family: str) -> None:
         """Record that a change is queued; the oldest change determines the health."""
-        self._queued.setdefault(family, self._clock())
+        self._queued.setdefault(family, self.clock())
 
     def updated(self, family: str) -> None:
         """Record that everything queued was programmed."""
         self._queued.pop(family, None)
-        self._updated[family] = self._wall_clock()
+        self._updated[family] = self.wall_clock()
 
     def healthy(self) -> bool:
         """Return whether all families are healthy: serviceProxyHealthy of the health checks of Services."""
@@ -89,20 +83,20 @@ class ProxyHealth:
 
     def unready(self) -> dict[str, str]:
         """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
-        reasons = {name: check() for name, check in self._checks.items()}
+        reasons = {"sync": self._synced()} | {name: check() for name, check in self._checks.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def routes(self) -> Mapping[str, Handler]:
         """Return the pages of the health port."""
         return {
             "/healthz": self._healthz,
-            "/livez": lambda _: self._respond(self._metrics.livez, ok=self.healthy(), node={}),
+            "/livez": lambda _: self._respond(self.metrics.livez, ok=self.healthy(), node={}),
             "/readyz": self._readyz,
         }
 
     def _late(self, family: str) -> bool:
         since = self._queued.get(family)
-        return since is not None and self._clock() - since >= self._limit
+        return since is not None and self.clock() - since >= 2 * self.sync_period
 
     def _synced(self) -> str | None:
         waiting = sorted(self._queued.keys() - self._updated.keys())
@@ -113,10 +107,10 @@ class ProxyHealth:
     def _healthz(self, _: Request) -> Response:
         eligible = self.node_eligible and self._synced() is None
         node = {"nodeEligible": eligible}
-        return self._respond(self._metrics.healthz, ok=self.healthy() and eligible, node=node)
+        return self._respond(self.metrics.healthz, ok=self.healthy() and eligible, node=node)
 
     def _respond(self, answers: MetricFamily[CounterMetric], *, ok: bool, node: Mapping[str, bool]) -> Response:
-        now = timestamp(self._wall_clock())
+        now = timestamp(self.wall_clock())
         families = sorted(self._updated.keys() | self._queued.keys())
         status = {
             family: {
@@ -180,18 +174,17 @@ Failed = Callable[[str, str, int, str], None]
 _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 
 
-class ServiceHealth:
+class ServiceHealth(Struct):
     """The health check ports of this node, on the event loop's thread; one in use is tried every `retry` seconds."""
 
-    def __init__(self, healthy: Callable[[], bool], failed: Failed, retry: float = RETRY_SECONDS) -> None:
-        self._healthy = healthy
-        self._failed = failed
-        self._retry = retry
-        self._wanted: Mapping[HealthCheckAddress, LocalEndpoints] = {}
-        self._addresses: Mapping[Family, tuple[str, ...]] = {}
-        self._servers: dict[HealthCheckAddress, list[HttpServer]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        self._reported: set[HealthCheckAddress] = set()
+    healthy: Callable[[], bool]
+    failed: Failed
+    retry: float = RETRY_SECONDS
+    _wanted: Mapping[HealthCheckAddress, LocalEndpoints] = {}
+    _addresses: Mapping[Family, tuple[str, ...]] = {}
+    _servers: dict[HealthCheckAddress, list[HttpServer]] = {}
+    _closing: set[asyncio.Task[None]] = set()
+    _reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
         """Set the node's addresses on which the ports are served, None for all addresses of a family; open ports move
@@ -231,7 +224,7 @@ class ServiceHealth:
             # Every path and method is answered, as in the Go kube-proxy: HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
-            server.start_retrying((address, port), lambda error: self._report(place, error), self._retry)
+            server.start_retrying((address, port), lambda error: self._report(place, error), self.retry)
 
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
@@ -246,12 +239,12 @@ class ServiceHealth:
         service = self._wanted.get(place)
         if service is not None and place not in self._reported:
             self._reported.add(place)
-            _log.warning("%s; trying again every %g s", error, self._retry)
-            self._failed(service.namespace, service.name, place.port, str(error))
+            _log.warning("%s; trying again every %g s", error, self.retry)
+            self.failed(service.namespace, service.name, place.port, str(error))
 
     def _answer(self, place: HealthCheckAddress) -> Response:
         service = self._wanted[place]
-        healthy = self._healthy()
+        healthy = self.healthy()
         headers = (*JSON, ("X-Load-Balancing-Endpoint-Weight", str(service.endpoints)))
         body = _BODY % (
             msgspec.json.encode(service.namespace),
