@@ -42,7 +42,7 @@ from kubeproxy.report.health import ProxyHealth
 from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import KUBERNETES, SLIS_PAGE, ProxyMetrics, flags_text, metrics_pages, status_text
 from kubeproxy.server.admission import Admission
-from kubeproxy.server.http import Handler, Request, Response, routes
+from kubeproxy.server.http import JSON, TEXT, Handler, Request, Response, routes
 from kubeproxy.server.server import HttpServer
 from kubeproxy.setup.sources import Sources
 
@@ -151,17 +151,15 @@ class Servers:
     def _pages(self) -> Mapping[str, Handler]:
         served, config = self._served, self._served.options.config
         on = partial(gate_enabled, config.feature_gates)
-        pages = metrics_pages(
-            served.metrics,
-            lambda: config.active_mode,
-            configz=lambda: msgspec.json.encode({"kubeproxy.config.k8s.io": describe(in_effect(config))}),
-            statusz=(lambda: status_text(self._facts(), self._started, list(pages)))
-            if on("ComponentStatusz")
-            else None,
-            flagz=(lambda: flags_text(served.options.flags)) if on("ComponentFlagz") else None,
-            state=StatePage(self._desk.snapshot).handle,
-            asked_by=self._neighbours.asked_by,
-        )
+        pages = metrics_pages(served.metrics, config.active_mode, self._neighbours.asked_by)
+        pages["/debug/state"] = StatePage(self._desk.snapshot).handle
+        configz = {"kubeproxy.config.k8s.io": describe(in_effect(config))}
+        pages["/configz"] = lambda _: Response(200, JSON, msgspec.json.encode(configz))
+        if on("ComponentStatusz"):
+            status = partial(status_text, started=self._started, paths=pages)
+            pages["/statusz"] = lambda _: Response(200, TEXT, status(self._facts()).encode())
+        if on("ComponentFlagz"):
+            pages["/flagz"] = lambda _: Response(200, TEXT, flags_text(served.options.flags).encode())
         if config.enable_profiling:
             pages.update(profiling_pages(served.output.verbosity.set))
         if served.options.page.networks:

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 
 from kubeproxy.registry import CONTENT_TYPE, CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 from kubeproxy.release import architecture, build
-from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, read_only
+from kubeproxy.server.http import TEXT, Handler, Headers, Request, Response, read_only
 from kubeproxy.server.text import clean, printable
 
 KUBERNETES: Final = ("1", "36")
@@ -383,13 +383,7 @@ _WARNING: Final = (
 
 
 def metrics_pages(
-    metrics: ProxyMetrics,
-    proxy_mode: Callable[[], str],
-    configz: Callable[[], bytes] | None = None,
-    statusz: Callable[[], str] | None = None,
-    flagz: Callable[[], str] | None = None,
-    state: Handler | None = None,
-    asked_by: Callable[[str], None] | None = None,
+    metrics: ProxyMetrics, mode: str, asked_by: Callable[[str], None] = lambda _: None
 ) -> dict[str, Handler]:
     """Return the pages by path; `asked_by` gets the User-Agent of each local request of /proxyMode."""
 
@@ -399,21 +393,11 @@ def metrics_pages(
             return Response(200, _METRICS, text)
         return Response(200, _ZIPPED, zlib.compress(text, 1, wbits=GZIP))
 
-    def mode(request: Request) -> Response:
-        if asked_by is not None:
-            asked_by(request.neighbour)
-        return Response(200, TEXT, proxy_mode().encode())
+    def proxy_mode(request: Request) -> Response:
+        asked_by(request.neighbour)
+        return Response(200, TEXT, mode.encode())
 
-    pages: dict[str, Handler] = {"/metrics": all_metrics, **health_pages(), "/proxyMode": mode}
-    if configz is not None:
-        pages["/configz"] = lambda _: Response(200, JSON, configz())
-    if statusz is not None:
-        pages["/statusz"] = lambda _: Response(200, TEXT, statusz().encode())
-    if flagz is not None:
-        pages["/flagz"] = lambda _: Response(200, TEXT, flagz().encode())
-    if state is not None:
-        pages["/debug/state"] = state
-    return pages
+    return {"/metrics": all_metrics, **health_pages(), "/proxyMode": proxy_mode}
 
 
 def health_pages() -> Mapping[str, Handler]:
@@ -460,7 +444,7 @@ def flags_text(flags: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def status_text(facts: Mapping[str, str], started: float, paths: Sequence[str], now: float | None = None) -> str:
+def status_text(facts: Mapping[str, str], started: float, paths: Iterable[str], now: float | None = None) -> str:
     """Return the text of /statusz: the start (seconds since the epoch), the facts, and the other pages."""
     minutes, seconds = divmod(int((time.time() if now is None else now) - started), 60)
     lines = [

@@ -147,10 +147,10 @@ def test_the_plugin_takes_its_arguments() -> None:
 
 
 def test_pages_exist_on_the_port_that_is_asked() -> None:
-    nothing = dict.fromkeys(("configz", "statusz", "flagz", "state"), lambda: "")
+    others = {"/configz", "/statusz", "/flagz", "/debug/state"}
     metrics = ProxyMetrics()
     pages = {
-        "10249": {*metrics_pages(metrics, str, **nothing), *profiling_pages(lambda _: None)},  # type: ignore[arg-type]
+        "10249": {*others, *metrics_pages(metrics, "nftables"), *profiling_pages(lambda _: None)},
         "10256": set(ProxyHealth(metrics, 30.0).routes()),
     }
     asked = [
