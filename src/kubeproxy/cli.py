@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with the arguments (by default the process's own); return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words and (words[0] in COMMANDS or words[0] in HIDDEN):
-        from kubeproxy.commands.main import run  # noqa: PLC0415 - not for the daemon
+        from kubeproxy.commands.parsers import run  # noqa: PLC0415 - not for the daemon
 
         return run(words)
     try:

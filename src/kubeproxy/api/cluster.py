@@ -164,13 +164,8 @@ class Proxy(NamedTuple):
     port: int
     authorization: str = ""
 
-    @property
-    def authority(self) -> str:
-        """host:port, IPv6 addresses in brackets."""
-        return host_port(self.host, self.port)
-
     def __repr__(self) -> str:
-        return f"{self.scheme}://{self.authority}"
+        return f"{self.scheme}://{host_port(self.host, self.port)}"
 
     def headers(self) -> list[str]:
         """Return the header lines for the proxy."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import structs
 
@@ -194,7 +194,6 @@ class App:
         self._mode = mode
         self._options = options
         self._settings = settings
-        self._node = ObjectReference("Node", settings.node_name, "", settings.node_name)
         self._metrics = metrics
         self._sources = sources
         self._lifetime = lifetime.Lifetime(output.handler.flush)
@@ -204,7 +203,7 @@ class App:
         self._flows = self._flow_cleaner(backends)
         self._journal = Journal(lambda: reach.trouble if (reach := sources.reach()) is not None else "")
         self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._node, self._journal
+            self._metrics, self._health, self._service_health, self._events, self._flows, self._journal
         )
         pace = Pace(config.syncs.min_sync_period, config.syncs.sync_period)
         self._engine = Engine(
@@ -262,11 +261,11 @@ class App:
             self._settings.node_name,
             ",".join(f.label for f in self._settings.families),
         )
-        self._events.record(self._node, "Normal", "Starting", "StartKubeProxy", "")
+        self._events.on_node("Normal", "Starting", "")
         if self._options.idle:
-            self._events.record(self._node, "Warning", "FlagWithoutEffect", "StartKubeProxy", self._options.idle)
+            self._events.on_node("Warning", "FlagWithoutEffect", self._options.idle)
         if (old := self._mode.deprecation) is not None:
-            self._events.record(self._node, "Warning", old.reason, "StartKubeProxy", old.note)
+            self._events.on_node("Warning", old.reason, old.note)
         try:
             return await self._lifetime.end()
         finally:
@@ -355,11 +354,7 @@ class App:
             return
         await self._engine.ready.wait()
         name, nodes = self._settings.node_name, self._engine.planner.nodes
-
-        def tell(kind: Literal["Normal", "Warning"], reason: str, note: str) -> None:
-            self._events.record(self._node, kind, reason, "StartKubeProxy", note)
-
-        await startup_taint.remove(key, name, lambda: nodes.get(name), self._sources.patch, tell)
+        await startup_taint.remove(key, name, lambda: nodes.get(name), self._sources.patch, self._events.on_node)
 
     async def _watch_config(self) -> None:
         changes = watch_config(

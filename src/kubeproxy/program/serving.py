@@ -37,7 +37,7 @@ from kubeproxy.page import PATHS
 from kubeproxy.program.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.release import NUMBER, build
 from kubeproxy.report import logs
-from kubeproxy.report.events import EventRecorder, ObjectReference
+from kubeproxy.report.events import EventRecorder
 from kubeproxy.report.health import ProxyHealth
 from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import KUBERNETES, SLIS_PAGE, ProxyMetrics, flags_text, metrics_pages, status_text
@@ -81,7 +81,6 @@ class Servers:
     def __init__(self, served: Served) -> None:
         config = served.options.config
         self._served = served
-        self._node = ObjectReference("Node", served.settings.node_name, "", served.settings.node_name)
         self._servers: list[HttpServer] = []
         page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
         say = partial(self._warn, "AnotherKubeProxy")
@@ -189,7 +188,7 @@ class Servers:
 
     def _warn(self, reason: str, text: str) -> None:
         log.error("%s", text)
-        self._served.events.record(self._node, "Warning", reason, "StartKubeProxy", text)
+        self._served.events.on_node("Warning", reason, text)
 
 
 COMMAND: Final = "kube-proxy"

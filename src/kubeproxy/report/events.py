@@ -103,6 +103,10 @@ class EventRecorder(Struct):
         else:
             self._create(key, now)
 
+    def on_node(self, kind: EventType, reason: str, note: str, action: str = "StartKubeProxy") -> None:
+        """Record an event on the Node of the proxy, by default about its start."""
+        self.record(ObjectReference("Node", self.host, "", self.host), kind, reason, action, note)
+
     async def run(self, retry: float = RETRY_SECONDS) -> None:
         """Send the recorded events until cancelled; a failed request is repeated every `retry` seconds."""
         while True:

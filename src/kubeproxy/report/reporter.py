@@ -42,7 +42,6 @@ class Reporter(Struct):
     service_health: ServiceHealth
     events: EventRecorder
     flows: FlowCleaner
-    node: ObjectReference
     journal: Journal
     _families: int = 1  # until the first call of `world`
     _checks: dict[ServiceName, HealthCheck] = {}
@@ -152,7 +151,7 @@ class Reporter(Struct):
         if isinstance(notice, ForeignChange):
             self.journal.look()
             self.metrics.own.repairs.inc()
-            record(self.node, "Warning", "RulesChangedByOthers", "Repairing", notice.what)
+            self.events.on_node("Warning", "RulesChangedByOthers", notice.what, "Repairing")
         elif isinstance(notice, ServiceProblem):
             (namespace, name), problem = notice.service, notice.problem
             regarding = ObjectReference("Service", name, namespace, notice.uid)

@@ -24,7 +24,7 @@ from kubeproxy.ask.outlook import Outlook, Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.ask.why import Elsewhere, Missing, Target, Why
 from kubeproxy.commands import ALONE, COMMANDS, services
-from kubeproxy.commands.main import run
+from kubeproxy.commands.parsers import run
 from support.answers import SCHEMA, valid
 
 WEB = {

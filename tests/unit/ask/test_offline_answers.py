@@ -22,8 +22,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.offline import desk
 from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import conntrack
-from kubeproxy.commands.main import run
-from kubeproxy.commands.parsers import parser_of
+from kubeproxy.commands.parsers import parser_of, run
 from kubeproxy.commands.services import service_name
 from kubeproxy.control.client import Client
 from kubeproxy.control.listener import listen

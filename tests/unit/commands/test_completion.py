@@ -12,8 +12,7 @@ import pytest
 
 from kubeproxy.commands import COMMANDS, completion
 from kubeproxy.commands.completion import SCRIPTS, following
-from kubeproxy.commands.main import run
-from kubeproxy.commands.parsers import PROXY, parser_of
+from kubeproxy.commands.parsers import PROXY, parser_of, run
 from kubeproxy.config.flags import FLAGS
 from kubeproxy.config.modes import MODES
 from support.places import ROOT
@@ -23,12 +22,12 @@ MANUAL = runpy.run_path(str(ROOT / "deploy/node/manual.py"))
 # A kube-proxy that knows two Services.
 KNOWN = f"""#!{sys.executable}
 import sys
-from kubeproxy.commands import completion, main
+from kubeproxy.commands import completion, parsers
 completion.names = lambda prefix, _: (
     [prefix + "80", prefix + "9/udp"] if ":" in prefix
     else [one for one in ("default/web", "shop/web") if one.startswith(prefix)]
 )
-sys.exit(main.run(sys.argv[1:]))
+sys.exit(parsers.run(sys.argv[1:]))
 """
 BASH = """
 . /dev/stdin <<'SCRIPT'

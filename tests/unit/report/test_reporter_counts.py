@@ -24,7 +24,6 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 from kubeproxy.model.planner import Change, Counts
-from kubeproxy.report.events import ObjectReference
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter
 from support.cluster_objects import world
@@ -36,7 +35,7 @@ DROPPED, REJECTED = (Traffic(action, action, action) for action in (Action.DROP,
 
 
 def made(metrics: ProxyMetrics) -> Reporter:
-    return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), ObjectReference("Node", "node-a"), Mock())
+    return Reporter(metrics, Mock(), Mock(), Mock(), Mock(), Mock())
 
 
 def meaning(policies: Policies, *, local=(), traffic=DROPPED, frontends=(CLUSTER_IP, NODE_PORT)) -> Compiled:
