@@ -201,7 +201,7 @@ def test_notices_of_the_engine_are_entries(proxy, notice, line):
         def __call__(self, *_, **__):
             return Anything()
 
-    reporter = Reporter(*[Anything() for _ in range(6)], proxy.journal)
+    reporter = Reporter(*[Anything() for _ in range(5)], proxy.journal)
     if isinstance(notice, ForeignChange):
         proxy.standings = (replace(SOUND, difference=notice.what),)
     reporter.noticed(notice)
