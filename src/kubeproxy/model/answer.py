@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
+    PROTOCOLS,
     Family,
     family_of,
     is_loopback,
@@ -39,7 +40,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Planner
 
-_TCP = 6
+_TCP = PROTOCOLS["TCP"]
 
 
 class Side(Enum):
@@ -79,6 +80,7 @@ class Notice(Enum):
     ENDPOINT = "the answer of the endpoint"
     RESET = "connection refused, by a reset"
     ICMP = "connection refused, by an ICMP error"
+    NOT_PERMITTED = "send() fail with EPERM (Operation not permitted)"
     LATE_ICMP = "connection refused after a second: TCP over IPv6 mostly ignores an ICMP error before its second SYN"
     TIMEOUT = "a timeout"
     UNKNOWN = "the answer of the host at this address, if any"
@@ -361,11 +363,19 @@ class _Question:
         steps: Iterable[AnswerStep],
         missing: tuple[Absent, ...],
     ) -> Answer:
-        notices = {Outcome.REFUSED: self._refusal(), Outcome.DROPPED: Notice.TIMEOUT, Outcome.NOT_OURS: Notice.UNKNOWN}
+        notices = {
+            Outcome.REFUSED: self._refusal(frontend.kind),
+            Outcome.DROPPED: Notice.TIMEOUT,
+            Outcome.NOT_OURS: Notice.UNKNOWN,
+        }
         return Answer(outcome, tuple(steps), notices[outcome], plan, frontend, absent=missing)
 
-    def _refusal(self) -> Notice:
-        if self._packet.protocol != _TCP:
+    def _refusal(self, kind: FrontendKind = FrontendKind.CLUSTER) -> Notice:
+        packet = self._packet
+        if packet.protocol == PROTOCOLS["UDP"] and (packet.source is None or packet.source in self._local):
+            at_output = is_loopback(packet.destination) and self._ours.loopback in _NOT_RELAYED
+            return Notice.NOT_PERMITTED if at_output or kind not in self._habits.refuses_at_input else Notice.ICMP
+        if packet.protocol != _TCP:
             return Notice.ICMP
         if self._family in self._habits.resets_tcp:
             return Notice.RESET

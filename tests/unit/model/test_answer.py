@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.backends import iptables
+from kubeproxy.backends import iptables, nftables, userspace
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.answer import Answer, AnswerStep, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import Absent
@@ -73,6 +73,30 @@ def test_what_a_refused_client_sees(habits, protocol, address, notice):
     made = ask(planner(empty), address, protocol={"TCP": TCP, "UDP": UDP}[protocol], habits=habits)
     assert (made.outcome, made.notice) == (Outcome.REFUSED, notice)
     assert told(made).endswith("no no endpoint anywhere takes new connections []")
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "source", "notice"),
+    [
+        (nftables, "10.96.0.10", None, Notice.NOT_PERMITTED),
+        (nftables, "10.96.0.10", NODE_IPS[Family.IPV4], Notice.NOT_PERMITTED),
+        (nftables, "10.96.0.10", POD, Notice.ICMP),
+        (nftables, STRANGER, None, Notice.NOT_PERMITTED),
+        (nftables, NODE_IPS[Family.IPV4], None, Notice.ICMP),
+        (nftables, "127.0.0.1", None, Notice.NOT_PERMITTED),
+        (iptables, "10.96.0.10", None, Notice.NOT_PERMITTED),
+        (iptables, NODE_IPS[Family.IPV4], None, Notice.ICMP),
+        (userspace, NODE_IPS[Family.IPV4], None, Notice.NOT_PERMITTED),
+    ],
+)
+def test_a_program_on_the_node_cannot_send_udp_that_rules_refuse_as_it_is_sent(mode, target, source, notice):
+    """In the other cases the packet is refused at the hook input, and the program sees ECONNREFUSED."""
+    port = ServicePort(port=53, protocol="UDP", node_port=30053)
+    made = planner(service("dns", "10.96.0.10", ports=[port], external_ips=[STRANGER]))
+    made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=Loopback.REFUSED)))
+    number = 53 if target in {"10.96.0.10", STRANGER} else 30053
+    answered = ask(made, target, number, source, UDP, habits=mode.MODE.habits)
+    assert (answered.outcome, answered.notice) == (Outcome.REFUSED, notice)
 
 
 def test_a_client_that_the_source_ranges_keep_out():

@@ -2,7 +2,7 @@
 
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.modes import MODES
-from kubeproxy.model.plan import Habits
+from kubeproxy.model.plan import FrontendKind, Habits
 
 MODE = Mode(
     MODES["iptables"],
@@ -11,6 +11,7 @@ MODE = Mode(
     habits=Habits(
         refuses_ports=(),
         drops_unowned=False,
+        refuses_at_input=(FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER, FrontendKind.NODEPORT),
         refuses_node=False,
         ranges_first=False,
         resets_tcp=(),

@@ -13,6 +13,7 @@ MODE = Mode(
     habits=Habits(
         refuses_ports=(FrontendKind.CLUSTER, FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER),
         drops_unowned=False,
+        refuses_at_input=tuple(FrontendKind),
         ranges_first=False,
         resets_tcp=(),
         one_pool=True,

@@ -16,6 +16,7 @@ MODE = Mode(
     habits=Habits(
         refuses_ports=(),
         drops_unowned=False,
+        refuses_at_input=(),
         resets_tcp=(),
         loopback=(Family.IPV4, Family.IPV6),
         carries=True,
