@@ -118,17 +118,18 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
     asked = packets.CheckedConnection(Packet(source, place[0], protocol, 30086), place)
     end = (socket.inet_aton(ENDPOINT), 3000)
     passing = [*packets.early(asked), *packets.translated(asked, end, masqueraded=client is None)]
-    hooks = {"prerouting", "input", "output", "postrouting"} | ({"forward"} if client else set())
+    masqueraded = frozenset({end} if client is None else ())
     node = CheckedNode(
         None,
         0,
         modes.named("nftables"),
         KubeProxyConfiguration(),
-        hooks=hooks,
+        hooks={one.hook for one in passing},
         passing=passing,
+        possible=list(packets.masqueraded_answers(passing, masqueraded, place)),
         packet=asked.packet,
         targets=frozenset({end}),
-        masqueraded=frozenset({end} if client is None else ()),
+        masqueraded=masqueraded,
         covered=packets.covered(asked, [(*end, client is None)]),
     )
     found = [one for one in _rules(node, NodeRules()) if one.about in {"firewall", "notrack"}]

@@ -208,6 +208,18 @@ async def test_only_chains_that_may_drop_this_connection_are_noted(live: Live) -
         said = [each in text for each in ("table inet other may drop", "table inet other, chain p: takes packets out")]
         # The proxy itself connects in userspace mode, so packets of its own connections are not forwarded.
         assert (status, said) == (0, [noted and live.mode.name != "userspace", noted]), text
+    if live.mode.name == "userspace":
+        return
+    front = live.front("free")
+    rule = f"ip daddr {front.address} tcp dport {front.port} drop"
+    for client, chain in (("node", early), (live.ips["pod"]["IPv4"], "type filter hook input priority 0;")):
+        await live.nft(f"table inet other {{ chain o {{ {chain} {rule}; }}; }}")
+        try:
+            await live.expect(front, {"node" if client == "node" else "pod": "b1"})
+            status, text = await live.ask("why", client, "default/free:80")
+        finally:
+            await live.nft("delete table inet other")
+        assert (status, "table inet other" in text) == (0, False), text
 
 
 async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses(live: Live) -> None:

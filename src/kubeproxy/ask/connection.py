@@ -15,7 +15,17 @@ from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.packets import FILTER, CheckedConnection, covered, early, own_packets, routed, to_node, translated
+from kubeproxy.ask.packets import (
+    FILTER,
+    CheckedConnection,
+    covered,
+    early,
+    masqueraded_answers,
+    own_packets,
+    routed,
+    to_node,
+    translated,
+)
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
@@ -265,28 +275,41 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
             passing += own_packets(Packet(None, address, packet.protocol, number), local)
         else:
             passing += translated(whole, (address, number), masqueraded=masqueraded)
+    seen_as_node = frozenset(end[:2] for end in known if end[2])
+    covers = _covered(whole, why, known, at_proxy=at_proxy, relayed=relayed)
+    hooks = frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"}
     return replace(
         node,
         family=family,
-        hooks=frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"},
+        hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covers and why.forwarded else hooks,
         packet=packet,
         targets=frozenset(end[:2] for end in ends),
         passing=passing,
-        masqueraded=frozenset((address, port) for address, port, masqueraded in known if masqueraded),
+        possible=list(masqueraded_answers(passing, seen_as_node, local)),
+        masqueraded=seen_as_node,
         ends=[
             address for address in (source, *(address for address, _, _ in known)) if address and address not in local
         ],
         served=bool(why.service),
-        covered=_TO_NODE
-        if why.outcome in _ANSWERED
-        else covered(whole, known)
-        if not at_proxy and 0 < len(known) == len(why.endpoints)
-        else (),
+        covered=covers,
         refused=why.outcome == Outcome.REFUSED.value,
         answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
         routed=list(routed(whole, () if at_proxy else known, node.mark)),
     )
+
+
+def _covered(
+    whole: CheckedConnection, why: Why, known: Sequence[tuple[bytes, int, bool]], *, at_proxy: bool, relayed: bool
+) -> Collection[str]:
+    """Return the hooks at which all packets of a connection are known, those of the proxy to its endpoint included."""
+    if why.outcome in _ANSWERED:
+        return _TO_NODE
+    if not known or len(known) < len(why.endpoints) or (at_proxy and not relayed):
+        return ()
+    if not relayed:
+        return covered(whole, known)
+    return () if any(address in whole.local for address, _, _ in known) else _TO_NODE
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})

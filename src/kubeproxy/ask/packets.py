@@ -7,7 +7,7 @@ translation. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -132,16 +132,26 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
 
 
 def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
-    """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints.
-    `ends` has for each endpoint its address, its port, and whether the connection to it is masqueraded. An answer to a
-    masqueraded connection has the node's address until it is translated back.
+    """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints,
+    apart from the destination of some answers (see `masqueraded_answers`). `ends` has for each endpoint its address,
+    its port, and whether the connection to it is masqueraded.
     """
     here = connection.is_local
     if connection.taken_in or (here and any(address in connection.local for address, _, _ in ends)):
         return ()
-    if any(masqueraded for _, _, masqueraded in ends):
-        return ("forward", "postrouting", "input", "output") if here else ("forward", "postrouting", "input")
     return ("prerouting", "forward", "postrouting", "input", "output")
+
+
+def masqueraded_answers(
+    passing: Iterable[PassingPacket], masqueraded: Collection[tuple[bytes, int]], local: Collection[bytes]
+) -> Iterator[PassingPacket]:
+    """Yield the possible answers of these endpoints before they are translated back: masquerading may pick any address
+    of this node.
+    """
+    for one in passing:
+        is_answer = one.purpose is CompiledFor.ANSWER and one.before == _DESTINATION
+        if is_answer and (one.source, one.port) in masqueraded:
+            yield from (one._replace(destination=address) for address in local)
 
 
 def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPacket]:

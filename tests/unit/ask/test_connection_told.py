@@ -314,6 +314,11 @@ def test_a_relayed_connection_ends_at_the_proxy_and_another_one_leads_to_the_end
     assert {one.destination for one in way.routed} == ({LOOPBACK} if relayed else {LOOPBACK, ENDPOINT})
     outputs = [one.interfaces for one in way.passing if one.hook == "output" and one.destination == ENDPOINT]
     assert outputs == [("", "eth0") if relayed else ("", "lo")]
+    # Masquerading may pick another address than the one of the route.
+    answers = {
+        one.destination for one in (*way.passing, *way.possible) if one.hook == "prerouting" and one.source == ENDPOINT
+    }
+    assert ("prerouting" in way.covered, LOOPBACK in answers) == (True, not relayed)
 
 
 def test_a_blackhole_is_called_so():

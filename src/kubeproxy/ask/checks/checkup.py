@@ -283,7 +283,7 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
     drops: list[Drop] = []
     for firewall in rules.others:
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
-            harmless = firewall.harmless(node.passing) if node.covered else frozenset()
+            harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
             filters += [
                 one
                 for one in firewall.filters()

@@ -55,13 +55,14 @@ class CheckedNode(Struct, frozen=True):
     packet: Packet | None = None  # its first packet
     targets: frozenset[End] = frozenset()  # its endpoints
     passing: Sequence[PassingPacket] = ()  # its packets at these hooks
+    possible: Sequence[PassingPacket] = ()  # further packets at these hooks, some of which it has
     masqueraded: frozenset[End] = frozenset()  # the endpoints that see this node as the client
     ends: Collection[bytes] = ()  # the addresses of its client and endpoints except this node's
     served: bool = True  # a Service of this proxy has the destination
     refused: bool = False  # the proxy's rules reject it
     answers: bool = False  # the proxy itself answers
     picked_again: frozenset[End] = frozenset()  # the endpoints of which each first packet picks one
-    covered: Collection[str] = ()  # the hooks at which `passing` has all its packets
+    covered: Collection[str] = ()  # the hooks at which `passing` and `possible` have all its packets
     routed: Collection[RoutedPacket] = ()  # its packets at the kernel's routing decisions
 
     @property
