@@ -10,10 +10,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks import strangers
-from kubeproxy.ask.checks.checkup import Checkup, NodeRules, checked, look_at_answer, look_at_way, surely_dropped
+from kubeproxy.ask.checks.checkup import (
+    Checkup,
+    NodeRules,
+    checked,
+    look_at_answer,
+    look_at_leftovers,
+    look_at_way,
+    surely_dropped,
+)
 from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.packets import (
     FILTER,
@@ -115,6 +123,7 @@ class Explanation(Struct, frozen=True):
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
+        more += "; until a kube-proxy runs, the rules in the kernel decide (?)" * self._leaves_open("leftovers")
         outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
@@ -165,6 +174,11 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         severity = Severity.NOTE if (proxies := node.proxies) else Severity.UNKNOWN
         what = f"{strangers.unasked(proxies)}; the answer is from the objects alone"
         findings.append(Diagnosis(severity, "proxy", what))
+        family = family_of(packet.destination)
+        left = Checkup([], []) if proxies else look_at_leftovers(replace(node, family=family), rules)
+        for one in _around(left):
+            fix = one.fix and f"compare them with the objects (`kube-proxy verify`), and {one.fix}"
+            findings.append(replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING))
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
     return Explanation(why, tuple(findings), probes)
 

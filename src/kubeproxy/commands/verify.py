@@ -19,7 +19,7 @@ from kubeproxy.commands.services import service_name
 _NICE = 5
 """Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""
 
-_START = "start kube-proxy on this node, which writes the missing rules; the command queried no proxy"
+_START = "start kube-proxy on this node, which corrects the rules; the command queried no proxy"
 
 _SHOWN = 50  # maximum number of findings in the text; `-o json` has them all
 

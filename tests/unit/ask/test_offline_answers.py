@@ -308,15 +308,23 @@ def test_the_doctor_takes_itself_for_no_proxy(
         assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
 
 
-@pytest.mark.parametrize("pids", [(), (812,)])
+@pytest.mark.parametrize(("pids", "remain"), [((), False), ((), True), ((812,), True)])
 def test_without_a_proxy_the_answer_is_what_one_would_do(
-    pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    pids: tuple[int, ...],
+    remain: bool,
+    folder: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     ready = {"addresses": ["192.0.2.9"], "conditions": {"ready": True}}
     labels = {"kubernetes.io/service-name": "web"}
     piece = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [ready]}
     piece |= {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "ports": [{"port": 80, "name": ""}]}
     Path(folder[1], "slice.json").write_text(json.dumps(piece))
+    left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if remain and mode.name == "nftables" else [])
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
     status = run(["why", "192.0.2.8", "shop/web:80", "--no-probe", *folder])
     out = capfd.readouterr().out
@@ -325,6 +333,9 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
     else:
         assert (status, "kube-proxy would forward it" in out) == (2, True), out
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
+        assert ("forward it; until a kube-proxy runs, the rules in the kernel decide (?)" in out) is remain
+        assert ("?  rules without a proxy that answers: nf_tables table ip kube-proxy" in out) is remain
+        assert ("Fix: compare them with the objects (`kube-proxy verify`), and start the proxy again" in out) is remain
 
 
 def test_a_proxy_that_only_its_control_socket_shows_runs_here(

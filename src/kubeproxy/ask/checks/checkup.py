@@ -143,6 +143,14 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     return report
 
 
+def look_at_leftovers(node: CheckedNode, rules: NodeRules) -> Checkup:
+    """Look for rules of kube-proxies, which decide while no kube-proxy runs."""
+    report = Checkup([], [])
+    if (sight := _sight(report, rules)) is not None:
+        report.look("rules of kube-proxies", lambda: _left(node, sight, forwarded=True))
+    return report
+
+
 def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
     """Return the chains of nf_tables and iptables; None, with the error in the report, if they cannot be read."""
     try:
