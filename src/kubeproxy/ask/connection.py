@@ -223,7 +223,8 @@ def _probed_for(
         blocked = {}  # if a proxy runs, other checks report unreadable rules
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
-    return present.ProbedFor(untranslated, own, blocked)
+    routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
+    return present.ProbedFor(untranslated, own, blocked, routed)
 
 
 def _unreturned(why: Why) -> Iterator[Diagnosis]:

@@ -35,7 +35,7 @@ from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls, read_table
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -310,7 +310,11 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     yield from strangers.firewalls(
-        filters, node.mode.flows_end, ends_here, lambda one: node.harm(_closed_to(node, one), again=True)
+        filters,
+        node.mode.flows_end,
+        ends_here,
+        lambda one: node.harm(_closed_to(node, one), again=True),
+        unpack(node.packet.destination) if node.packet is not None and node.direct else "",
     )
 
 

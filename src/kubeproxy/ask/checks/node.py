@@ -154,8 +154,10 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
         everywhere = number(settings.FORWARDING[family]) == 0
         closed = sorted(name for name in names if _is_closed(family, name, everywhere=everywhere))
         if node.packet is not None:
+            every = {bridge.name for bridge in bridges()}
             filtered = filtering_bridges(node) if family is Family.IPV6 else ()
-            passing = [each for each in node.passing if each.hook == "forward" and not _stays(each, filtered)]
+            forwarded = [each for each in node.passing if each.hook == "forward"]
+            passing = [each for each in forwarded if not _stays(each, filtered if each.translated else every)]
             lost = [each for each in passing if each.interfaces[0] in closed]
             harm = node.harm_of(lost, again=True)
             if lost and everywhere and len(lost) == len(passing):
@@ -179,11 +181,12 @@ def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
     return value == 0 or (value is None and everywhere)
 
 
-def _stays(packet: PassingPacket, filtered: Collection[str]) -> bool:
-    """Return whether a translated packet stays on a bridge. It needs no forwarding in IPv6
-    (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c). `filtered` bridges pass packets to the rules.
+def _stays(packet: PassingPacket, among: Collection[str]) -> bool:
+    """Return whether a packet stays on one of these bridges. It needs no forwarding if no rule translates it. In IPv6
+    it needs none either if rules of a bridge that passes packets to them translate it (br_nf_pre_routing_finish_ipv6 in
+    net/bridge/br_netfilter_ipv6.c).
     """
-    return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in filtered
+    return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in among
 
 
 def _served(node: CheckedNode, family: Family) -> frozenset[str]:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, filtered_ways
-from kubeproxy.ask.finding import STOPS, Diagnosis, Harm, Severity
+from kubeproxy.ask.checks.strangers import PICKED_AGAIN
+from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.kernel.route import local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, unpack, within
@@ -119,11 +120,12 @@ def _stopped(packet: RoutedPacket, by: str, harm: Harm, *, is_silent: bool) -> D
     source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
     asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
     asked += f" mark {packet.mark:#x}" * bool(packet.mark)
+    dropped = PICKED_AGAIN if harm.effect is Effect.DELAYS else "they are dropped: clients see a timeout"
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",
         what=f"the kernel does not route packets of {source or 'this node'} to {end}: {by or 'no table has a route'}",
-        why="they are dropped: clients see a timeout" if is_silent else "the kernel refuses them as unreachable",
+        why=dropped if is_silent else "the kernel refuses them as unreachable",
         fix=f"see `{asked}`: leave these packets out of that rule or route, or add a route"
         if by
         else f"see `{asked}`: add a route",

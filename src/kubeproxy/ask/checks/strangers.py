@@ -115,7 +115,7 @@ def dropping(
         if is_request and refuses:
             why = "the client is refused" if verdict == "rejects" else why + ", or is refused"
         elif found.effect is Effect.DELAYS:
-            why = _PICKED_AGAIN
+            why = PICKED_AGAIN
         if unseen:
             why = f"a reset does not reach clients on the bridge {one.packet.interfaces[0]}: {why}"
         yield Diagnosis(
@@ -131,7 +131,7 @@ def dropping(
 
 HarmOfPackets = Callable[..., Harm]  # returns the harm if packets are lost (see CheckedNode.harm_of)
 _UNMARKED: Final = " that are not masqueraded"
-_PICKED_AGAIN: Final = (
+PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
 )
 _UNORDERED: Final = (
@@ -165,10 +165,21 @@ def untracking(
 
 
 def firewalls(
-    filters: Sequence[Filter], flows_end: FlowsEnd, ends_here: bool, harm: Callable[[Filter], Harm] = lambda _: STOPS
+    filters: Sequence[Filter],
+    flows_end: FlowsEnd,
+    ends_here: bool,
+    harm: Callable[[Filter], Harm] = lambda _: STOPS,
+    direct: str = "",
 ) -> Iterator[Diagnosis]:
-    """Report chains of others that drop packets to endpoints; `ends_here`: connections are local packets."""
+    """Report chains of others that drop packets to endpoints; `ends_here`: connections are local packets. `direct`: the
+    destination of the checked connection if no rule translates it.
+    """
     noted: dict[str, list[Filter]] = {}
+    what, rules, options = "translated packets", "`ct status dnat accept`", "`-m conntrack --ctstate DNAT -j ACCEPT`"
+    if direct:
+        what = f"the packets to {direct} and their answers"
+        rules = f"`ip{'6' * (':' in direct)} daddr {direct} accept` and `ct state established accept`"
+        options = f"`-d {direct} -j ACCEPT` and `-m conntrack --ctstate ESTABLISHED -j ACCEPT`"
     for one in filters:
         through = one.hook in _FORWARDED or (one.hook == "input" and (flows_end is FlowsEnd.PROXY or ends_here))
         if one.closes and not one.accepts and through:
@@ -181,8 +192,8 @@ def firewalls(
                 "cluster IPs, and all under policy Local, time out"
                 if one.marked
                 else "none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
-                fix=f"let it accept translated packets: `ct status dnat accept` in {one.where} {one.chain}, or "
-                "for iptables `-m conntrack --ctstate DNAT -j ACCEPT`; `kube-proxy trace` shows a packet's way",
+                fix=f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; "
+                "`kube-proxy trace` shows a packet's way",
                 harm=harm(one),
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):

@@ -239,6 +239,7 @@ class Probe(Struct, frozen=True, rename="camel"):
     problem: str = ""
     refused: bool = False
     absent: bool = False  # nothing on this node's link to the endpoint answers for its address
+    unanswered: bool = False  # over UDP: no reply, and no refusal, as of many programs that listen
 
     @property
     def failed(self) -> bool:
@@ -263,15 +264,19 @@ class ProbedFor(NamedTuple):
     is_node: bool = True  # its packets are like those of probes
     own_address: Collection[str] = ()  # the endpoints that see the client's own address
     blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
+    routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
     """Yield one finding for all endpoints that answered, and one for each endpoint that did not."""
-    reached = [one for one in probes if not one.failed]
+    reached = [one for one in probes if not (one.failed or one.unanswered)]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
-        what = "TCP" if reached[0].protocol == "TCP" else "UDP (nothing refused it)"
-        yield Diagnosis(Severity.FINE, "endpoints", f"{what} from this node: {each}")
+        yield Diagnosis(Severity.FINE, "endpoints", f"{reached[0].protocol} from this node: {each}")
+    if quiet := [one for one in probes if one.unanswered]:
+        what = f"{quiet[0].protocol} from this node: no reply, nothing refused it"
+        why = "a program that listens need not reply to an empty datagram, so this proves nothing"
+        yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in connection.blocked]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
@@ -282,13 +287,16 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         what = f"{one.protocol} from this node to {one.address}: {one.problem}"
         if drop := connection.blocked.get(one.address):
             yield _blocked(what, drop, _lost(one) if connection.is_node else NOTHING)
+        elif one.problem == _BLACKHOLE and connection.routed:
+            yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
         elif one.absent:
             fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
             reason = f"{cause}, or {_THIS_NODE_ALONE}"
-            fix = f"{closed}: {_LISTENS}" if one.refused and not reached else ""
+            all_failed = all(each.failed for each in probes)
+            fix = f"perhaps {closed}: {_LISTENS} {_ONLY_REFUSED}" if one.refused and all_failed else ""
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, reason, fix)
         else:
             fix = (
@@ -300,6 +308,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
 
 
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
+_ONLY_REFUSED: Final = "Or a NetworkPolicy or a firewall in the pod refuses this node alone, and clients get through"
 _RUNS: Final = (
     "does it run, and is its interface up? If it is gone, see why its EndpointSlice still has it (`kubectl get "
     "endpointslices -o yaml`, and the log of kube-controller-manager)"
@@ -339,7 +348,7 @@ def _attempt(protocol: int, address: str) -> Probe:
             return _failed(address, PROTOCOL_NAMES[protocol], began, error)
         silent, absent = _silent(address)
         why, seconds = f"no answer, as {silent}" * bool(silent), time.monotonic() - began
-        return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent)
+        return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent, unanswered=not why)
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
 
 

@@ -1,0 +1,82 @@
+"""Findings of probes that prove nothing about the connection itself, and of routes that drop its first packets."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy.ask.checks import routes, strangers
+from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.connection import Explanation
+from kubeproxy.ask.finding import Effect, Harm
+from kubeproxy.ask.kernel import present
+from kubeproxy.ask.kernel.present import Probe, ProbedFor
+from kubeproxy.ask.why import Target, Why
+from kubeproxy.backends.nftables import MODE
+from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.kernel.routing_policy import RoutedPacket
+from kubeproxy.model.answer import Packet
+
+FRONT, CLIENT, END = b"\n\x60\0\1", b"\n\xf4\0\7", b"\n\xf4\1\7"
+HOLE = "10.244.1.7:3000"
+
+
+def explanation(probes: tuple[Probe, ...], connection: ProbedFor) -> Explanation:
+    ends = tuple(Target(one.address, 1 / len(probes), masqueraded=False) for one in probes)
+    why = Why(source="a", destination="b", outcome="forwarded", client_sees="", endpoints=ends)
+    return Explanation(why, tuple(present.findings(probes, connection)), probes)
+
+
+@pytest.mark.parametrize(("again", "effect"), [(True, Effect.DELAYS), (False, Effect.LOSES)])
+def test_a_route_that_drops_first_packets_has_the_effect_of_a_chain_that_drops_them(again, effect, monkeypatch):
+    monkeypatch.setattr(routes, "refusal", lambda packet: errno.EINVAL * (packet.destination == END))
+    monkeypatch.setattr(routes, "routing_tables", lambda _: SimpleNamespace(refusing=lambda _: "a blackhole"))
+    monkeypatch.setattr(routes, "marks", set)
+    ends = frozenset({(END, 3000), (CLIENT, 3000)})
+    node = CheckedNode(
+        None,
+        0,
+        MODE,
+        KubeProxyConfiguration(),
+        packet=Packet(CLIENT, FRONT, 6, 80),
+        targets=ends,
+        picked_again=ends if again else frozenset(),
+        routed=[RoutedPacket(CLIENT, END, "cbr0", 0, 6, 3000)],
+    )
+    (found,) = routes.refused(node)
+    assert found.harm == Harm(effect, frozenset({(END, 3000)}))
+    assert (found.why == strangers.PICKED_AGAIN) is again
+
+
+@pytest.mark.parametrize(("routed", "answer"), [(True, "yes"), (False, "no")])
+def test_a_blackhole_of_this_nodes_probes_is_a_note_where_the_routes_are_checked(routed, answer):
+    told = explanation((Probe(HOLE, "TCP", 0.0, "its route is a blackhole"),), ProbedFor(routed=routed))
+    assert (told.answer, told.findings[-1].severity.mark) == (answer, "-" if routed else "x")
+
+
+def test_the_fix_of_endpoints_that_refuse_this_node_names_policies_for_it_alone():
+    refused = Probe(HOLE, "TCP", 0.0, "refused", refused=True)
+    told = explanation((refused,), ProbedFor(is_node=False, own_address=[HOLE]))
+    (fix,) = told.fixes
+    assert fix.startswith(f"perhaps nothing listens on {HOLE}: is targetPort right")
+    assert "a NetworkPolicy or a firewall in the pod refuses this node alone" in fix
+
+
+def test_a_datagram_without_a_reply_proves_nothing():
+    quiet, answered = Probe(HOLE, "UDP", 0.2, unanswered=True), Probe("10.244.1.8:3000", "UDP", 0.001)
+    told = explanation((quiet, answered), ProbedFor())
+    assert [f"{one.severity.mark} {one.what}" for one in told.findings] == [
+        "ok UDP from this node: 10.244.1.8:3000 1.0 ms",
+        f"- UDP from this node: no reply, nothing refused it: {HOLE}",
+    ]
+    assert (told.answer, told.fixes) == ("yes", [])
+
+
+def test_a_socket_that_does_not_reply_is_unanswered():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        (probe,) = present.all_of([Target(f"127.0.0.1:{silent.getsockname()[1]}", 1.0, masqueraded=False)], 17)
+    assert (probe.unanswered, probe.failed) == (True, False)
