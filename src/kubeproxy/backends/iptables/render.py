@@ -189,8 +189,8 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleS
         return ""
     if plan.internal.pod in (Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE):
         source = ""
-    elif settings.if_not_local:
-        source = f"{settings.if_not_local} "
+    elif settings.if_local:
+        source = f"! {settings.if_local} "
     else:
         return ""
     address = f"{unpack(cluster_ip.address)}/{settings.prefix_length}"

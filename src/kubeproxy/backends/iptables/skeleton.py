@@ -134,11 +134,6 @@ class RuleSettings(NamedTuple):
         """Return the prefix length of a single address."""
         return 8 * self.family.address_size
 
-    @property
-    def if_not_local(self) -> str:
-        """Return the match for traffic that does not come from pods, '' if there is none."""
-        return f"! {self.if_local}" if self.if_local else ""
-
     def is_like(self, other: RuleSettings) -> bool:
         """Return whether two settings give the same rules for all Services. A change of the NodePort addresses changes
         only one shared chain, which the next sync writes.
