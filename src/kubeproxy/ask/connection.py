@@ -9,31 +9,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask.checks import strangers
-from kubeproxy.ask.checks.checkup import (
-    Checkup,
-    NodeRules,
-    checked,
-    look_at_answer,
-    look_at_leftovers,
-    look_at_way,
-    surely_dropped,
-)
+from kubeproxy.ask import packets
+from kubeproxy.ask.checks import checkup, strangers
 from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.packets import (
-    FILTER,
-    CheckedConnection,
-    covered,
-    early,
-    masqueraded_answers,
-    own_packets,
-    routed,
-    to_node,
-    translated,
-)
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
@@ -152,7 +133,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
-    node, rules = checked(asked, facts), NodeRules()
+    node, rules = replace(checkup.checked(asked, facts), family=family_of(packet.destination)), checkup.NodeRules()
     translates = asked.running and not _ends_at_proxy(node, explained)
     pin = present.pinned(explained) if translates else None
     kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None
@@ -166,7 +147,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why)]
     if asked.running:
         way = _way(node, why, explained)
-        around = look_at_way(way, rules) if why.forwarded else look_at_answer(way, rules)
+        around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
@@ -174,8 +155,9 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         severity = Severity.NOTE if (proxies := node.proxies) else Severity.UNKNOWN
         what = f"{strangers.unasked(proxies)}; the answer is from the objects alone"
         findings.append(Diagnosis(severity, "proxy", what))
-        family = family_of(packet.destination)
-        left = Checkup([], []) if proxies else look_at_leftovers(replace(node, family=family), rules)
+        left = checkup.Checkup([], [])
+        if not proxies:
+            left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules.sight, forwarded=True))
         for one in _around(left):
             fix = one.fix and f"compare them with the objects (`kube-proxy verify`), and {one.fix}"
             findings.append(replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING))
@@ -205,7 +187,7 @@ def _source_for(destination: bytes) -> bytes | None:
 
 
 def _probed_for(
-    node: CheckedNode, rules: NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
+    node: CheckedNode, rules: checkup.NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
     failed = {present.end_of(one.address): one.address for one in probes if one.failed}
@@ -217,8 +199,9 @@ def _probed_for(
     own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
     try:
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
-        passing = [each for one in sent for each in own_packets(one, local[family_of(one.destination)])]
-        blocked = {failed[drop.packet.original]: drop for drop in reversed(surely_dropped(rules.others, passing))}
+        passing = [each for one in sent for each in packets.own_packets(one, local[family_of(one.destination)])]
+        stopping = reversed(checkup.surely_dropped(rules.others, passing))
+        blocked = {failed[drop.packet.original]: drop for drop in stopping}
     except (KubeProxyError, OSError):
         blocked = {}  # if a proxy runs, other checks report unreadable rules
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
@@ -253,7 +236,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
         yield from unreflecting_bridges(node, pack(why.source), share)
 
 
-def _around(report: Checkup) -> Iterator[Diagnosis]:
+def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
     """Yield the node's findings, with the severity for this connection: a certain or a possible cause."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
@@ -276,7 +259,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     taken_in = bool(node.mode.interface) and not why.direct
-    whole = CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct)
+    whole = packets.CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct)
     ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
     at_proxy, relayed = _ends_at_proxy(node, explained), explained.relayed
@@ -284,61 +267,47 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     balance = explained.plan.balance if explained.plan is not None else None
     is_kept = why.affinity or whole.taken_in or at_proxy or packet.protocol != PROTOCOLS["TCP"]
     is_kept = is_kept or (balance is not None and balance.hashing is not None)
-    passing = list(early(whole)) if why.forwarded and not relayed else list(_to_node(whole, node, why))
+    passing = list(packets.early(whole)) if why.forwarded and not relayed else list(_to_node(whole, node, why))
     for address, number, masqueraded in known:
         if at_proxy:
-            passing += own_packets(Packet(None, address, packet.protocol, number), local)
+            passing += packets.own_packets(Packet(None, address, packet.protocol, number), local)
         else:
-            passing += translated(whole, (address, number), masqueraded=masqueraded)
+            passing += packets.translated(whole, (address, number), masqueraded=masqueraded)
     seen_as_node = frozenset(end[:2] for end in known if end[2])
-    covers = _covered(whole, why, known, at_proxy=at_proxy, relayed=relayed)
+    covered = why.outcome in _ANSWERED or (
+        0 < len(known) == len(why.endpoints)
+        and not (whole.taken_in or (at_proxy and not relayed))
+        and not (whole.is_local and any(end[0] in local for end in known))
+    )
     hooks = frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"}
     return replace(
         node,
-        family=family,
-        hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covers and why.forwarded else hooks,
+        hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covered and why.forwarded else hooks,
         packet=packet,
         targets=frozenset(end[:2] for end in ends),
         passing=passing,
-        possible=list(masqueraded_answers(passing, seen_as_node, local)),
+        possible=list(packets.masqueraded_answers(passing, seen_as_node, local)),
         masqueraded=seen_as_node,
-        ends=[
-            address for address in (source, *(address for address, _, _ in known)) if address and address not in local
-        ],
+        ends=[one for one in (source, *(end[0] for end in known)) if one and one not in local],
         served=bool(why.service),
-        covered=covers,
+        covered=covered,
         refused=why.outcome == Outcome.REFUSED.value,
         answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
-        routed=list(routed(whole, () if at_proxy else known, node.mark)),
+        routed=list(packets.routed(whole, () if at_proxy else known, node.mark)),
     )
-
-
-def _covered(
-    whole: CheckedConnection, why: Why, known: Sequence[tuple[bytes, int, bool]], *, at_proxy: bool, relayed: bool
-) -> Collection[str]:
-    """Return the hooks at which all packets of a connection are known, those of the proxy to its endpoint included."""
-    if why.outcome in _ANSWERED:
-        return _TO_NODE
-    if not known or len(known) < len(why.endpoints) or (at_proxy and not relayed):
-        return ()
-    if not relayed:
-        return covered(whole, known)
-    return () if any(address in whole.local for address, _, _ in known) else _TO_NODE
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
 """Outcomes of connections that the node itself answers: the proxy, or another program."""
-_TO_NODE: Final = frozenset({"prerouting", "input", "output", "postrouting"})
-"""The hooks at which `to_node` yields every packet of a connection that this node answers."""
 
 
-def _to_node(whole: CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
+def _to_node(whole: packets.CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that this node itself answers, or that rules at its hook input reject."""
     if why.forwarded or why.outcome in _ANSWERED:
-        yield from to_node(whole) if whole.packet.destination in whole.local else ()
+        yield from packets.to_node(whole) if whole.packet.destination in whole.local else ()
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
         # Two chains with the same priority may run in any order.
-        yield from to_node(whole, before=FILTER + 1)
+        yield from packets.to_node(whole, before=packets.FILTER + 1)

@@ -112,8 +112,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 
 
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
-    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends`: see `covered`;
-    `mark` is the mark of packets to masquerade.
+    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends`:
+    each endpoint's address, its port, and whether it is masqueraded; `mark` is the mark of packets to masquerade.
     """
     packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
@@ -131,17 +131,6 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
         yield RoutedPacket(client, packet.destination, arrival)
 
 
-def covered(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Collection[str]:
-    """Return the hooks at which `early` and `translated` yield every packet of a connection to all its endpoints,
-    apart from the destination of some answers (see `masqueraded_answers`). `ends` has for each endpoint its address,
-    its port, and whether the connection to it is masqueraded.
-    """
-    here = connection.is_local
-    if connection.taken_in or (here and any(address in connection.local for address, _, _ in ends)):
-        return ()
-    return ("prerouting", "forward", "postrouting", "input", "output")
-
-
 def masqueraded_answers(
     passing: Iterable[PassingPacket], masqueraded: Collection[tuple[bytes, int]], local: Collection[bytes]
 ) -> Iterator[PassingPacket]:
@@ -149,8 +138,7 @@ def masqueraded_answers(
     of this node.
     """
     for one in passing:
-        is_answer = one.purpose is CompiledFor.ANSWER and one.before == _DESTINATION
-        if is_answer and (one.source, one.port) in masqueraded:
+        if one.purpose is CompiledFor.ANSWER and one.before == _DESTINATION and (one.source, one.port) in masqueraded:
             yield from (one._replace(destination=address) for address in local)
 
 

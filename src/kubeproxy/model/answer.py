@@ -242,10 +242,7 @@ class _Question:
             return None
         name, count = checked
         text = f"port {self._packet.port} of this node is the health check of {name}"
-        steps = (
-            AnswerStep(True, text, _HEALTH),
-            AnswerStep(count > 0, f"ready endpoints on this node: {count}"),
-        )
+        steps = AnswerStep(True, text, _HEALTH), AnswerStep(count > 0, f"ready endpoints on this node: {count}")
         notice = Notice.ANSWER if count else Notice.UNHEALTHY
         return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
 
@@ -272,8 +269,8 @@ class _Question:
                 owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
             ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
             no_port = AnswerStep(False, f"{where}: no such port; {', '.join(ports)}", "spec.ports")
-            is_local = address in self._local
-            steps = ((self._other_address() if is_local or self._health_check() else None) or no_port,)
+            of_node = address in self._local or self._health_check()
+            steps = ((self._other_address() if of_node else None) or no_port,)
             kinds = self._habits.refuses_ports
             if any(f.kind in kinds and f.address == address for plan in plans for f in plan.frontends):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
@@ -294,15 +291,14 @@ class _Question:
         owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
-            everywhere = "all but loopback"
         elif checked is not None:
-            kind, field, everywhere = f"health check port of {checked[0]}", _HEALTH, "all of this node"
-            answering = self._ours.health_check_ips
+            kind, field, answering = f"health check port of {checked[0]}", _HEALTH, self._ours.health_check_ips
         else:
             return None
         if destination not in self._local and not is_loopback(destination):
             text = f"{self._where()}: no Service has this address and port; on an address of a Node it is a {kind}"
             return AnswerStep(False, text, field)
+        everywhere = "all but loopback" if owned is not None else "all of this node"
         where = everywhere if answering is None else ", ".join(map(unpack, answering)) or "no address"
         text = f"{self._where()}: a {kind}, but not on this address: they answer on {where}"
         return AnswerStep(False, text, _NODEPORTS)

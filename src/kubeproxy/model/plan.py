@@ -360,8 +360,7 @@ class Habits(NamedTuple):
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at which ports without a Service are refused
     drops_unowned: bool = True  # addresses of ServiceCIDRs without a Service are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
-    # this node's own packets to these are refused at the hook input, and to others as they are sent
-    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)
+    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # this node's packets; to others at output
     ranges_first: bool = True  # source ranges also apply to a Service without endpoints
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
     loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses

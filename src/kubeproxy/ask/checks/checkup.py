@@ -132,7 +132,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     sight = _sight(report, rules)
     report.look("routes", lambda: routes.refused(node))
     if sight is not None:
-        report.look("rules of other kube-proxies", lambda: _left(node, sight, forwarded=False))
+        report.look("rules of other kube-proxies", lambda: rules_left(node, sight, forwarded=False))
         if node.answers:
             report.look("firewalls", lambda: _chains(node, rules, ends_here=True))
         elif node.passing:
@@ -140,14 +140,6 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
                 "firewalls",
                 lambda: strangers.dropping(surely_dropped(rules.others, node.passing, silently=node.refused)),
             )
-    return report
-
-
-def look_at_leftovers(node: CheckedNode, rules: NodeRules) -> Checkup:
-    """Look for rules of kube-proxies, which decide while no kube-proxy runs."""
-    report = Checkup([], [])
-    if (sight := _sight(report, rules)) is not None:
-        report.look("rules of kube-proxies", lambda: _left(node, sight, forwarded=True))
     return report
 
 
@@ -281,7 +273,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
             yield from programming.there(traces, node.families, node.mode.name)
     elif node.facts is not None and not node.direct and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
-    yield from _left(node, sight, forwarded=True)
+    yield from rules_left(node, sight, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
@@ -292,11 +284,7 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
     for firewall in rules.others:
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
-            filters += [
-                one
-                for one in firewall.filters()
-                if one.hook in node.hooks and not (one.hook in node.covered and one.chain in harmless)
-            ]
+            filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]
             drops += firewall.drops(node.passing)
     # What the node answers is not translated: only `drops` is certain. Chains of kube-proxy accept what is masqueraded.
     safe = [one for one in filters if one.marked and node.masqueraded and not _closed_to(node, one)]
@@ -347,10 +335,10 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
     """Return the findings on rules of other kube-proxies that catch a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
-    return list(_left(node, NodeRules().sight, forwarded=True))
+    return list(rules_left(node, NodeRules().sight, forwarded=True))
 
 
-def _left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
+def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for leftovers of other kube-proxies; for one connection, `forwarded` or not, for rules that catch it."""
     owns, packet = node.mode.operations().owns, node.packet
     if packet is not None and packet.source in {one.ip for one in local_addresses(family_of(packet.destination))}:

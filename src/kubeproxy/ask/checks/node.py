@@ -62,7 +62,7 @@ class CheckedNode(Struct, frozen=True):
     refused: bool = False  # the proxy's rules reject it
     answers: bool = False  # the proxy itself answers
     picked_again: frozenset[End] = frozenset()  # the endpoints of which each first packet picks one
-    covered: Collection[str] = ()  # the hooks at which `passing` and `possible` have all its packets
+    covered: bool = False  # `passing` and `possible` are all its packets
     routed: Collection[RoutedPacket] = ()  # its packets at the kernel's routing decisions
 
     @property
