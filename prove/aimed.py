@@ -2,7 +2,7 @@
 their own, so no random step changes them.
 
 Every second history of a world begins with one of them, in turn. Only the steps of the sequence judge, because a quiet
-moment costs ten times as much.
+moment costs several times as much.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ _AFFINITY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP"
 _PODS = "a1", "a2", "a3", "b1", "b2", "b3"
 """Endpoints in the order of their addresses: the last ones move to other slots when the first ones go."""
 _SETTLED: Step = ("settled",)
-EVERY = 2
-"""One of so many histories begins with a sequence."""
 
 
 class Aimed(Objects):
@@ -32,8 +30,8 @@ class Aimed(Objects):
         """Add the sequence whose turn it is; a seed ends with the numbers of world and history."""
         world, history = [0, 0, *map(int, re.findall(r"\d+", seed))][-2:]
         sequences = self._clients, self._late_flows, self._node_address, self._balancers, self._exchange
-        if history % EVERY == 0:
-            sequences[(world + history // EVERY) % len(sequences)]()
+        if history % 2 == 0:
+            sequences[(world + history // 2) % len(sequences)]()
 
     def _clients(self) -> None:
         """Clients with session affinity ask while endpoints go, the proxy starts again and another Service comes."""

@@ -78,11 +78,8 @@ async def _quiet(world: World, chance: random.Random, only: Sequence[str] | None
         return [str(error)]
     try:
         if only is not None:
-            alone = {
-                "verify": lambda: _verified(world),
-                "stale flows": lambda: _no_stale_flows(world, scene, Family.IPV4),
-            }
-            return [one for name in only for one in await alone[name]()]
+            wrong = await _verified(world) if "verify" in only else []
+            return wrong + (await _no_stale_flows(world, scene, Family.IPV4) if "stale flows" in only else [])
         # Waits until another program's harm is repaired; others' rules answer until they are removed.
         wrong = [*await _verified(world), *(await _others_gone(world) if world.mixed else [])]
         wrong += await _no_stale_flows(world, scene, chance.choice(list(Family)))

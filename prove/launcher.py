@@ -41,7 +41,7 @@ def command(word: str = "none", number: int = 0, count: Path | str = "", batch: 
 
 
 ANSWER = "answer-"
-SECOND_LOOK = 2.0
+SECOND_LOOK = 4.0
 """Seconds until the proxy searches again for stale UDP flows: enough for a flow to begin before, on a busy machine."""
 
 
