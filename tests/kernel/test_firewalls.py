@@ -238,6 +238,26 @@ def test_which_chains_drop_without_an_answer(rules, policy, silent, verdict):
         assert (found.verdict, bool(list(one.drops([REQUEST], silently=True)))) == (verdict, silent)
 
 
+@pytest.mark.parametrize("command", ["iptables-nft", "iptables-legacy"])
+@pytest.mark.parametrize(
+    ("masqueraded", "rules", "dropped"),
+    [
+        (False, ("-m mark --mark 0x4000/0x4000 -j ACCEPT", "-j DROP"), True),
+        (True, ("-m mark --mark 0x4000/0x4000 -j ACCEPT", "-j DROP"), False),
+        (True, ("-m mark ! --mark 0x4000/0x4000 -j ACCEPT", "-j DROP"), True),
+        (False, ("-m mark --mark 0x8000/0x8000 -j ACCEPT", "-j DROP"), False),
+        (False, ("-j MARK --set-xmark 0x4000/0x4000", "-m mark --mark 0x4000/0x4000 -j DROP"), True),
+        (False, ("-m mark --mark 1/1 -j MARK --or-mark 0x4000", "-m mark --mark 0x4000/0x4000 -j DROP"), False),
+    ],
+)
+def test_the_bit_of_masquerading_decides(command, masqueraded, rules, dropped):
+    with own_network():
+        for rule in rules:
+            subprocess.run([command, "-A", "FORWARD", *rule.split()], check=True)
+        found = drops(REQUEST._replace(marks=(0x4000, 0x4000 * masqueraded)))
+    assert [one.chain for one in found] == ["FORWARD"] * dropped
+
+
 @pytest.mark.parametrize(
     ("priority", "dropped", "unordered"), [(-150, True, False), (-100, True, True), (0, False, False)]
 )

@@ -88,10 +88,9 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
     # A pod's connection to itself gets the mark before its packets are forwarded, or afterwards, as the mode has it.
-    mark = connection.mark if destination != packet.source else 0
-    made = _Made(
-        packet, (entrance, exit_), end, not (connection.taken_in or connection.direct), (mark, mark * masqueraded)
-    )
+    bit = connection.mark if destination != packet.source else 0
+    by_rules = not (connection.taken_in or connection.direct)
+    made = _Made(packet, (entrance, exit_), end, by_rules, (bit, bit * masqueraded))
     if connection.taken_in:
         yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     elif here:
@@ -230,5 +229,4 @@ class _Made(NamedTuple):
     ) -> PassingPacket:
         original = self.packet.destination, self.packet.port
         protocol = self.packet.protocol
-        passing = PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed)
-        return passing._replace(marks=self.marks)
+        return PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed, marks=self.marks)

@@ -363,11 +363,11 @@ class _ChainWalk(Walk):
         return True
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        # by the properties of a flow that rules can distinguish
-        seen = {
-            (one.services, one.current, one.destination, one.sources, one.inputs, one.outputs, one.untracked): one
-            for one in flows
-        }
+        """Return the flows that rules can distinguish."""
+        seen = {}
+        for one in flows:
+            ends = one.services, one.current, one.destination, one.sources, one.inputs, one.outputs
+            seen[*ends, one.untracked, one.mark & self._known_marks] = one
         return list(seen.values())
 
 

@@ -101,8 +101,8 @@ def ranges(
         yield begin[0], b"\xff" * size, begin[1]
 
 
-_TARGETS: Final = frozenset({"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS"})
-"""iptables targets after which evaluation continues with the next rule, with an unknown mark."""
+_TARGETS: Final = frozenset({"LOG", "NFLOG", "CONNMARK", "TCPMSS"})
+"""iptables targets after which evaluation continues with the next rule; the marks of CONNMARK are not evaluated."""
 _STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
@@ -153,6 +153,9 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
         if name == "REJECT":
             by_reset = int.from_bytes(parts[nfta.MATCH_INFO][:4], sys.byteorder) == _RESETS[bits]
             return (Op.REFUSE, by_reset), (Op.VERDICT, DROP, "")
+        if name == "MARK":
+            value, mask = struct.unpack_from("=2I", parts[nfta.MATCH_INFO])  # xt_mark_tginfo2
+            return ((Op.MARK, ~mask & 0xFFFFFFFF, value),)
         if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][0] & _NOTRACK):
             return ((Op.UNTRACK, f"notrack in {where}"),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))

@@ -23,6 +23,7 @@ RULES = """*filter
 -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 COMMIT
 """
+SETS = "-A FORWARD {} -j MARK --set-xmark 0x4000/0x4000\n-A FORWARD -m mark --mark 0x4000/0x4000 -j DROP\n"
 CLOSED = "-A FORWARD -d 10.244.1.0/24 -j DROP\n"
 
 
@@ -48,11 +49,12 @@ def judged(packet: PassingPacket, more: str = "", policy: str = "ACCEPT") -> tup
         ((MARK, MARK), "-A FORWARD -m connmark --mark 0x4000/0x4000 -j DROP\n", "ACCEPT", (False, True)),
         ((MARK, 0), "-A FORWARD -m connmark --mark 0x4000/0x4000 -j ACCEPT\n", "DROP", (False, False)),
         ((MARK, 0), "-A FORWARD -m mark --mark 0x4000/0x4000 -j DROP\n", "ACCEPT", (False, True)),
-        # A rule that changes the mark before.
-        ((MARK, 0), "-A FORWARD -j MARK --set-xmark 0x4000/0x4000\n-A FORWARD -m mark --mark 0x4000/0x4000 -j DROP\n",
-         "ACCEPT", (True, False)),
+        # Rules that change the mark, for all packets or for an unknown part of them.
+        ((MARK, 0), SETS.format("-m mark --mark 0x1/0x1"), "ACCEPT", (False, False)),
+        ((MARK, 0), SETS.format("-m mark ! --mark 0x1/0x1"), "ACCEPT", (False, False)),
+        ((MARK, 0), SETS.format("-p tcp"), "ACCEPT", (True, False)),
     ],
-)  # fmt: skip
+)
 def test_the_mark_of_masquerading_is_known(marks, more, policy, wanted):
     assert judged(REQUEST._replace(marks=marks), more, policy) == wanted
 

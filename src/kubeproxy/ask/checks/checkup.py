@@ -297,12 +297,9 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
         yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))
     sure = {(one.where, one.chain) for one in drops}
     filters = [one for one in filters if (one.where, one.chain) not in sure]
+    direct = unpack(node.packet.destination) if node.packet is not None and node.direct else ""
     yield from strangers.firewalls(
-        filters,
-        node.mode.flows_end,
-        ends_here,
-        lambda one: node.harm(_closed_to(node, one), again=True),
-        unpack(node.packet.destination) if node.packet is not None and node.direct else "",
+        filters, node.mode.flows_end, ends_here, lambda one: node.harm(_closed_to(node, one), again=True), direct
     )
 
 

@@ -182,9 +182,8 @@ def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
 
 
 def _stays(packet: PassingPacket, among: Collection[str]) -> bool:
-    """Return whether a packet stays on one of these bridges. It needs no forwarding if no rule translates it. In IPv6
-    it needs none either if rules of a bridge that passes packets to them translate it (br_nf_pre_routing_finish_ipv6 in
-    net/bridge/br_netfilter_ipv6.c).
+    """Return whether a packet stays on one of these bridges. It needs no forwarding if it is untranslated or, in IPv6,
+    translated on the bridge (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c).
     """
     return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in among
 

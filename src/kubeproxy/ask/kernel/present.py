@@ -295,8 +295,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
             reason = f"{cause}, or {_THIS_NODE_ALONE}"
-            all_failed = all(each.failed for each in probes)
-            fix = f"perhaps {closed}: {_LISTENS} {_ONLY_REFUSED}" if one.refused and all_failed else ""
+            fix = f"perhaps {closed}: {_LISTENS} {_ONLY_REFUSED}" if one.refused and not (reached or quiet) else ""
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, reason, fix)
         else:
             fix = (
