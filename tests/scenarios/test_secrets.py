@@ -19,6 +19,7 @@ PAGES = (
     "/healthz", "/livez", "/readyz", "/metrics", "/metrics/slis", "/proxyMode", "/configz", "/statusz", "/flagz",
     "/debug/state", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/goroutine?debug=2",
     "/debug/pprof/profile?seconds=1", "/ui/", "/ui/api/facts", "/ui/api/services", "/ui/api/service?name=default/web",
+    "/ui/api/journal",
 )  # fmt: skip
 COMMANDS = (
     ["doctor"],
@@ -26,6 +27,7 @@ COMMANDS = (
     ["services", "default/web", "-o", "json"],
     ["why", "10.244.0.2", "web"],
     ["verify"],
+    ["changes"],
 )
 PASSWORD = "a-password-of-somebody"
 KEY = (TLS / "client.key").read_bytes()
