@@ -18,7 +18,7 @@ from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, place_text
 from kubeproxy.setup import modes
 from support.iptables_cases import go_rules
 from support.own_network import own_network
@@ -389,7 +389,7 @@ def test_kube_proxy_accepts_what_it_masquerades_although_the_policy_drops(masque
     with own_network():
         for rule in rules + accepted:
             subprocess.run(["iptables-nft", *rule.split()], check=True)
-        found = [one for one in _rules(node, NodeRules()) if one.about == "firewall"]
+        found = [one for one in _rules(node, NodeRules(node)) if one.about == "firewall"]
     assert [one.is_wrong for one in found] == [not masqueraded]
 
 
@@ -409,7 +409,7 @@ def test_chains_of_nat_filter_nothing_and_own_tables_are_left_out():
         subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
         known = chains.chains()
         assert [(one.family, one.table, one.name, one.hook) for one in known] == [
-            ("ip", "t", "c", ""),
+            ("ip", "t", "c", "prerouting"),
             ("ip", "t", "d", ""),
         ]
         assert filters() == []
@@ -479,3 +479,110 @@ def test_which_way_answers_leave():
         assert source_for(bytes((10, 9, 0, 7))) == source
         assert source_for(bytes((198, 51, 100, 1))) is None
         assert source_for(b"\xfd\x09" + bytes(13) + b"\7") == b"\xfd\x09" + bytes(13) + b"\1"
+
+
+FIRST = PassingPacket(
+    "prerouting", -math.inf, -100, bytes((10, 244, 0, 2)), bytes((10, 96, 1, 0)), 6, 80, (bytes((10, 96, 1, 0)), 80),
+    ("eth0", ""),
+)  # fmt: skip
+FIRST6 = FIRST._replace(source=b"\xfd" + bytes(14) + b"\2", destination=b"\xfd\1" + bytes(13) + b"\1")
+
+
+def translated(packet: PassingPacket = FIRST, *without: str, owns=lambda *_: False) -> list[tuple[str, str, str]]:
+    """Return for each chain that may translate a packet its name, whether it is sure, and where it leads."""
+    found = [one for each in firewalls(chains.chains(), frozenset(without), owns) for one in each.translations(packet)]
+    return [
+        (
+            one.chain,
+            "unordered" if one.unordered else "sure" if one.sure else "may",
+            " ".join(place_text(*end) for end in one.ends),
+        )
+        for one in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("priority", "rules", "wanted"),
+    [
+        (-110, "ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.0.11:3000", ("sure", "10.244.0.11:3000")),
+        (-110, "ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.0.11", ("sure", "10.244.0.11:80")),
+        (-110, "ip daddr 10.96.1.0 tcp dport 81 dnat to 10.244.0.11:3000", None),
+        (-110, "ip daddr 10.96.1.0 udp dport 80 dnat to 10.244.0.11:3000", None),
+        (-110, 'iifname "eth1" dnat to 10.244.0.11', None),
+        (-110, "jump more", ("sure", "10.244.0.12:3000")),
+        (-110, "meta mark 7 dnat to 10.244.0.11", ("may", "10.244.0.11:80")),
+        (-110, "meta mark 7 dnat to 10.244.0.11; accept", ("may", "10.244.0.11:80")),
+        (-110, "ip daddr 10.96.1.0 accept; dnat to 10.244.0.11", None),
+        (-110, "fib daddr type local tcp dport 80 dnat to 10.244.0.11", None),
+        (-110, "dnat to ip daddr map { 10.96.1.0 : 10.244.0.13 }", ("sure", "10.244.0.13:80")),
+        (-110, "dnat to ip daddr map { 10.96.1.1 : 10.244.0.13 }", None),
+        (-110, "dnat to numgen inc mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 }", ("sure", "10.0.0.1:80 10.0.0.2:80")),
+        (-110, "dnat to meta mark map { 7 : 10.244.0.1 }", ("may", "10.96.1.0:80")),
+        (-110, "dnat to ip saddr & 255.255.255.0 map { 10.244.0.0 : 10.244.0.1 }", ("may", "10.96.1.0:80")),
+        (-110, "tcp dport 80 redirect to :15001", ("sure", "0.0.0.0:15001")),
+        (-110, "tcp dport 80 redirect", ("sure", "0.0.0.0:80")),
+        (-110, "udp dport 80 redirect", None),
+        (-100, "ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.0.11:3000", ("unordered", "10.244.0.11:3000")),
+        (-90, "ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.0.11:3000", None),
+    ],
+)  # fmt: skip
+def test_which_chains_translate_a_packet_first(priority, rules, wanted):
+    with own_network():
+        nft(
+            "table ip mine { chain more { ip daddr 10.96.0.0/12 tcp dport 80 dnat to 10.244.0.12:3000; }\n"
+            f"chain pre {{ type nat hook prerouting priority {priority}; {rules}; }}\n"
+            "chain out { type nat hook output priority -120; dnat to 10.9.9.9; }; }"
+        )
+        assert translated() == ([("pre", *wanted)] if wanted else [])
+        assert translated(FIRST6) == translated(FIRST, "mine") == []
+        assert translated(FIRST._replace(hook="output")) == [("out", "sure", "10.9.9.9:80")]
+
+
+def test_only_the_first_chain_of_a_table_translates():
+    with own_network():
+        for number in (11, 12):
+            nft(
+                f"table inet m {{ chain c{number} {{ type nat hook prerouting priority -1{number}; "
+                f"meta nfproto ipv6 tcp dport 80 dnat ip6 to [fd00::{number}]:3000; }}; }}"
+            )
+        assert translated(FIRST6) == [("c12", "sure", "[fd00::12]:3000")]
+        assert translated() == []
+
+
+HOST_PORTS = """*nat
+:KUBE-SERVICES - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-DN-1 - [0:0]
+:DOCKER - [0:0]
+{first}
+-A PREROUTING -j KUBE-SERVICES
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A KUBE-SERVICES -d 10.96.1.0/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.0.1:3000
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: cni" -m multiport --dports 8080 -j CNI-DN-1
+-A CNI-DN-1 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.244.0.11:80
+-A DOCKER -i docker0 -j RETURN
+-A DOCKER ! -i docker0 -p tcp -m tcp --dport 30086 -j DNAT --to-destination 172.17.0.2:80
+COMMIT
+"""
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_host_ports_of_other_programs_are_for_addresses_of_the_node(variant):
+    def loaded(first: str, owns=lambda _, name: name == "KUBE-SERVICES") -> list[list[tuple[str, str, str]]]:
+        text = HOST_PORTS.format(first=first)
+        subprocess.run([f"iptables-{variant}-restore"], input=text, text=True, check=True)
+        places = [((127, 0, 0, 1), 8080), ((127, 0, 0, 1), 30086)]
+        own = [FIRST._replace(destination=bytes(ip), original=(bytes(ip), port)) for ip, port in places]
+        return [translated(one, owns=owns) for one in (FIRST, *own)]
+
+    with own_network():
+        assert loaded("") == [[], [], []]  # after KUBE-SERVICES
+        moved = [("PREROUTING", "sure", "10.244.0.11:80")], [("PREROUTING", "sure", "172.17.0.2:80")]
+        assert loaded("-A PREROUTING -j CNI-HOSTPORT-DNAT\n-A PREROUTING -j DOCKER") == [[], *moved]
+        moved = [[(name, "unordered", end)] for ((name, _, end),) in moved]
+        assert loaded("", lambda *_: False) == [[("PREROUTING", "unordered", "10.244.0.1:3000")], *moved]
+        redirected = "-A PREROUTING -d 10.96.1.0/32 -p tcp -j REDIRECT --to-ports 15001"
+        assert loaded(redirected)[0] == [("PREROUTING", "sure", "0.0.0.0:15001")]
+        ranged = "-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1-10.0.0.4"
+        assert loaded(ranged)[0] == [("PREROUTING", "may", "10.96.1.0:80")]

@@ -132,7 +132,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         masqueraded=masqueraded,
         covered=True,
     )
-    found = [one for one in _rules(node, NodeRules()) if one.about in {"firewall", "notrack"}]
+    found = [one for one in _rules(node, NodeRules(node)) if one.about in {"firewall", "notrack"}]
     return any(one.is_wrong for one in found), bool(found)
 
 

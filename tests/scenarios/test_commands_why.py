@@ -425,37 +425,60 @@ async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
         await live.nft("delete table ip kube-proxy")
 
 
-async def test_a_rule_by_hand_in_a_leftover_table_is_reported(live: Live) -> None:
-    if live.mode.name != "iptables-nft":
+@pytest.mark.slow("several questions")
+@pytest.mark.parametrize("table", ["mine", "kube-proxy"])
+async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported(table: str, live: Live) -> None:
+    if (table, live.mode.name) == ("kube-proxy", "nftables"):
         return  # the table is its own there
-    live.service("bent", "a1")
-    front, pod = live.front("bent"), live.ips["pod"]["IPv4"]
+    live.service(f"bent-{table}", "a1")
+    front, pod = live.front(f"bent-{table}"), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "a1", "node": "a1"})
-    left = f"x  left by another kube-proxy: nf_tables table ip kube-proxy, with rules for {front.address}:80: "
-    taken = ", unless another kube-proxy's rules take it first (x)\n"
+    end, to = f"ip daddr {front.address} tcp dport 80", f"{live.ips['a2']['IPv4']}:3000"
+    where = f"table ip {table}, chain c"
 
-    async def reported(client: str, place: str, *, caught: bool) -> None:
-        status, text = await live.ask("why", client, place)
-        assert (status, left in text, taken in text) == (int(caught), caught, caught), text
+    async def reported(client: str, lines: Sequence[str], status: int) -> None:
+        found, text = await live.ask("why", client, f"{front.address}:80")
+        assert (found, [line for line in lines if line not in text]) == (status, []), text
+        assert lines or where not in text, text
 
     for hook, client, other in (("prerouting", "pod", "node"), ("output", "node", "pod")):
-        end = f"ip daddr {front.address} tcp dport 80"
-        for kind, priority, rule, met in (
-            ("nat", -110, f"{end} dnat to {live.ips['a2']['IPv4']}:3000", "a2"),
-            ("filter", -150, f"{end} drop", "timeout"),
-            ("nat", -90, f"{end} dnat to {live.ips['a2']['IPv4']}:3000", "a1"),
-            ("nat", -110, f"iif lo {end} dnat to {live.ips['a2']['IPv4']}:3000", "a1"),
+        first = f"{where}: translates {front.address}:80 to {to} at the hook {hook}"
+        maybe = f"  -  {where}: may translate {front.address}:80{{}} at the hook {hook}"
+        taken = [f"another program takes it first: {first} (x)\n", f"  x  {first}"]
+        for kind, priority, rule, met, lines, status in (
+            ("nat", -110, f"{end} dnat to {to}", "a2", taken, 1),
+            (
+                "nat",
+                -110,
+                f"dnat ip to ip daddr map {{ {front.address} : {to[:-5]} }}",
+                "refused",
+                [f"{where}: translates {front.address}:80 to {to[:-5]}:80"],
+                1,
+            ),
+            (
+                "nat",
+                -110,
+                f"{end} redirect to :9",
+                "refused",
+                ["translates", f"{front.address}:80 to this node, port 9"],
+                1,
+            ),
+            ("nat", -110, f"{end} meta mark 7 dnat to {to}", "a1", [maybe.format(f" to {to}")], 0),
+            ("nat", -110, f"{end} dnat to meta mark map {{ 7 : {to[:-5]} }}", "a1", [maybe.format("")], 0),
+            ("filter", -150, f"{end} drop", "timeout", [f"it does not get through: {where}: drops"], 1),
+            ("nat", -90, f"{end} dnat to {to}", "a1", (), 0),
+            ("nat", -110, f"fib daddr type local tcp dport 80 dnat to {to}", "a1", (), 0),
+            ("nat", -110, f"iif lo {end} dnat to {to}", "a1", (), 0),
         ):
-            chain, caught = f"chain c {{ type {kind} hook {hook} priority {priority}; {rule}; }}", met != "a1"
-            await live.nft(f"table ip kube-proxy {{ {chain}; }}")
+            await live.nft(
+                f"table ip {table} {{ chain c {{ type {kind} hook {hook} priority {priority}; {rule}; }}; }}"
+            )
             try:
                 await live.expect(front, {client: met, other: "a1"}, "tcp")
-                await reported(pod if client == "pod" else "node", f"{front.address}:80", caught=caught)
-                await reported(pod if other == "pod" else "node", f"{front.address}:80", caught=False)
-                status, text = await live.ask("why", pod, f"{front.address}:80/udp")
-                assert (status, "left by another" in text) == (0, False), text
+                await reported(pod if client == "pod" else "node", lines, status)
+                await reported(pod if other == "pod" else "node", (), 0)
             finally:
-                await live.nft("delete table ip kube-proxy")
+                await live.nft(f"delete table ip {table}")
 
 
 @pytest.mark.quick("pod")

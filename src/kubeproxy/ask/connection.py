@@ -27,7 +27,7 @@ from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
-_FOREIGN: Final = ("firewall", "notrack")
+_FOREIGN: Final = ("firewall", "notrack", "translation")
 _OPEN: Final = ("endpoints", "proxy", "arrival", *_FOREIGN)  # the checks that can make the whole answer unknown
 
 
@@ -75,6 +75,9 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
+        first = next((one for one in self.findings if one.about == "translation" and one.is_wrong), None)
+        if first is not None:
+            return self.why.heading_with(f"another program takes it first: {first.what} (x)")
         untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
@@ -133,7 +136,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
         return Explanation(why)
-    node, rules = replace(checkup.checked(asked, facts), family=family_of(packet.destination)), checkup.NodeRules()
+    node = replace(checkup.checked(asked, facts), family=family_of(packet.destination))
+    rules = checkup.NodeRules(node)
     translates = asked.running and not _ends_at_proxy(node, explained)
     pin = present.pinned(explained) if translates else None
     kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None

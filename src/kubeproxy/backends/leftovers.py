@@ -174,9 +174,8 @@ def table_traces(sight: Sight, table: str) -> list[Trace]:
     """Return the nf_tables tables of this name that have chains, at most one for each family."""
     families = {chain.family for chain in sight.nf_tables if chain.table == table}
     return [
-        Trace(f"nf_tables table {family} {table}", IP_FAMILIES.get(family), partial(_table_catches, *place), place)
+        Trace(f"nf_tables table {family} {table}", IP_FAMILIES.get(family), partial(_table_catches, family, table))
         for family in sorted(families)
-        for place in ((family, table),)
     ]
 
 

@@ -134,14 +134,12 @@ class Trace(NamedTuple):
 
     `catches` returns whether the object decides about an incoming packet: by the rules of its table or chains, or, if
     it is the interface of ipvs mode, by having the packet's destination address. With True as second argument, objects
-    that come after the packet's translation by this proxy do not count. It raises ApplyError. `table` is the family and
-    the name of a table of nf_tables, whose rules may translate packets as well.
+    that come after the packet's translation by this proxy do not count. It raises ApplyError.
     """
 
     what: str
     family: Family | None
     catches: Callable[[Packet, bool], bool] = lambda *_: True
-    table: tuple[str, str] | None = None
 
 
 class Weight(NamedTuple):

@@ -21,6 +21,7 @@ _IPTABLES: Final = frozenset({"filter", "nat", "mangle", "raw", "security"})
 _LEGACY_TABLES: Final = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 LEGACY: Final = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}
 """The commands of legacy iptables by family."""
+NFT: Final = {"ip": "iptables-nft", "ip6": "ip6tables-nft"}
 
 
 class Chain(NamedTuple):
@@ -37,15 +38,15 @@ def chains() -> list[Chain]:
     with Netlink.open() as link:
         there = listed_chains(link)
     return [
-        Chain(TABLE_FAMILIES[one.family], one.table, one.name, _filtered_hook(one))
+        Chain(TABLE_FAMILIES[one.family], one.table, one.name, _hook(one))
         for one in there
         if TABLE_FAMILIES.get(one.family) in _FAMILIES
     ]
 
 
-def _filtered_hook(one: ListedChain) -> str:
+def _hook(one: ListedChain) -> str:
     hook = one.hook
-    if hook is None or hook.kind == "nat":
+    if hook is None:
         return ""
     return HOOKS[hook.number] if hook.number < len(HOOKS) else INGRESS
 

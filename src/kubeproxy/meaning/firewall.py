@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, Chain, legacy_tables
+from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, NFT, Chain, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, listed_chains
 from kubeproxy.kernel.route import local_addresses
@@ -125,9 +125,24 @@ class Drop(NamedTuple):
     verdict: str = "drops"
 
 
+class Translation(NamedTuple):
+    """A chain of type nat that translates a connection's destination to one of `ends`: packed addresses (all bytes 0
+    for an address of this node) and ports. `sure`: in every case, and not to an unknown destination. `unordered`: the
+    proxy's chain has the same priority, and may run before it.
+    """
+
+    where: str
+    chain: str
+    packet: PassingPacket
+    ends: tuple[tuple[bytes, int], ...]
+    sure: bool
+    unordered: bool
+
+
 class Firewall:
     """The rules of one table of another program; `where` is its name in that program. `whole`: whether all rules were
-    read."""
+    read. `shared`: the running proxy's rules are in the same chains.
+    """
 
     def __init__(
         self,
@@ -137,8 +152,10 @@ class Firewall:
         place: Callable[[Family], NodePlace],
         *,
         whole: bool,
+        shared: bool = False,
     ) -> None:
         self.where = where
+        self._shared = shared
         self.family = family
         self._place = place
         self._compiled = compiled
@@ -175,9 +192,10 @@ class Firewall:
                 (unsure if harms else met).add(_short(chain.name))
         return frozenset(met - unsure)
 
-    def translates(self, packet: PassingPacket) -> bool:
-        """Return whether a chain of type nat surely translates a packet."""
-        return any(walk.translates(each) for each, walk in self._walks([packet]))
+    def translations(self, packet: PassingPacket) -> Iterator[Translation]:
+        """Yield the chains of type nat that translate a packet, or may do so."""
+        for _, walk in self._walks([packet]):
+            yield from walk.translating(packet, self.where, shared=self._shared)
 
     def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
         """Yield the packets of the table's family with their walk; nothing for a table that was not read as a whole."""
@@ -194,15 +212,29 @@ class Firewall:
             yield packet, walk
 
 
-def firewalls(known: Iterable[Chain], without: frozenset[str]) -> list[Firewall]:
-    """Return the tables with filter rules, except nf_tables tables in `without`. Raises NetlinkError, ApplyError."""
+Owns = Callable[[str, str], bool]
+"""Returns whether the running proxy has an iptables chain of this table and name."""
+
+
+def firewalls(known: Iterable[Chain], without: frozenset[str], owns: Owns = lambda *_: False) -> list[Firewall]:
+    """Return the tables with base chains, except nf_tables tables in `without`. The table nat of iptables-nft is read
+    as iptables prints it, like all tables of legacy iptables, if the command is installed. In the table nat, chains
+    that the running proxy `owns` end the evaluation. Raises NetlinkError, ApplyError.
+    """
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
-    place = cache(place_of)
+    place, found = cache(place_of), []
+    saved = [(command, family, table) for family, command in LEGACY.items() for table in legacy_tables(family)]
+    saved += [(NFT[family], family, table) for family, table in tables if table == "nat" and family in NFT]
+    for command, family, table in saved:
+        if command in xtables.installed():
+            with suppress(xtables.Incompatible):  # rules that iptables cannot print
+                found.append(_printed(command, family, table, place, owns))
+                tables = [one for one in tables if (NFT.get(one[0]), *one) != (command, family, table)]
     with Netlink.open() as link:
-        return [*(read_table(*table, link, place) for table in tables), *_legacy(place)]
+        return [*(_read(*table, link, place) for table in tables), *found]
 
 
-def read_table(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace] = place_of) -> Firewall:
+def _read(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace]) -> Firewall:
     """Return a table of nf_tables. Raises NetlinkError."""
     table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
     return Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
@@ -217,17 +249,20 @@ def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
     return table._replace(chains=chains), chains == table.chains
 
 
-def _legacy(place: Callable[[Family], NodePlace], net: Path = Path("/proc/thread-self/net")) -> Iterator[Firewall]:
-    """Yield the tables of legacy iptables, except nat, if it is installed."""
-    for family, command in LEGACY.items():
-        for table in legacy_tables(family, net) if command in xtables.installed() else ():
-            if table != "nat":
-                lines = list(xtables.commands(command).saved(table))
-                rules = [line for line in lines if line.startswith("-A ")]
-                head = [line for line in lines if line.startswith(("*", ":"))]
-                text = "\n".join([*head, *rules[:_MOST], "COMMIT"])
-                whole = len(rules) <= _MOST
-                yield Firewall(f"{command} -t {table}", family, partial(iptables.compiled, text), place, whole=whole)
+def _printed(command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Owns) -> Firewall:
+    """Return a table as iptables prints it. Raises Incompatible, or ApplyError."""
+    head, lines, own = [], [], {}
+    for line in xtables.commands(command).saved(table):
+        if line.startswith("-A ") and line.split(" ", 2)[1] not in own:
+            lines.append(line)
+        elif line.startswith(("*", ":")):
+            head.append(line)
+            name = line[1:].partition(" ")[0]
+            if table == "nat" and owns(table, name):
+                own[name] = f"-A {name} -j ACCEPT"
+    compiled = partial(iptables.compiled, "\n".join([*head, *own.values(), *lines[:_MOST], "COMMIT"]))
+    where, whole = f"{command} -t {table}", len(lines) <= _MOST
+    return Firewall(where, family, compiled, place, whole=whole, shared=bool(own))
 
 
 def _short(name: str) -> str:
@@ -263,13 +298,24 @@ class _ChainWalk(Walk):
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"
 
-    def translates(self, packet: PassingPacket) -> bool:
-        """Return whether a chain of type nat translates a packet in every case."""
-        for chain, _ in self._passed(packet, ends=True, nat=True):
+    def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[Translation]:
+        """Yield the chains of type nat that may translate a packet, as described at Translation. After a chain that
+        translates it in every case, the kernel runs no other one.
+        """
+        for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
-            if ended and not back and all(each.translated and not each.unknown for each, _ in ended):
-                return True
-        return False
+            moved = [each for each, _ in ended if each.translated]
+            if not moved:
+                continue
+            sure = not back and len(moved) == len(ended)
+            unordered = hook.priority == packet.before and not shared
+            ends = {
+                one.destination.to_bytes(len(packet.destination), "big"): rules.first_of(one.current or one.services)[1]
+                for one in moved
+            }
+            yield Translation(where, _short(chain.name), packet, tuple(ends.items()), sure, unordered)
+            if sure and not unordered:
+                return
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield each chain that a packet passes, and whether the chain may drop the packet or take it out of connection

@@ -179,8 +179,8 @@ class _Reader:
         elif name == "MARK" and options[0] in {"--set-xmark", "--set-mark"}:
             value, mask = _masked(options[1])
             done.append((Op.MARK, ~(mask | value if options[0] == "--set-mark" else mask) & 0xFFFFFFFF, value))
-        elif name == "DNAT" and options[0] == "--to-destination":
-            done += [(Op.TRANSLATE, *_destination(options[1])), (Op.VERDICT, ACCEPT, "")]
+        elif name in rules.TRANSLATING:
+            done += self._translation(name, options[1] if len(options) > 1 else "")
         elif name == "MASQUERADE":
             done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif name == "REJECT":
@@ -191,6 +191,14 @@ class _Reader:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:
             done += [(Op.UNKNOWN, f"target {name} {self._where}"), (Op.VERDICT, ACCEPT, "")]
+
+    def _translation(self, name: str, text: str) -> tuple[Operation, ...]:
+        """Return the operations of DNAT to a destination, of REDIRECT to a port, or of NETMAP."""
+        try:
+            address, port = _destination(f":{text}" if name == "REDIRECT" and text else text)
+        except _Unknown as unknown:
+            return (Op.UNKNOWN, f"{unknown} {self._where}"), *rules.UNKNOWN_TRANSLATION
+        return (Op.TRANSLATE, rules.HERE if name == "REDIRECT" else address, port), (Op.VERDICT, ACCEPT, "")
 
 
 def _append(op: Operation | None, done: list[Operation]) -> None:

@@ -17,7 +17,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_lists
-from kubeproxy.meaning.rules import ACCEPT, DROP, Op, Operation, Property
+from kubeproxy.meaning.rules import ACCEPT, DROP, TRANSLATING, UNKNOWN_TRANSLATION, Op, Operation, Property
 
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
@@ -158,7 +158,8 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
             return ((Op.MARK, ~mask & 0xFFFFFFFF, value),)
         if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][0] & _NOTRACK):
             return ((Op.UNTRACK, f"notrack in {where}"),)
-        return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), (Op.VERDICT, ACCEPT, ""))
+        end = UNKNOWN_TRANSLATION if name in TRANSLATING else ((Op.VERDICT, ACCEPT, ""),)
+        return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), *end)
     info = parts.get(nfta.MATCH_INFO, b"")
     if name == "conntrack" and len(info) >= _STATES.size:
         flags, inverted, mask = _STATES.unpack_from(info)

@@ -19,6 +19,7 @@ from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,
     TRANSLATED,
+    UNKNOWN_TRANSLATION,
     ChainRules,
     CompiledFor,
     HookPlace,
@@ -116,6 +117,8 @@ class _Rule:
                     break
                 if isinstance(one, x.Lookup) and one.dreg == x.VERDICT:
                     self._any_verdict(one.set)
+                elif isinstance(one, x.Nat | x.Redirect):
+                    self._done += UNKNOWN_TRANSLATION
         return tuple(self._done)
 
     def _one(self, one: x.Expression) -> None:
@@ -138,7 +141,7 @@ class _Rule:
                 self._compare(self._get(one.sreg), one.first, one.last, 6 + one.op)
             case x.Lookup():
                 self._lookup(one)
-            case x.Nat() | x.Masquerade() | x.Reject():
+            case x.Nat() | x.Redirect() | x.Masquerade() | x.Reject():
                 self._end(one)
             case x.Immediate(value=x.RuleVerdict(code=code, chain=chain)):
                 self._done.append((Op.VERDICT, code, f"{prefix(self._table)}{chain}" if chain else ""))
@@ -468,6 +471,12 @@ class _Rule:
         else:
             self._done.append((Op.WRITE, field, self._operand(term, target.size)))
 
+    def _address(self, register: int | None) -> bytes | tuple[int, int] | None:
+        """Return the new destination of a translation, None for the destination of the packet."""
+        term, width = self._get(register) if register is not None else None, self._place.bits // 8
+        own = term is not None and term.field is Property.DESTINATION and term.size == width
+        return None if term is None or own else self._operand(term, width)
+
     @staticmethod
     def _operand(term: Term, size: int) -> bytes | tuple[int, int]:
         if term.field is None:
@@ -476,16 +485,13 @@ class _Rule:
             return term.value[:size]
         raise UnknownRuleError("translation by a field")
 
-    def _end(self, one: x.Nat | x.Masquerade | x.Reject) -> None:
+    def _end(self, one: x.Nat | x.Redirect | x.Masquerade | x.Reject) -> None:
         if isinstance(one, x.Masquerade):
             self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif isinstance(one, x.Reject):
             self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
-        elif one.type == 1:
-            width = self._place.bits // 8
-            term = self._get(one.address) if one.address is not None else None
-            own = term is not None and term.field is Property.DESTINATION and term.size == width
-            address = None if term is None or own else self._operand(term, width)
+        elif isinstance(one, x.Redirect) or one.type == 1:
+            address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address)
             port = None if one.port is None else self._operand(self._get(one.port), 2)
             self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]
         else:

@@ -37,7 +37,7 @@ class Op(IntEnum):
     MARK = 10  # mask, xor
     # Field (SOURCE, DESTINATION or PORT), value: (offset, length) of the found data, bytes, None for the original.
     WRITE = 11
-    TRANSLATE = 12  # address, port: each bytes, (offset, length) of the found data, or None
+    TRANSLATE = 12  # address, or HERE; port: each bytes, (offset, length) of the found data, or None
     MASQUERADE = 13
     REFUSE = 14  # whether by a TCP reset
     VERDICT = 15  # code, chain
@@ -85,11 +85,17 @@ class CompiledFor(Enum):
         return 0x12 if self is CompiledFor.ANSWER else 0x02
 
 
+HERE: Final = b""
+"""The address of this node to which a redirect translates; as a number it is 0."""
+TRANSLATING: Final = frozenset({"DNAT", "REDIRECT", "NETMAP"})
+"""iptables targets that translate the destination of a connection."""
 INVALID, ESTABLISHED, NEW = 1, 2, 8
 """States of connection tracking (NF_CT_STATE_BIT); an untracked packet has INVALID as well."""
 TRANSLATED: Final = 32  # IPS_DST_NAT
 TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
+UNKNOWN_TRANSLATION: Final = ((Op.TRANSLATE, None, None), (Op.VERDICT, ACCEPT, ""))
+"""The end of a rule that translates to an unknown destination; an UNKNOWN operation is before it."""
 
 Operation = tuple[Any, ...]
 Verdict = tuple[int, str]

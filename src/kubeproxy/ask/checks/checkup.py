@@ -24,16 +24,16 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.packets import CheckedConnection, early
 from kubeproxy.ask.source import Running, Source
-from kubeproxy.backends.mode import Mode, Sight, Trace
+from kubeproxy.backends.leftovers import is_ours
+from kubeproxy.backends.mode import Mode, Sight
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
-from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls, read_table
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port, unpack
 from kubeproxy.model.answer import Packet
@@ -63,7 +63,10 @@ class Checkup(Struct):
 
 
 class NodeRules:
-    """The chains of this node and the rules of other programs: read at the first use, and once for an answer."""
+    """The chains of a node and the rules of other programs: read at the first use, and once for an answer."""
+
+    def __init__(self, node: CheckedNode) -> None:
+        self._node = node
 
     @cached_property
     def nf_tables(self) -> list[chains.Chain]:
@@ -77,8 +80,14 @@ class NodeRules:
 
     @cached_property
     def others(self) -> list[Firewall]:
-        """The tables of other programs. Raises KubeProxyError."""
-        return firewalls(self.nf_tables, frozenset(mode.table for mode in modes.every() if mode.table))
+        """The tables of other programs, also of other kube-proxies if this one runs. Raises KubeProxyError."""
+        own = [self._node.mode] if self._node.running else modes.every()
+        owns = self._node.mode.operations().owns
+        return firewalls(
+            self.nf_tables,
+            frozenset(mode.table for mode in own if mode.table),
+            lambda table, chain: self._node.running and is_ours(chain) and owns(table, chain),
+        )
 
 
 def checked(asked: Source, facts: Facts) -> CheckedNode:
@@ -93,7 +102,7 @@ def look_at(node: CheckedNode) -> Checkup:
     report = Checkup([], [])
     if node.facts is not None:
         _look_at_proxy(report, node, node.facts)
-    _look_at_way(report, node, NodeRules())
+    _look_at_way(report, node, NodeRules(node))
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: nodes.changed_sysctls(node))
     report.look("hairpin mode", lambda: nodes.unreflecting_bridges(node))
@@ -133,6 +142,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     report.look("routes", lambda: routes.refused(node))
     if sight is not None:
         report.look("rules of other kube-proxies", lambda: rules_left(node, sight, forwarded=False))
+        report.look("translation by other programs", lambda: _translations(node, rules, forwarded=False))
         if node.answers:
             report.look("firewalls", lambda: _chains(node, rules, ends_here=True))
         elif node.passing:
@@ -274,6 +284,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     elif node.facts is not None and not node.direct and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from rules_left(node, sight, forwarded=True)
+    yield from _translations(node, rules, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
@@ -332,7 +343,7 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
     """Return the findings on rules of other kube-proxies that catch a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
-    return list(rules_left(node, NodeRules().sight, forwarded=True))
+    return list(rules_left(node, NodeRules(node).sight, forwarded=True))
 
 
 def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
@@ -343,7 +354,8 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
     if node.running or not node.proxies:
-        left = [one for one in left if node.concerns(one.family) and _catches(one, packet, forwarded=forwarded)]
+        left = [one for one in left if node.concerns(one.family)]
+        left = left if packet is None else [one for one in left if one.catches(packet, forwarded)]
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         yield from strangers.left_over(left, node.mode.name if node.running else "", place)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
@@ -353,20 +365,16 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
     yield from twice
 
 
-def _catches(trace: Trace, packet: Packet | None, *, forwarded: bool) -> bool:
-    """Return whether a leftover catches a packet: by an address of a Service, or by a rule that translates or drops
-    it, for example one made by hand. Rules that come after the proxy's translation do not count for a forwarded packet.
-    """
-    if packet is None or trace.catches(packet, forwarded):
-        return True
-    if trace.table is None:
-        return False
-    local = [one.ip for one in local_addresses(family_of(packet.destination))]
-    first = next(early(CheckedConnection(packet, local, arrival=packet.interface)))
-    with Netlink.open() as link:
-        table = read_table(*trace.table, link)
-    first = first if forwarded else first._replace(before=inf)
-    return table.translates(first) or any(table.drops([first]))
+def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
+    """Check for rules of other programs that translate a connection, before this proxy does if it is `forwarded`."""
+    if node.packet is None:
+        return
+    local = [one.ip for one in local_addresses(family_of(node.packet.destination))]
+    whole = CheckedConnection(node.packet, local, bool(node.mode.interface), nodes.arrival(node, node.packet))
+    first = next(early(whole))
+    if not forwarded or node.direct or node.answers:  # the proxy does not translate it
+        first = first._replace(before=inf)
+    yield from strangers.translating([one for each in rules.others for one in each.translations(first)], forwarded)
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:

@@ -12,7 +12,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
-from kubeproxy.meaning.firewall import Drop, Filter
+from kubeproxy.meaning.firewall import Drop, Filter, Translation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
@@ -161,6 +161,26 @@ def untracking(
             why=_UNORDERED if one.unordered else f"no rule translates such packets{' back' * of_answers}: {why}",
             fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
             harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
+        )
+
+
+def translating(found: Iterable[Translation], forwarded: bool) -> Iterator[Diagnosis]:
+    """Report chains of other programs that translate a connection; `forwarded`: the proxy would forward it."""
+    for one in found:
+        ends = " or ".join(place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in one.ends)
+        verb = "translates" if one.sure and not one.unordered else "may translate"
+        target = place_text(*one.packet.original)
+        leads = f" to {ends}" * (ends != target)
+        severity = Severity.NOTE
+        if forwarded and one.sure:
+            severity = Severity.UNKNOWN if one.unordered else Severity.BROKEN
+        yield Diagnosis(
+            severity=severity,
+            about="translation",
+            what=f"{one.where}, chain {one.chain}: {verb} {target}{leads} at the hook {one.packet.hook}",
+            why=_UNORDERED if one.unordered else "a connection is translated once, by the first rule that does",
+            fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
+            harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
         )
 
 
