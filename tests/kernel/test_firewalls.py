@@ -488,7 +488,7 @@ FIRST = PassingPacket(
 FIRST6 = FIRST._replace(source=b"\xfd" + bytes(14) + b"\2", destination=b"\xfd\1" + bytes(13) + b"\1")
 
 
-def translated(packet: PassingPacket = FIRST, *without: str, owns=lambda *_: False) -> list[tuple[str, str, str]]:
+def translated(packet: PassingPacket = FIRST, *without: str, owns=lambda _: False) -> list[tuple[str, str, str]]:
     """Return for each chain that may translate a packet its name, whether it is sure, and where it leads."""
     found = [one for each in firewalls(chains.chains(), frozenset(without), owns) for one in each.translations(packet)]
     return [
@@ -569,7 +569,7 @@ COMMIT
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 def test_host_ports_of_other_programs_are_for_addresses_of_the_node(variant):
-    def loaded(first: str, owns=lambda _, name: name == "KUBE-SERVICES") -> list[list[tuple[str, str, str]]]:
+    def loaded(first: str, owns=lambda name: name == "KUBE-SERVICES") -> list[list[tuple[str, str, str]]]:
         text = HOST_PORTS.format(first=first)
         subprocess.run([f"iptables-{variant}-restore"], input=text, text=True, check=True)
         places = [((127, 0, 0, 1), 8080), ((127, 0, 0, 1), 30086)]
@@ -581,7 +581,7 @@ def test_host_ports_of_other_programs_are_for_addresses_of_the_node(variant):
         moved = [("PREROUTING", "sure", "10.244.0.11:80")], [("PREROUTING", "sure", "172.17.0.2:80")]
         assert loaded("-A PREROUTING -j CNI-HOSTPORT-DNAT\n-A PREROUTING -j DOCKER") == [[], *moved]
         moved = [[(name, "unordered", end)] for ((name, _, end),) in moved]
-        assert loaded("", lambda *_: False) == [[("PREROUTING", "unordered", "10.244.0.1:3000")], *moved]
+        assert loaded("", lambda _: False) == [[("PREROUTING", "unordered", "10.244.0.1:3000")], *moved]
         redirected = "-A PREROUTING -d 10.96.1.0/32 -p tcp -j REDIRECT --to-ports 15001"
         assert loaded(redirected)[0] == [("PREROUTING", "sure", "0.0.0.0:15001")]
         ranged = "-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1-10.0.0.4"

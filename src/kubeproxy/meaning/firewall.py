@@ -212,11 +212,9 @@ class Firewall:
             yield packet, walk
 
 
-Owns = Callable[[str, str], bool]
-"""Returns whether the running proxy has an iptables chain of this table and name."""
-
-
-def firewalls(known: Iterable[Chain], without: frozenset[str], owns: Owns = lambda *_: False) -> list[Firewall]:
+def firewalls(
+    known: Iterable[Chain], without: frozenset[str], owns: Callable[[str], bool] = lambda _: False
+) -> list[Firewall]:
     """Return the tables with base chains, except nf_tables tables in `without`. The table nat of iptables-nft is read
     as iptables prints it, like all tables of legacy iptables, if the command is installed. In the table nat, chains
     that the running proxy `owns` end the evaluation. Raises NetlinkError, ApplyError.
@@ -249,7 +247,9 @@ def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
     return table._replace(chains=chains), chains == table.chains
 
 
-def _printed(command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Owns) -> Firewall:
+def _printed(
+    command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Callable[[str], bool]
+) -> Firewall:
     """Return a table as iptables prints it. Raises Incompatible, or ApplyError."""
     head, lines, own = [], [], {}
     for line in xtables.commands(command).saved(table):
@@ -258,7 +258,7 @@ def _printed(command: str, family: str, table: str, place: Callable[[Family], No
         elif line.startswith(("*", ":")):
             head.append(line)
             name = line[1:].partition(" ")[0]
-            if table == "nat" and owns(table, name):
+            if table == "nat" and owns(name):
                 own[name] = f"-A {name} -j ACCEPT"
     compiled = partial(iptables.compiled, "\n".join([*head, *own.values(), *lines[:_MOST], "COMMIT"]))
     where, whole = f"{command} -t {table}", len(lines) <= _MOST
@@ -304,17 +304,14 @@ class _ChainWalk(Walk):
         """
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
-            moved = [each for each, _ in ended if each.translated]
-            if not moved:
-                continue
+            moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
             sure = not back and len(moved) == len(ended)
             unordered = hook.priority == packet.before and not shared
-            ends = {
-                one.destination.to_bytes(len(packet.destination), "big"): rules.first_of(one.current or one.services)[1]
-                for one in moved
-            }
-            yield Translation(where, _short(chain.name), packet, tuple(ends.items()), sure, unordered)
-            if sure and not unordered:
+            ports = [rules.first_of(each.current or each.services)[1] for each in moved]
+            ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
+            if moved:
+                yield Translation(where, _short(chain.name), packet, tuple(sorted(ends.items())), sure, unordered)
+            if moved and sure and not unordered:
                 return
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:

@@ -86,7 +86,7 @@ class NodeRules:
         return firewalls(
             self.nf_tables,
             frozenset(mode.table for mode in own if mode.table),
-            lambda table, chain: self._node.running and is_ours(chain) and owns(table, chain),
+            lambda chain: self._node.running and is_ours(chain) and owns("nat", chain),
         )
 
 
