@@ -125,7 +125,7 @@ class Drop(NamedTuple):
     verdict: str = "drops"
 
 
-class Translation(NamedTuple):
+class ForeignTranslation(NamedTuple):
     """A chain of type nat that translates a connection's destination to one of `ends`: packed addresses (all bytes 0
     for an address of this node) and ports. `sure`: in every case, and not to an unknown destination. `unordered`: the
     proxy's chain has the same priority, and may run before it.
@@ -192,7 +192,7 @@ class Firewall:
                 (unsure if harms else met).add(_short(chain.name))
         return frozenset(met - unsure)
 
-    def translations(self, packet: PassingPacket) -> Iterator[Translation]:
+    def translations(self, packet: PassingPacket) -> Iterator[ForeignTranslation]:
         """Yield the chains of type nat that translate a packet, or may do so."""
         for _, walk in self._walks([packet]):
             yield from walk.translating(packet, self.where, shared=self._shared)
@@ -298,9 +298,9 @@ class _ChainWalk(Walk):
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"
 
-    def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[Translation]:
-        """Yield the chains of type nat that may translate a packet, as described at Translation. After a chain that
-        translates it in every case, the kernel runs no other one.
+    def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
+        """Yield the chains of type nat that may translate a packet, as described at ForeignTranslation. After a chain
+        that translates it in every case, the kernel runs no other one.
         """
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
@@ -310,7 +310,9 @@ class _ChainWalk(Walk):
             ports = [rules.first_of(each.current or each.services)[1] for each in moved]
             ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
             if moved:
-                yield Translation(where, _short(chain.name), packet, tuple(sorted(ends.items())), sure, unordered)
+                yield ForeignTranslation(
+                    where, _short(chain.name), packet, tuple(sorted(ends.items())), sure, unordered
+                )
             if moved and sure and not unordered:
                 return
 

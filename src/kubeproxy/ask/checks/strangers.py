@@ -12,7 +12,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
-from kubeproxy.meaning.firewall import Drop, Filter, Translation
+from kubeproxy.meaning.firewall import Drop, Filter, ForeignTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
@@ -164,7 +164,7 @@ def untracking(
         )
 
 
-def translating(found: Iterable[Translation], forwarded: bool) -> Iterator[Diagnosis]:
+def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded`: the proxy would forward it."""
     for one in found:
         ends = " or ".join(place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in one.ends)

@@ -1,0 +1,12 @@
+"""These tests read no tables of legacy iptables, which other programs may have created on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.meaning import firewall
+
+
+@pytest.fixture(autouse=True)
+def _without_legacy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firewall, "legacy_tables", lambda _: [])
