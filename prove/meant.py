@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from kubeproxy.meaning.compare import FirstPacket, outcomes
-from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy
+from kubeproxy.meaning.found import place_of, rules_of_kube_proxy
 from kubeproxy.model.addresses import Family
 from prove.clients import ready
 from prove.steps import Json

@@ -16,7 +16,8 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.route import source_for, way_out
-from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket, firewalls
+from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
+from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 from kubeproxy.setup import modes

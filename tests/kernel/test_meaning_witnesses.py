@@ -9,9 +9,9 @@ from itertools import islice, product
 
 import pytest
 
-from kubeproxy.meaning import firewall
+from kubeproxy.meaning import found
 from kubeproxy.meaning.compare import FirstPacket, Shares, Witness, compare
-from kubeproxy.meaning.firewall import place_of
+from kubeproxy.meaning.found import place_of
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family
 from support import recorded_rules
@@ -63,7 +63,7 @@ COMMANDS = {"nftables": ["nft", "-f", "-"], "iptables": ["iptables-nft-restore"]
 
 def rules_and_place() -> tuple[CompiledRules, NodePlace]:
     place = place_of(Family.IPV4)
-    return firewall.rules_of_kube_proxy(Family.IPV4, place), place
+    return found.rules_of_kube_proxy(Family.IPV4, place), place
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.meaning.compare import Shares, compare
-from kubeproxy.meaning.firewall import place_of, rules_of_kube_proxy, rules_of_kubelet
+from kubeproxy.meaning.found import place_of, rules_of_kube_proxy, rules_of_kubelet
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Globals

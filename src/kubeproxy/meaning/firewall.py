@@ -2,27 +2,18 @@
 
 Each base chain is evaluated alone, for the packet as it is at the chain's hook. A test of a value that other rules may
 set (marks), or an unsupported test, counts as possibly true and possibly false. The bit of the mark by which the proxy
-masquerades is known. Rules of nf_tables, and so of
-iptables-nft, are read over netlink; rules of legacy iptables are read from the text of iptables-save. The rules of a
-kube-proxy, this one or the Go one, are read for the comparison of whole rulesets.
+masquerades is known.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
-from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.chains import IP_FAMILIES, LEGACY, NFT, Chain, legacy_tables
-from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, listed_chains
-from kubeproxy.kernel.route import local_addresses
-from kubeproxy.kernel.xtables import xtables
-from kubeproxy.meaning import iptables, nft_tables, nftables, rules
+from kubeproxy.kernel.chains import IP_FAMILIES
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.flow import Ended, Interfaces, PacketSet
 from kubeproxy.meaning.rules import (
     ACCEPT,
@@ -45,22 +36,9 @@ from kubeproxy.meaning.rules import (
 from kubeproxy.meaning.walk import Walk
 from kubeproxy.model.addresses import Family, family_of
 
-_NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
 """Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
-_KUBELETS: Final = "KUBE-FIREWALL"
-_MOST: Final = 2000
-"""Maximum number of rules of a table, and of elements of a set, that are evaluated. Firewalls usually have tens of
-rules. A larger table gives no certain result.
-"""
-
-
-def place_of(family: Family) -> NodePlace:
-    """Return the node's own addresses of one family. Raises NetlinkError."""
-    own = [int.from_bytes(address.ip, "big") for address in local_addresses(family)]
-    bits = 8 * family.address_size
-    return NodePlace(bits, rules.union([*rules.LOOPBACK[bits], *((each, each) for each in own)]))
 
 
 class Filter(NamedTuple):
@@ -210,59 +188,6 @@ class Firewall:
                 rules, place = self._rules_of(family, packet.purpose)
                 walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
             yield packet, walk
-
-
-def firewalls(
-    known: Iterable[Chain], without: frozenset[str], owns: Callable[[str], bool] = lambda _: False
-) -> list[Firewall]:
-    """Return the tables with base chains, except nf_tables tables in `without`. The table nat of iptables-nft is read
-    as iptables prints it, like all tables of legacy iptables, if the command is installed. In the table nat, chains
-    that the running proxy `owns` end the evaluation. Raises NetlinkError, ApplyError.
-    """
-    tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
-    place, found = cache(place_of), []
-    saved = [(command, family, table) for family, command in LEGACY.items() for table in legacy_tables(family)]
-    saved += [(NFT[family], family, table) for family, table in tables if table == "nat" and family in NFT]
-    for command, family, table in saved:
-        if command in xtables.installed():
-            with suppress(xtables.Incompatible):  # rules that iptables cannot print
-                found.append(_printed(command, family, table, place, owns))
-                tables = [one for one in tables if (NFT.get(one[0]), *one) != (command, family, table)]
-    with Netlink.open() as link:
-        return [*(_read(*table, link, place) for table in tables), *found]
-
-
-def _read(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace]) -> Firewall:
-    """Return a table of nf_tables. Raises NetlinkError."""
-    table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
-    return Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
-
-
-def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return two values: the table with its first _MOST rules, and whether these are all of its rules."""
-    left, chains = _MOST, {}
-    for name, chain in table.chains.items():
-        chains[name] = chain._replace(rules=chain.rules[:left])
-        left -= len(chains[name].rules)
-    return table._replace(chains=chains), chains == table.chains
-
-
-def _printed(
-    command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Callable[[str], bool]
-) -> Firewall:
-    """Return a table as iptables prints it. Raises Incompatible, or ApplyError."""
-    head, lines, own = [], [], {}
-    for line in xtables.commands(command).saved(table):
-        if line.startswith("-A ") and line.split(" ", 2)[1] not in own:
-            lines.append(line)
-        elif line.startswith(("*", ":")):
-            head.append(line)
-            name = line[1:].partition(" ")[0]
-            if table == "nat" and owns(name):
-                own[name] = f"-A {name} -j ACCEPT"
-    compiled = partial(iptables.compiled, "\n".join([*head, *own.values(), *lines[:_MOST], "COMMIT"]))
-    where, whole = f"{command} -t {table}", len(lines) <= _MOST
-    return Firewall(where, family, compiled, place, whole=whole, shared=bool(own))
 
 
 def _short(name: str) -> str:
@@ -472,36 +397,3 @@ def _may_be_new(op: Operation) -> bool:
     if op[0] is Op.FIND and (at := op[1].at.get(Property.STATE)) is not None:
         return any(each.ranges[at][0] <= NEW <= each.ranges[at][1] for each in op[1].entries)
     return op[:2] != (Op.SERVICE, 0)
-
-
-_TABLE: Final = "kube-proxy"
-
-
-def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
-    """Return the rules of kube-proxy in the kernel: in its own table, and in the tables of iptables."""
-    found = []
-    with Netlink.open() as link:
-        if any(chain.table == _TABLE for chain in listed_chains(link, family)):
-            found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
-    return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
-
-
-def rules_of_kubelet(family: Family) -> str:
-    """Return kubelet's chain KUBE-FIREWALL, which stays in every mode, and the jumps to it as input for
-    iptables-restore; '' if the chain is missing.
-    """
-    saved = _saved(family, "-t", "filter")
-    lines = [line for line in saved.splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
-    return "\n".join(("*filter", *lines, "COMMIT", "")) if lines else ""
-
-
-def _saved(family: Family, *arguments: str) -> str:
-    """Return the output of iptables-save; '' if iptables is not installed."""
-    try:
-        commands = xtables.variant_commands(family, xtables.chosen())
-    except ApplyError:
-        return ""
-    done = subprocess.run([f"{commands.name}-save", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ApplyError(f"cannot read the rules: {commands.name}-save: {done.stderr.strip()}")
-    return done.stdout

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.meaning import firewall
+from kubeproxy.meaning import found
 
 
 @pytest.fixture(autouse=True)
 def _without_legacy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firewall, "legacy_tables", lambda _: [])
+    monkeypatch.setattr(found, "legacy_tables", lambda _: [])

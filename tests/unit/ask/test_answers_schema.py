@@ -20,7 +20,8 @@ from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
 from kubeproxy.ask.kernel.journeys import Journey, Met, TracedReply, Verdict
 from kubeproxy.ask.kernel.looks import Seen
 from kubeproxy.ask.kernel.present import Probe, Report
-from kubeproxy.ask.outlook import Outlook, Shift
+from kubeproxy.ask.outlook import Outlook
+from kubeproxy.ask.shifts import Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.ask.why import Elsewhere, Missing, Target, Why
 from kubeproxy.commands import ALONE, COMMANDS, services

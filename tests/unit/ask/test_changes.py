@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.outlook import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts, spared
+from kubeproxy.ask.shifts import ConfiguredNode, KnownPod, Shift, known_pods, lasting, remarks, resized, shifts, spared
 from kubeproxy.features import Features
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice

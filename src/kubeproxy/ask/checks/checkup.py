@@ -33,7 +33,8 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket, firewalls
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket
+from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port, unpack
 from kubeproxy.model.answer import Packet

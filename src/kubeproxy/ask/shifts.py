@@ -1,0 +1,335 @@
+"""The differences that clients notice between two configurations. For each address of each Service, model/answer.py
+computes the outcome of a connection from a pod, from this node and from elsewhere, in each of the two. Further
+differences between two modes follow from the modes' habits. Pure.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from itertools import islice
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
+from kubeproxy.model.answer import Index, Outcome, Packet, answer
+from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, Habits, ServiceName, ServicePlan
+from kubeproxy.model.planner import Planner
+
+_OUTSIDE: Final = {
+    Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
+    Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
+}
+_LOOPBACK: Final = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\1"}
+_KINDS: Final = {
+    FrontendKind.CLUSTER: "cluster IPs",
+    FrontendKind.EXTERNAL: "external IPs",
+    FrontendKind.LOADBALANCER: "load balancer addresses",
+}
+_SHOWN: Final = 5
+_SERVED: Final = "served"
+_HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
+_NOTHING: Final = "not answered by Services"
+_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
+
+
+class ConfiguredNode(NamedTuple):
+    """The node under one configuration: its compiled plans, and the habits of its mode."""
+
+    planner: Planner
+    habits: Habits
+
+
+class ClientKind(NamedTuple):
+    """A kind of client: its name, its address (None for this node's own), the interface of arrival, and whether only
+    its connections to itself are compared.
+    """
+
+    words: str
+    source: bytes | None
+    interface: str = ""
+    is_endpoint: bool = False
+
+
+class Shift(Struct, frozen=True, rename="camel"):
+    """An equal change for some Services: the outcomes of connections to `where` from `who`."""
+
+    where: tuple[str, ...]
+    who: tuple[str, ...]
+    before: str
+    after: str
+    services: tuple[str, ...]  # all of them as NAMESPACE/NAME
+
+    @property
+    def text(self) -> str:
+        """The shift as a sentence."""
+        where, who = ", ".join(self.where), ", ".join(self.who)
+        count = f"{len(self.services)} Services: " if len(self.services) > 1 else ""
+        shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")
+        if self.before == _NOTHING and self.after.startswith(_SERVED):
+            return f"{where} begin to answer {who}{self.after.removeprefix(_SERVED)} ({shown})"
+        if self.before.startswith(_SERVED) and self.after == _NOTHING:
+            return f"{where} cease to answer {who} ({shown})"
+        return f"{where}, for {who}: {self.before} -> {self.after} ({shown})"
+
+
+class _Met(NamedTuple):
+    """The outcome for a client: a text, and the endpoints."""
+
+    words: str
+    endpoints: frozenset[bytes] = frozenset()
+
+
+Local = Mapping[Family, Sequence[bytes]]  # the node's own addresses, packed
+
+
+class KnownPod(NamedTuple):
+    """A pod or a pod network: an address, the name in texts, and the Node, '' if unknown."""
+
+    address: bytes
+    words: str
+    node: str
+
+
+def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: Local) -> list[KnownPod]:
+    """Return the pods to compare: all endpoints except this node's own addresses, and the pod networks of the Node."""
+    own = {address for addresses in local.values() for address in addresses}
+    found = {each.address: each.node for piece in slices for each in piece.endpoints if each.address not in own}
+    networks = ((cidr, parse_network(cidr)) for cidr in cidrs)
+    named = [KnownPod(address, unpack(address), where) for address, where in sorted(found.items())]
+    return [*named, *(KnownPod(_late(network), cidr, node) for cidr, network in networks if network)]
+
+
+def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
+    """Return the changes for clients; `pods` are the known pods of the cluster."""
+    found: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    protocols: dict[tuple[str, ...], set[int]] = {}  # of the connections to a place, and of those that change alike
+    indices = Index(before.planner), Index(after.planner)
+    here = {address for addresses in local.values() for address in addresses}
+    clients = {family: _clients(family, before, after, pods) for family in Family}
+    away = {pod.address for pod in pods if pod.node != before.planner.world.node_name}
+    for name in sorted({*before.planner.compiled, *after.planner.compiled}):
+        for where, client, packet in _questions(name, (before, after), clients, away, local):
+            old, new = (
+                _met(side, packet, here, index, to_itself=client.is_endpoint)
+                for side, index in zip((before, after), indices, strict=True)
+            )
+            protocols.setdefault((where,), set()).add(packet.protocol)
+            if old != new and old is not None and new is not None:
+                key = (where, client.words, old.words, new.words if old.words != new.words else "other endpoints")
+                found.setdefault(key, {})["/".join(name)] = None
+                protocols.setdefault(key, set()).add(packet.protocol)
+    named: dict[tuple[str, str, str, str], Iterable[str]] = {}
+    for (where, who, old_words, new_words), services in found.items():
+        some = protocols[where, who, old_words, new_words]
+        of = "" if some == protocols[where,] else f" ({', '.join(PROTOCOL_NAMES[one] for one in sorted(some))})"
+        named[where + of, who, old_words, new_words] = services
+    return _folded(named)
+
+
+def spared(found: Iterable[Shift]) -> Iterator[str]:
+    """Yield a sentence if pods of other nodes are affected, and no known pod of this node."""
+    affected = {place for one in found for who in one.who for place in (_HERE, _ELSEWHERE) if who.startswith(place)}
+    if affected == {_ELSEWHERE}:
+        yield "no known pod of this node is affected, only pods of other nodes"
+
+
+def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
+    """Return the shifts with equal changes joined, first over clients and then over places."""
+    by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (where, who, old, new), services in found.items():
+        by_place.setdefault((where, old, new, tuple(services)), []).append(who)
+    folded: dict[tuple[tuple[str, ...], str, str, tuple[str, ...]], list[str]] = {}
+    for (where, old, new, names), clients in by_place.items():
+        folded.setdefault((tuple(clients), old, new, names), []).append(where)
+    return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
+
+
+def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, *, to_itself: bool) -> _Met | None:
+    """Return the outcome for a client. `to_itself`: of its connections to itself, None without any."""
+    made = answer(side.planner, packet, here, side.habits, index)
+    own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
+    if to_itself and not own:
+        return None
+    if made.outcome is not Outcome.FORWARDED:
+        return _Met(_WORDS.get(made.outcome, made.outcome.value))
+    if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
+        return _Met("refused, as this mode carries no SCTP")
+    if to_itself and not all(choice.masqueraded for choice in own):
+        return _Met("a timeout, as the pod gets a packet from itself")
+    # A pod of this node that connects to itself sees this node's address in every configuration.
+    shown = own if to_itself else [choice for choice in made.choices if choice not in own] or own
+    hidden = any(choice.masqueraded for choice in shown)
+    endpoints = frozenset(choice.destination for choice in made.choices)
+    return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
+
+
+def _questions(
+    name: ServiceName,
+    sides: Sequence[ConfiguredNode],
+    clients: Mapping[Family, Sequence[ClientKind]],
+    away: Collection[bytes],
+    local: Local,
+) -> Iterator[tuple[str, ClientKind, Packet]]:
+    """Yield the connections to compare for a Service: the destination in words, the client, and the first packet."""
+    asked: set[tuple[Family, bytes]] = set()
+    for side in sides:
+        compiled = side.planner.compiled.get(name)
+        for plan in compiled.plans if compiled is not None else ():
+            for frontend in plan.frontends:
+                family = plan.key.family
+                if (family, frontend.key) not in asked:
+                    asked.add((family, frontend.key))
+                    yield from _packets(frontend, family, [*clients[family], *_itself(plan, sides, away)], local)
+
+
+def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
+    """Yield one endpoint that is not on this node (`away` are such addresses) and is recognised as a pod. This node may
+    send its connection to a NodePort back to it.
+    """
+    detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
+    pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
+    for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):
+        yield ClientKind(
+            "endpoints with another nodeName or none that get their own connections", address, is_endpoint=True
+        )
+
+
+def _packets(
+    frontend: Frontend, family: Family, clients: Sequence[ClientKind], local: Local
+) -> Iterator[tuple[str, ClientKind, Packet]]:
+    if frontend.kind is not FrontendKind.NODEPORT:
+        places = [(f"{family.label} {_KINDS[frontend.kind]}", frontend.address)]
+    else:
+        addresses = dict.fromkeys((*local.get(family, ()), _LOOPBACK[family]))
+        places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
+    for where, address in places:
+        for client in clients:
+            # A connection of another node's pod to another address is translated by that node.
+            passes = address in local.get(family, ()) if client.is_endpoint else not is_loopback(address)
+            if client.source is None or passes:
+                packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)
+                yield where, client, packet
+
+
+def _clients(
+    family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
+) -> list[ClientKind]:
+    """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one of the
+    two configurations recognises as a pod. Known pods are grouped by the configurations that recognise them; without
+    known pods, a made-up pod represents each configuration.
+    """
+    found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
+    detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+    if len(detectors) == 1:
+        return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
+    known = [one for one in pods if len(one.address) == family.address_size]
+    if known and all(detector.kind == "network" for detector in detectors):
+        groups: dict[tuple[str, str], list[KnownPod]] = {}
+        for one in known:
+            words = " and ".join(d.words for d in detectors if d.holds(one.address, ""))
+            where = _HERE if one.node == before.planner.world.node_name else _ELSEWHERE
+            groups.setdefault((where if one.node else "pods", words), []).append(one)
+        ordered = sorted(groups.items(), key=lambda item: (_HERE, _ELSEWHERE, "pods").index(item[0][0]))
+        return found + [_known(f"{who} by {words}", each) for (who, words), each in ordered if words]
+    made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
+    return found + _together([pod for pod in made_up if pod is not None])
+
+
+def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
+    """Return made-up pods of two configurations. If one recognises pods by a network and the other by an interface,
+    return three: a pod that matches the two, and for each a pod that matches only it.
+    """
+    networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
+    if not networks or not entering:
+        return list(pods)
+    ((network, *_), (one, *_)) = networks, entering
+    by = one.words.removeprefix("pods by ")
+    return [
+        network._replace(words=f"{network.words} that come in by {by}", interface=one.interface),
+        network._replace(words=f"{network.words} that do not come in by {by}"),
+        one._replace(words=f"what comes in by {by} from outside of {network.words.removeprefix('pods by ')}"),
+    ]
+
+
+def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
+    """Return one client for pods that no configuration distinguishes; the first pod represents all these pods."""
+    more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
+    return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
+
+
+def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
+    if detector.kind == "network":
+        network = parse_network(detector.value)
+        if network is None or len(network[0]) != family.address_size:
+            return None
+        return ClientKind(words, _late(network))
+    return ClientKind(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+
+
+def _late(network: Range) -> bytes:
+    """Return the second to last address of a network: most probably no endpoint has it."""
+    last = network[1]
+    return last[:-1] + bytes((last[-1] & 0xFE,))
+
+
+def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
+    """Yield a sentence for each further change that clients notice, with the number of Services concerned."""
+    old, new = before.habits, after.habits
+    was, plans = ([p for each in one.planner.compiled.values() for p in each.plans] for one in (before, after))
+    if (count := _services(plan for plan in was if plan.balance)) and not any(plan.balance for plan in plans):
+        yield f"annotations for weights and consistent hashing are ignored: shares become equal ({count})"
+    if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
+    if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):
+        yield f"session affinity starts again: each client may get another endpoint once ({count})"
+    kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
+    for kind in sorted(kinds & _KINDS.keys()):
+        if (refused := kind in new.refuses_ports) is not (kind in old.refuses_ports):
+            sense = "are refused" if refused else "are not refused any more: they go where their route leads"
+            yield f"connections to {_KINDS[kind]} on ports that no Service has {sense}"
+    if old.drops_unowned is not new.drops_unowned:
+        sense = "is dropped" if new.drops_unowned else "is not dropped any more"
+        yield f"traffic to addresses of ServiceCIDRs that no Service has {sense}"
+
+
+def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
+    """Yield the addresses that only one of the pod networks contains: unknown clients may have these."""
+    for family in Family:
+        old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
+        if old == new or {old.kind, new.kind} != {"network"}:
+            continue
+        count = sum(len(pod.address) == family.address_size for pod in pods)
+        compared = (
+            "1 known pod or network was compared" if count == 1 else f"{count} known pods or networks were compared"
+        )
+        ours, theirs = ip_network(old.value), ip_network(new.value)
+        for one, other, verb in ((ours, theirs, "no longer count"), (theirs, ours, "newly count")):
+            if parts := _without(one, other):
+                where = ", ".join(map(str, parts[:_SHOWN])) + (", ..." if len(parts) > _SHOWN else "")
+                yield f"a client in {where} would {verb} as a pod; only {compared}"
+
+
+def _without(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> list[IPv4Network | IPv6Network]:
+    """Return the networks that cover the part of a network outside of another network."""
+    if not one.overlaps(other):
+        return [one]
+    # The two networks are of one family.
+    return sorted(one.address_exclude(other)) if one.prefixlen < other.prefixlen else []  # type: ignore[arg-type]
+
+
+def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
+    """Return a sentence about the effect on established connections."""
+    if not before.outlives_mode and (not same_mode or before.carries):
+        return "established connections end with the old proxy, which relays them, or with its virtual servers"
+    if not same_mode and not after.outlives_mode:
+        return "established connections go on; later ones will end when the mode is changed again"
+    return "established connections go on"
+
+
+def _services(plans: Iterable[ServicePlan]) -> str:
+    count = len({(plan.key.namespace, plan.key.name) for plan in plans})
+    return f"{count} Service{'s' if count != 1 else ''}" if count else ""
