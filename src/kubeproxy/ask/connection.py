@@ -288,6 +288,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         node,
         hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covered and why.forwarded else hooks,
         packet=packet,
+        first=next(packets.early(whole)),
         targets=frozenset(end[:2] for end in ends),
         passing=passing,
         possible=list(packets.masqueraded_answers(passing, seen_as_node, local)),

@@ -22,7 +22,6 @@ from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
-from kubeproxy.ask.packets import CheckedConnection, early
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import Mode, Sight
@@ -368,11 +367,9 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
 
 def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for rules of other programs that translate a connection, before this proxy does if it is `forwarded`."""
-    if node.packet is None:
+    first = node.first
+    if first is None:
         return
-    local = [one.ip for one in local_addresses(family_of(node.packet.destination))]
-    whole = CheckedConnection(node.packet, local, bool(node.mode.interface), nodes.arrival(node, node.packet))
-    first = next(early(whole))
     if not forwarded or node.direct or node.answers:  # the proxy does not translate it
         first = first._replace(before=inf)
     yield from strangers.translating([one for each in rules.others for one in each.translations(first)], forwarded)

@@ -54,6 +54,7 @@ class CheckedNode(Struct, frozen=True):
     hooks: Collection[str] = (*HOOKS, INGRESS)  # the netfilter hooks that the connection passes
     packet: Packet | None = None  # its first packet
     targets: frozenset[End] = frozenset()  # its endpoints
+    first: PassingPacket | None = None  # this packet before any program translates it
     passing: Sequence[PassingPacket] = ()  # its packets at these hooks
     possible: Sequence[PassingPacket] = ()  # further packets at these hooks, some of which it has
     masqueraded: frozenset[End] = frozenset()  # the endpoints that see this node as the client
