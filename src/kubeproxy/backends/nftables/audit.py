@@ -115,6 +115,12 @@ def filling(family: Family, name: str, elements: frozenset[Any]) -> list[bytes]:
     return element_messages(nfnetlink.NEW_ELEMENT, family, TABLE, name, [plain_element(key) for key in elements])
 
 
+def refilled(family: Family, wanted: NodeSets) -> list[bytes]:
+    """Return the messages that replace all elements of these sets of the node."""
+    fills = ([messages.emptied(family, TABLE, name), *filling(family, name, wanted[name])] for name in wanted)
+    return [message for fill in fills for message in fill]
+
+
 def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
     """Return the edges of disjoint ranges in the form in which the kernel lists them."""
     found = set()

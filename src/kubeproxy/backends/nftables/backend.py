@@ -184,8 +184,7 @@ class NftablesBackend:
         elements = 0
         for name, wanted in audit.desired_node_sets(self._ours).items():
             if (present := self._node[name]) != wanted:
-                fill = audit.filling(self.family, name, wanted)
-                self._transact([messages.emptied(self.family, TABLE, name), *fill])
+                self._transact(audit.refilled(self.family, {name: wanted}))
                 self._node[name] = wanted
                 elements += len(present ^ wanted)
         return elements
@@ -287,7 +286,8 @@ class NftablesBackend:
             return changes is not None
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
-            self._transact(changes)
+            # One transaction: a new rule may look up an address in a set that an older configuration left empty.
+            self._transact([*changes, *audit.refilled(self.family, audit.desired_node_sets(self._ours))])
         except NetlinkError as error:
             if error.code not in audit.CONTRADICTIONS:
                 raise  # the engine retries: a new table would lose the clients of session affinity

@@ -185,6 +185,22 @@ def test_node_addresses_change_between_inspections(ground):
     ground.is_clean(backend, {})
 
 
+def test_a_rule_for_node_addresses_never_meets_an_empty_set(ground):
+    """A restart with other nodePortAddresses: every NodePort would be closed between two transactions."""
+    resync(ground.start(node_world(None)), cluster("a"))
+    seen = []
+
+    def look():
+        if "@nodeport-ips" in str(ground.chains()):
+            seen.append(ground.elements("nodeport-ips"))
+
+    ground.after_commit = look
+    for addresses in ((ONE,), None, (ONE,)):
+        resync(ground.start(node_world(addresses)), cluster("a"))
+    assert seen
+    assert all(elements == {"192.0.2.1"} for elements in seen)
+
+
 def test_a_world_with_other_rules_asks_for_a_resync(ground):
     backend = ground.start(node_world((ONE,)))
     resync(backend, cluster("a"))
