@@ -348,3 +348,37 @@ async def test_a_reset_does_not_reach_a_client_on_a_bridge(family: str, live: Li
         async with changed(live, (f"{command} -I {rest}", f"{command} -D {rest}")):
             assert [str(one) for one in await live.cluster.probes("pod", "tcp", *front, 1, 2.5)] == ["timeout"]
             await answer(live, "pod", front, 1, "it does not get through: ", unseen)
+
+
+@pytest.mark.slow("a cluster of its own")
+async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
+    bare.service("kept", "a1 b1")
+    front, where = bare.front("kept"), f"{bare.front('kept').address}:80"
+    await bare.start()
+    await bare.expect(front, {"pod": "a1 b1"}, "tcp")
+    await bare.proxy.kill()
+    flags = f"--kubeconfig {bare.cluster.node_kubeconfig} --hostname-override node-a"
+    a1, a2, b1 = (f"{bare.ips[name]['IPv4']}:3000" for name in ("a1", "a2", "b1"))
+
+    async def asked(code: int, first: str, *said: str) -> None:
+        words = ("why", bare.ips["pod"]["IPv4"], where, "--no-probe", *flags.split())
+        status, text = await bare.ask(*words)
+        heading, _, rest = text.partition("\n")
+        assert (status, first in heading, [one for one in said if one not in rest]) == (code, True, []), text
+
+    now = f": translates {where} to {a1} or {b1} at the hook prerouting"
+    verify = f"Fix: compare them with the objects (`kube-proxy verify {flags}`), and start"
+    await asked(2, f"{now} (?)", "  -  until a kube-proxy runs, ", f"{now}: the objects have these endpoints", verify)
+    bare.endpoints("kept", "a1 a2")
+    await bare.expect(front, {"pod": "a1 b1"}, "tcp")
+    await asked(2, f"{now} (?)", "  ?  until a kube-proxy runs, ", f"{now}: the objects have no endpoint {b1}")
+    bare.endpoints("kept", "")
+    await bare.expect(front, {"pod": "a1 b1"}, "tcp")
+    await asked(2, "by a reset; until a kube-proxy runs, ", f"no endpoint {a1} or {b1}")
+    bare.endpoints("kept", "a1 b1")
+    bent = f"ip daddr {front.address} tcp dport 80 dnat to {a2}"
+    text = f"table ip other {{ chain c {{ type nat hook prerouting priority -110; {bent}; }}; }}"
+    async with changed(bare, (f"nft {text}", "nft delete table ip other")):
+        await bare.expect(front, {"pod": "a2"}, "tcp")
+        taken = f"another program takes it first: table ip other, chain c: translates {where} to {a2}"
+        await asked(1, taken, f"Fix: leave {where} out of the rules of table ip other c")

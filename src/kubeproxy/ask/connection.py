@@ -28,7 +28,13 @@ from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
 _FOREIGN: Final = ("firewall", "notrack", "translation")
-_OPEN: Final = ("endpoints", "proxy", "arrival", *_FOREIGN)  # the checks that can make the whole answer unknown
+_OPEN: Final = (
+    "endpoints",
+    "proxy",
+    "arrival",
+    "leftovers",
+    *_FOREIGN,
+)  # the checks that can make the whole answer unknown
 
 
 class Explanation(Struct, frozen=True):
@@ -50,7 +56,7 @@ class Explanation(Struct, frozen=True):
         """
         if self.why.elsewhere is not None:
             return "unknown"
-        if not self.why.passes or self.stopped:
+        if self.stopped or not (self.why.passes or self._leaves_open("leftovers")):
             return "no"
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
@@ -107,7 +113,9 @@ class Explanation(Struct, frozen=True):
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
-        more += "; until a kube-proxy runs, the rules in the kernel decide (?)" * self._leaves_open("leftovers")
+        if self._leaves_open("leftovers"):
+            now = (one.what for one in self.findings if one.what.startswith(strangers.UNTIL))
+            more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
         outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
@@ -155,18 +163,27 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
-        # The answer follows from objects only: without a proxy on this node, it is hypothetical.
-        severity = Severity.NOTE if (proxies := node.proxies) else Severity.UNKNOWN
-        what = f"{strangers.unasked(proxies)}; the answer is from the objects alone"
-        findings.append(Diagnosis(severity, "proxy", what))
-        left = checkup.Checkup([], [])
-        if not proxies:
-            left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules.sight, forwarded=True))
-        for one in _around(left):
-            fix = one.fix and f"compare them with the objects (`kube-proxy verify`), and {one.fix}"
-            findings.append(replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING))
+        findings += _without_proxy(asked, node, rules, why, explained)
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
     return Explanation(why, tuple(findings), probes)
+
+
+def _without_proxy(
+    asked: Source, node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained
+) -> Iterator[Diagnosis]:
+    """Report that the answer follows from objects only, and the rules in the kernel that decide without a proxy."""
+    proxies, flags = node.proxies, asked.flags
+    severity = Severity.NOTE if proxies else Severity.UNKNOWN
+    yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
+    if proxies:
+        return
+    now, left = checkup.Checkup([], []), checkup.Checkup([], [])
+    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules))
+    left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules.sight, forwarded=True))
+    yield from _around(now)
+    for one in _around(left):
+        fix = one.fix and f"compare them with the objects (`kube-proxy verify{flags}`), and {one.fix}"
+        yield replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING)
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:

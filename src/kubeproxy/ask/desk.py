@@ -31,6 +31,8 @@ class Desk:
     """Whether the answers are those of a running proxy, so that the kernel should have its plans."""
     control: str = ""
     """The path of the control socket, at which a proxy may listen that was not asked; '' for none."""
+    flags: str = ""
+    """The arguments of a command that select this source, each after a space."""
 
     def __init__(self, snapshot: Snapshot, places: Places | None = None) -> None:
         self.snapshot = snapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import time
 from collections.abc import Sequence
 
@@ -36,10 +37,11 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override"
 class ReadDesk(Desk):
     """Answers from objects that were read for one question. Only for `why` are other Nodes and zones read."""
 
-    def __init__(self, snapshot: Snapshot, options: Options, control: str) -> None:
+    def __init__(self, snapshot: Snapshot, options: Options, control: str, flags: str) -> None:
         super().__init__(snapshot)
         self._options = options
         self.control = control
+        self.flags = flags
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
         """See Desk."""
@@ -68,12 +70,22 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
     planned = Planned(planner, addresses)
     snapshot = Snapshot(options, mode, planned, planned, lambda: reach, time.time(), "planned")
-    return ReadDesk(snapshot, options, arguments.control_socket)
+    return ReadDesk(snapshot, options, arguments.control_socket, _flags(arguments))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the given arguments that select mode, node and objects, by their names."""
+    return {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
+
+
+def _flags(arguments: argparse.Namespace) -> str:
+    """Return these arguments as text for a command line, which begins with a space."""
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in _given(arguments).items())
 
 
 def _options(arguments: argparse.Namespace) -> Options:
     """Return the options of a proxy with these arguments; a kubeconfig argument replaces that of the file."""
-    given = {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
+    given = _given(arguments)
     kubeconfig = given.pop("kubeconfig") if {"config", "kubeconfig"} <= given.keys() else ""
     options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
     if not kubeconfig:

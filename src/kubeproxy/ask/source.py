@@ -27,6 +27,7 @@ class Running:
     """The Desk of the proxy behind a socket. Every call may raise KubeProxyError."""
 
     running: Final = True
+    flags: Final = ""  # see Desk; a command asks the running proxy by default
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -14,7 +14,7 @@ from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route import Bridge, NetworkInterface
-from kubeproxy.meaning.firewall import Filter
+from kubeproxy.meaning.firewall import Filter, ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 
@@ -468,6 +468,33 @@ def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_conseque
     assert stopped.fix.startswith("start the proxy again")
     assert "ends every Service" in stopped.fix
     assert "--cleanup" not in running.fix
+
+
+OLD, NEW = (bytes((10, 0, 0, 2)), 80), (bytes((10, 0, 0, 3)), 80)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sure", "mark", "text"),
+    [
+        ([NEW], True, "-", "translates 10.96.0.1:80 to 10.0.0.3:80 at the hook output: the objects have these"),
+        (
+            [OLD, NEW],
+            True,
+            "?",
+            "to 10.0.0.2:80 or 10.0.0.3:80 at the hook output: the objects have no endpoint 10.0.0.2",
+        ),
+        ([NEW], False, "?", "may translate 10.96.0.1:80 to 10.0.0.3:80"),
+        ([(bytes((10, 0, 1, end)), 80) for end in range(12)], True, "?", "10.0.1.9:80 or 2 others at"),
+    ],
+)
+def test_rules_that_translate_without_a_proxy_are_compared_with_the_endpoints(ends, sure, mark, text):
+    target = bytes((10, 96, 0, 1))
+    packet = PassingPacket("output", 0, 1, None, target, 6, 80, (target, 80), ("", "eth0"))
+    (found,) = strangers.translating_now(
+        [ForeignTranslation("table ip kube-proxy", "c", packet, tuple(ends), sure, unordered=False)], {NEW}
+    )
+    assert (found.severity.mark, found.about, text in found.text) == (mark, "leftovers", True), found.text
+    assert found.text.startswith("until a kube-proxy runs, table ip kube-proxy, chain c: ")
 
 
 def test_lists_that_could_be_read_are_not_called_unread():

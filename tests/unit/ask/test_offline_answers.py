@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
@@ -335,7 +336,7 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
         assert ("forward it; until a kube-proxy runs, the rules in the kernel decide (?)" in out) is remain
         assert ("?  rules without a proxy that answers: nf_tables table ip kube-proxy" in out) is remain
-        assert ("Fix: compare them with the objects (`kube-proxy verify`), and start the proxy again" in out) is remain
+        assert (f"(`kube-proxy verify {shlex.join(folder)}`), and start the proxy again" in out) is remain
 
 
 def test_a_proxy_that_only_its_control_socket_shows_runs_here(

@@ -86,7 +86,7 @@ class NodeRules:
         return firewalls(
             self.nf_tables,
             frozenset(mode.table for mode in own if mode.table),
-            lambda chain: self._node.running and is_ours(chain) and owns("nat", chain),
+            lambda chain: is_ours(chain) and (not self._node.running or owns("nat", chain)),
         )
 
 
@@ -373,6 +373,16 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
     if not forwarded or node.direct or node.answers:  # the proxy does not translate it
         first = first._replace(before=inf)
     yield from strangers.translating([one for each in rules.others for one in each.translations(first)], forwarded)
+
+
+def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
+    """Check for rules that translate a connection while no proxy runs: of other programs, and leftover ones."""
+    yield from _translations(node, rules, forwarded=True)
+    assert node.first is not None  # noqa: S101 - callers ask about a connection
+    first = node.first._replace(before=inf)
+    foreign = {one for each in rules.others for one in each.translations(first)}
+    every = [one for each in firewalls(rules.nf_tables, frozenset()) for one in each.translations(first)]
+    yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:

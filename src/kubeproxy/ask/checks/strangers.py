@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import RuleChain
@@ -167,21 +167,49 @@ def untracking(
 def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded`: the proxy would forward it."""
     for one in found:
-        ends = " or ".join(place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in one.ends)
-        verb = "translates" if one.sure and not one.unordered else "may translate"
         target = place_text(*one.packet.original)
-        leads = f" to {ends}" * (ends != target)
         severity = Severity.NOTE
         if forwarded and one.sure:
             severity = Severity.UNKNOWN if one.unordered else Severity.BROKEN
         yield Diagnosis(
             severity=severity,
             about="translation",
-            what=f"{one.where}, chain {one.chain}: {verb} {target}{leads} at the hook {one.packet.hook}",
+            what=_translation(one),
             why=_UNORDERED if one.unordered else "a connection is translated once, by the first rule that does",
             fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
             harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
         )
+
+
+def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End]) -> Iterator[Diagnosis]:
+    """Report leftover chains that translate a connection while no kube-proxy runs; `endpoints` are those that the
+    objects have now.
+    """
+    for one in found:
+        old = [end for end in one.ends if end not in endpoints]
+        reason = f"the objects have no endpoint {_ends(old)}" if old else "the objects have these endpoints too"
+        severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
+        yield Diagnosis(severity, "leftovers", UNTIL + _translation(one), reason)
+
+
+UNTIL: Final = "until a kube-proxy runs, "
+
+
+def _translation(one: ForeignTranslation) -> str:
+    """Return a text on a chain that translates a connection."""
+    verb = "translates" if one.sure and not one.unordered else "may translate"
+    target, ends = place_text(*one.packet.original), _ends(one.ends)
+    leads = f" to {ends}" * (ends != target)
+    return f"{one.where}, chain {one.chain}: {verb} {target}{leads} at the hook {one.packet.hook}"
+
+
+def _ends(ends: Sequence[End]) -> str:
+    """Return a text on the destinations of a translation, of which the first ones are listed."""
+    shown = [place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in ends[:_LISTED]]
+    return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
+
+
+_LISTED: Final = 10  # maximum number of destinations in a text
 
 
 def firewalls(
