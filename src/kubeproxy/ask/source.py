@@ -10,7 +10,7 @@ from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
 from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
-from kubeproxy.errors import NoAnswerError
+from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def knowing(asked: Source) -> Facts:
 def source(arguments: argparse.Namespace) -> Source:
     """Return the source that the arguments select. Raises KubeProxyError."""
     if arguments.manifests or arguments.kubeconfig:
+        if getattr(arguments, "watch", False):
+            raise ConfigError("--watch: it needs a running proxy; --manifests and --kubeconfig are read only once")
         from kubeproxy.ask.offline import desk  # noqa: PLC0415 - a query of a running proxy does not need these modules
 
         return desk(arguments)

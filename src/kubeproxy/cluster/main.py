@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from kubeproxy.ask.question import NODE
@@ -25,7 +26,7 @@ from kubeproxy.cluster.fleet import Fleet, ask
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
-from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output
+from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output, watching
 from kubeproxy.errors import QuestionError
 from kubeproxy.release import build
 
@@ -62,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     for name in ("verify", "services", "flows"):
         commands.choices[name].add_argument("name", nargs="?", metavar="NAME", help="svc/NAME, or NAMESPACE/NAME")
     verify.add_argument("--api", action="store_true", help="compare all Services with the API server, too")
+    for command in (verify, commands.choices["services"]):
+        watching.argument(command)
     flows.add_argument("--seconds", type=float, metavar="N", help="how long to listen (default 1)")
     return made
 
@@ -100,7 +103,16 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "why":
         return _why(given, kubectl, found, names)
     arguments = [names.service(given.name)] if values.get("name") else []
-    return _answer(given, _asked(given, kubectl, found.of(given.node), arguments), names.known)
+    places = found.of(given.node)
+    if not values.get("watch"):
+        return _answer(given, _asked(given, kubectl, places, arguments), names.known)
+
+    def look() -> watching.WatchedAnswer:
+        fleet = _asked(given, kubectl, places, arguments)
+        rows = show.rows(fleet, names.known)
+        return watching.WatchedAnswer(show.fields(fleet), lambda: show.many(fleet, names.known), rows, fleet.status())
+
+    return watching.answered(given, look, time.monotonic)
 
 
 def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
@@ -159,7 +171,7 @@ def _answer(
     """Print the answers; return the exit code."""
     answer = next(iter(fleet.answers.values()), None)
     if given.output == "json":
-        show.json(fleet, deliveries)
+        output.json(show.fields(fleet, deliveries))
     elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
         show.one(fleet.replies[0], answer, known, deliveries)
     else:

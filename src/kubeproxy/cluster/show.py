@@ -13,6 +13,7 @@ from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
+from kubeproxy.commands.watching import Row
 
 _NODES = 10
 """Maximum number of nodes in a line; `-o json` has them all."""
@@ -71,31 +72,40 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
         output.marked(output.UNSEEN, f"no answer of {_nodes(nodes)}: {reason}")
 
 
-def json(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> None:
-    """Print all answers, and their common facts, as JSON in the form of docs/answers.schema.json."""
+def rows(fleet: Fleet, known: Mapping[str, str]) -> dict[str, Row]:
+    """Return the lines of `many` by their text, for a comparison with later answers."""
+    found = [(each.fact.severity, _difference(each, len(fleet.examined))) for each in fleet.differences()]
+    found += [(fact.severity, fact.text) for fact in fleet.common()]
+    found += [(Severity.UNKNOWN, f"no answer of {_nodes(nodes)}: {reason}") for reason, nodes in fleet.silent().items()]
+    return {
+        text: Row((f"{severity.mark:<2} {named(text, known)}",), {"severity": severity.name.lower(), "text": text})
+        for severity, text in found
+    }
+
+
+def fields(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> dict[str, object]:
+    """Return all answers, and their common facts, for JSON in the form of docs/answers.schema.json."""
     one = next((one for one in fleet.answers.values() if isinstance(one, WhyAnswer) and len(fleet.replies) == 1), None)
-    output.json(
-        {
-            "command": fleet.command,
-            "arguments": fleet.arguments,
-            "nodes": fleet.replies,
-            "differences": [
-                {
-                    "severity": each.fact.severity.name.lower(),
-                    "text": each.fact.text,
-                    "nodes": each.nodes,
-                    "lacking": each.lacking,
-                }
-                for each in fleet.differences()
-            ],
-            "heading": ends.heading(fleet.replies[0].node, one, deliveries) if one is not None else "",
-            "deliveries": [
-                {"severity": each.severity.name.lower(), "text": each.text, "endpoint": each.end, "node": each.reply}
-                for each in deliveries
-            ],
-            **fleet.counts(),
-        }
-    )
+    return {
+        "command": fleet.command,
+        "arguments": fleet.arguments,
+        "nodes": fleet.replies,
+        "differences": [
+            {
+                "severity": each.fact.severity.name.lower(),
+                "text": each.fact.text,
+                "nodes": each.nodes,
+                "lacking": each.lacking,
+            }
+            for each in fleet.differences()
+        ],
+        "heading": ends.heading(fleet.replies[0].node, one, deliveries) if one is not None else "",
+        "deliveries": [
+            {"severity": each.severity.name.lower(), "text": each.text, "endpoint": each.end, "node": each.reply}
+            for each in deliveries
+        ],
+        **fleet.counts(),
+    }
 
 
 def _print_counts(fleet: Fleet) -> None:

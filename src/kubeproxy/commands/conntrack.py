@@ -2,7 +2,8 @@
 
 Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us each. Without a proxy it counts
 them by client alone. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets between
-the two readings.
+the two readings. With -w, the command repeats the reading, and prints the counts that have changed, and problems that
+appear and are gone; `kube-proxy flows -f` prints each connection of a Service as it begins and ends.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json
@@ -11,20 +12,26 @@ the two readings.
 from __future__ import annotations
 
 import argparse
+import re
 import time
+from functools import partial
+
+import msgspec
 
 from kubeproxy.ask.flows.follow import ground
 from kubeproxy.ask.flows.fullness import Fillers, Fullness, fullness
 from kubeproxy.ask.flows.users import ServedPorts
-from kubeproxy.ask.source import source
+from kubeproxy.ask.source import Source, source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
+from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.errors import NoAnswerError
 from kubeproxy.kernel.conntrack.tracked import entries, level, refusals
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 
 _UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries count as those of clients of none"
+_NUMBER = re.compile(r"\d+")
 _SHOWN = 10  # maximum number of Services, and of clients, in the text; `-o json` has them all
 
 
@@ -32,10 +39,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=seconds, metavar="N", default=1.0, help="between the two readings (default 1)"
     )
+    argument(parser)
 
 
 def run(given: argparse.Namespace) -> int:
+    """Print the answer; return the exit code."""
     asked = source(given)
+    return answered(given, lambda: _look(asked, given.seconds))
+
+
+def _look(asked: Source, wait: float) -> WatchedAnswer:
     unknown = ""
     try:
         unknown = "" if asked.facts().listed else _UNLISTED
@@ -45,20 +58,33 @@ def run(given: argparse.Namespace) -> int:
     spent = time.process_time()
     with Netlink.open(NETLINK_NETFILTER) as link:
         before, began = (level(link), refusals(link)), time.monotonic()
-        time.sleep(given.seconds)
+        time.sleep(wait)
         after, passed = (level(link), refusals(link)), time.monotonic() - began
         for family in Family:
             for entry in entries(link, family):
                 who.add(entry)
     state = fullness(before, after, passed, who)
     spent = time.process_time() - spent
-    output.answer(given.output, state, lambda: _print(state, spent, unknown))
-    return exit_code(wrong=state.problems)
+    show = partial(_print, state, spent, unknown)
+    return WatchedAnswer(msgspec.to_builtins(state), show, _rows(state), exit_code(wrong=state.problems))
+
+
+def _rows(state: Fullness) -> dict[str, Row]:
+    """Return the problems, the number of all entries, and the numbers of Services and of clients; the largest first."""
+    rows = {_NUMBER.sub("#", text): Row((text,), {"problem": text}) for text in state.problems}
+    rows["entries"] = Row((_total(state),), {"entries": state.entries, "limit": state.limit})
+    for one in (*state.services, *state.clients):
+        rows[one.name] = Row((f"{one.name}  {one.entries}",), one)
+    return rows
+
+
+def _total(state: Fullness) -> str:
+    share = f" ({state.entries / state.limit:.1%})" if state.limit else ""
+    return f"{state.entries} of {state.limit} entries{share}"
 
 
 def _print(state: Fullness, spent: float, unknown: str) -> None:
-    share = f" ({state.entries / state.limit:.1%})" if state.limit else ""
-    output.say(f"{state.entries} of {state.limit} entries{share}, {state.growth:+.1f} a second")
+    output.say(f"{_total(state)}, {state.growth:+.1f} a second")
     for problem in state.problems:
         output.marked(output.BAD, problem)
     if not state.problems:

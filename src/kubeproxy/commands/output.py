@@ -63,9 +63,14 @@ def marked(mark: str, text: str) -> None:
 
 def json(value: Any) -> None:
     """Print an answer, a Struct or dictionary, as JSON of docs/answers.schema.json, with this command's version."""
-    made = {"schemaVersion": SCHEMA_VERSION, "version": build().name} | msgspec.to_builtins(value)
-    sys.stdout.buffer.write(msgspec.json.format(json_bytes(made), indent=2) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.format(json_bytes(versioned(value)), indent=2) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def versioned(value: Any) -> dict[str, Any]:
+    """Return the fields of an answer, with the versions of the schema and of this command."""
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return {"schemaVersion": SCHEMA_VERSION, "version": build().name} | fields
 
 
 def answer(form: str, value: Any, show: Callable[[], None]) -> None:

@@ -4,13 +4,14 @@ Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the name
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
 rules. A port without an available endpoint is marked (x), and does not change the exit code. Exit code 1: a printed
 Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated, as the API server has been
-away for a minute.
+away for a minute. With -w, the command then prints the Services that are new, have changed or are gone.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import ProgrammedService
@@ -19,6 +20,7 @@ from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.state import service_text
 from kubeproxy.commands import UNKNOWN, exit_code, output
+from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
@@ -29,6 +31,7 @@ _LONGEST = 63 + 1 + 253
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
+    argument(parser)
 
 
 def service_name(text: str) -> ServiceName:
@@ -40,34 +43,61 @@ def service_name(text: str) -> ServiceName:
 
 
 def run(given: argparse.Namespace) -> int:
+    """Print the answer; return the exit code."""
     asked = source(given)
+    name = service_name(given.name) if given.name is not None else None
+    return answered(given, lambda: _look(asked, name))
+
+
+def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
     facts = knowing(asked)
     old = list(contact.outdated(facts.reach)) if facts.reach is not None else []
     head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
-    if given.output != "json":
+
+    def warn() -> None:
         for finding in old:
             output.marked(finding.severity.mark, finding.text)
             output.say(f"Fix: {finding.fix}")
-    if given.name is not None:
-        return _one(asked, service_name(given.name), head, given.output)
+
+    return _one(asked, name, head, warn) if name is not None else _all(asked, head, warn)
+
+
+def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
     held = sorted(asked.services(), key=lambda one: one.name)
-    if given.output == "json":
-        output.json({**head, "services": list(map(_row, held))})
-    else:
-        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [_cells(one) for one in held])
-    return exit_code(wrong=any(one.state not in FINE_STATES for one in held), unknown=old)
+    rows = [(_cells(one), _row(one)) for one in held]
+
+    def show() -> None:
+        warn()
+        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [cells for cells, _ in rows])
+
+    return WatchedAnswer(
+        {**head, "services": [fields for _, fields in rows]},
+        show,
+        {cells[0]: Row(("  ".join(cells).rstrip(),), fields) for cells, fields in rows},
+        exit_code(wrong=any(one.state not in FINE_STATES for one in held), unknown="findings" in head),
+    )
 
 
-def _one(asked: Source, name: ServiceName, head: Mapping[str, object], form: str) -> int:
+def _one(asked: Source, name: ServiceName, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
     try:
         detail = asked.service(name)
     except QuestionError as error:
-        if form != "json":
-            raise
-        output.json({**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)})
-        return UNKNOWN
-    output.answer(form, {**head, **detail}, lambda: output.page(service_text(detail)))
-    return exit_code(wrong=detail["state"] not in FINE_STATES, unknown="findings" in head)
+        fields = {**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)}
+        return WatchedAnswer(fields, partial(_raise, error), {}, UNKNOWN)
+    text = service_text(detail)
+
+    def show() -> None:
+        warn()
+        output.page(text)
+
+    key = "/".join(name)
+    row = Row((key, *text.decode().strip("\n").splitlines()), detail)
+    code = exit_code(wrong=detail["state"] not in FINE_STATES, unknown="findings" in head)
+    return WatchedAnswer({**head, **detail}, show, {key: row}, code)
+
+
+def _raise(error: QuestionError) -> None:
+    raise error
 
 
 def _addresses(held: ProgrammedService) -> Iterator[str]:

@@ -2,19 +2,22 @@
 
 Without a name: all Services, their shared objects, and objects in the kernel without a Service; with NAMESPACE/NAME, or
 NAME in the namespace default: that Service only, and whether the proxy has its newest version from the API server. Exit
-code 0: no difference; 1: a difference; 2: unknown. It never writes.
+code 0: no difference; 1: a difference; 2: unknown. It never writes. With -w, the command then prints the differences
+that appear and those that are gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
 from kubeproxy.ask.kernel.present import Report, verify
 from kubeproxy.ask.lines import REPAIR, counted, difference
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
+from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 
 _NICE = 5
 """Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""
@@ -29,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api", action="store_true", help="query the API server for all Services (always done for NAME)"
     )
+    argument(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -36,9 +40,21 @@ def run(given: argparse.Namespace) -> int:
     if not names:
         os.nice(_NICE)
     asked = source(given)
-    report = verify(asked, names, api=given.api)
-    output.answer(given.output, report.fields(), lambda: _print(report, REPAIR if asked.running else _START))
-    return exit_code(wrong=report.differs, unknown=not report.is_complete(names))
+
+    def look() -> WatchedAnswer:
+        report = verify(asked, names, api=given.api)
+        show = partial(_print, report, REPAIR if asked.running else _START)
+        code = exit_code(wrong=report.differs, unknown=not report.is_complete(names))
+        return WatchedAnswer(report.fields(), show, _rows(report), code)
+
+    return answered(given, look)
+
+
+def _rows(report: Report) -> dict[str, Row]:
+    """Return the differences and troubles by their text."""
+    found: dict[str, object] = {difference(*one): one._asdict() for one in (*report.seen.findings, *report.behind)}
+    found |= {text: {"trouble": text} for text in report.troubles}
+    return {text: Row((text,), fields) for text, fields in found.items()}
 
 
 def _print(report: Report, repair: str) -> None:
