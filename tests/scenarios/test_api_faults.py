@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -230,3 +231,24 @@ async def test_a_node_that_is_missing_is_waited_for_but_not_for_ever(bare: Live)
     bare.endpoints("web", "b1")
     await bare.expect(bare.front("web"), {"pod": "b1"})
     assert bare.proxy.returncode is None
+
+
+@pytest.mark.slow("20 seconds of silence")
+async def test_an_api_server_that_falls_silent(bare: Live) -> None:
+    bare.service("quiet", "b1")
+    await bare.start()
+    await bare.programmed(bare.front("quiet"), "b1")
+    asked = ("why", bare.ips["a1"]["IPv4"], "default/quiet:80", "--no-probe")
+    faults = bare.cluster.server.faults
+    faults.update({"stall_watch": True})
+    try:
+        await asyncio.sleep(21.0)
+        assert "API server" not in (await bare.ask(*asked))[1] + (await bare.ask("services"))[1]
+        faults.update({"delay": 5.0})
+        (why, said), (services, table) = await bare.ask(*asked), await bare.ask("services")
+    finally:
+        faults.update({"stall_watch": False, "delay": 0.0})
+    assert (why, services) == (0, 0), said + table
+    assert "; the objects may be old: the API server gives no answer at " in said.splitlines()[0], said
+    assert table.startswith("  -  the API server gives no answer at "), table
+    assert re.search(r"traffic uses the state known \d\d seconds ago", table), table

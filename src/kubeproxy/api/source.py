@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.connection import LIST, OBJECT
@@ -83,12 +84,15 @@ class Trouble(Struct):
 
 
 class WatchStanding(Struct, frozen=True, kw_only=True):
-    """The state of a resource's source, for answers: fields of ResourceStatus, and the staleness in seconds."""
+    """The state of a resource's source, for answers: fields of ResourceStatus, the staleness in seconds, and the
+    seconds since the server's last bytes.
+    """
 
     resource: str
     synced: bool
     connected: bool
     stale: float
+    silent: float = 0.0
     trouble: str = ""
 
 
@@ -114,6 +118,7 @@ class ResourceStatus(Struct):
             synced=self.synced,
             connected=self.connected or self.absent,
             stale=self.staleness(now),
+            silent=max(0.0, now - self.last_contact),
             trouble=self.trouble,
         )
 
@@ -130,6 +135,16 @@ class Reach(Struct, frozen=True, kw_only=True):
     def nodes_listed(self) -> bool:
         """Whether a complete list of Nodes was read."""
         return any(one.resource == "nodes" and one.synced for one in self.watched)
+
+    @property
+    def silent(self) -> float:
+        """The seconds since the server's last bytes. Watches of an idle cluster are silent for a minute."""
+        return min((one.silent for one in self.watched), default=0.0)
+
+    def unanswered(self, trouble: str) -> Reach:
+        """Return the state if the server does not answer a request for the reason `trouble`."""
+        watched = tuple(replace(one, stale=max(one.stale, self.silent)) for one in self.watched)
+        return replace(self, trouble=trouble, watched=watched)
 
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:

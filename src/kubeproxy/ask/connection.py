@@ -118,6 +118,8 @@ class Explanation(Struct, frozen=True):
             more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
         outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
+        older = next((one for one in self.findings if one.about == "api" and one.severity is Severity.NOTE), None)
+        more += f"; the objects may be old: {older.what} (-)" if older is not None else ""
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
     @property

@@ -4,7 +4,8 @@ Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the name
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
 rules. A port without an available endpoint is marked (x), and does not change the exit code. Exit code 1: a printed
 Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated, as the API server has been
-away for a minute. With -w, the command then prints the Services that are new, have changed or are gone.
+away or silent for a minute; after 20 seconds a line says so. With -w, the command then prints the Services that are
+new, have changed or are gone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from kubeproxy.ask.checks import contact
-from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.ask.facts import Facts, ProgrammedService
+from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.state import service_text
-from kubeproxy.commands import UNKNOWN, exit_code, output
+from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
@@ -51,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
     facts = knowing(asked)
-    old = list(contact.outdated(facts.reach)) if facts.reach is not None else []
+    old = list(_outdated(asked, facts))
     head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
 
     def warn() -> None:
@@ -59,7 +61,18 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
             output.marked(finding.severity.mark, finding.text)
             output.say(f"Fix: {finding.fix}")
 
-    return _one(asked, name, head, warn) if name is not None else _all(asked, head, warn)
+    made = _one(asked, name, head, warn) if name is not None else _all(asked, head, warn)
+    return made._replace(status=exit_code(wrong=made.status == NO, unknown=made.status or any(o.is_wrong for o in old)))
+
+
+def _outdated(asked: Source, facts: Facts) -> Iterator[Diagnosis]:
+    """Check whether the objects may be outdated; a server whose watches are silent is asked."""
+    if facts.reach is not None and asked.running and facts.reach.silent > contact.SILENT:
+        from kubeproxy.ask.checks import checkup  # noqa: PLC0415 - most answers do not need these modules
+
+        yield from checkup.outdated(checkup.checked(asked, facts), facts.reach)
+    elif facts.reach is not None:
+        yield from contact.outdated(facts.reach)
 
 
 def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
@@ -74,7 +87,7 @@ def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) ->
         {**head, "services": [fields for _, fields in rows]},
         show,
         {cells[0]: Row(("  ".join(cells).rstrip(),), fields) for cells, fields in rows},
-        exit_code(wrong=any(one.state not in FINE_STATES for one in held), unknown="findings" in head),
+        exit_code(wrong=any(one.state not in FINE_STATES for one in held)),
     )
 
 
@@ -92,7 +105,7 @@ def _one(asked: Source, name: ServiceName, head: Mapping[str, object], warn: Cal
 
     key = "/".join(name)
     row = Row((key, *text.decode().strip("\n").splitlines()), detail)
-    code = exit_code(wrong=detail["state"] not in FINE_STATES, unknown="findings" in head)
+    code = exit_code(wrong=detail["state"] not in FINE_STATES)
     return WatchedAnswer({**head, **detail}, show, {key: row}, code)
 
 

@@ -109,14 +109,17 @@ def test_answers_about_a_folder_match_its_files(name, words, folder, capfd):
     assert valid(name, capfd.readouterr().out)["schemaVersion"] == SCHEMA_VERSION
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(30.0, 0), (480.0, 2)])
+@pytest.mark.parametrize(
+    ("seconds", "status", "age"), [(15.0, 0, ""), (30.0, 0, "30 seconds"), (480.0, 2, "8 minutes")]
+)
 @pytest.mark.parametrize("words", [["services"], ["services", "shop/web"]])
-def test_services_say_since_when_the_objects_are_outdated(words, seconds, status, folder, capfd, monkeypatch):
+def test_services_say_since_when_the_objects_are_outdated(words, seconds, status, age, folder, capfd, monkeypatch):
     watched = (WatchStanding(resource="services", synced=True, connected=False, stale=seconds),)
     reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
     monkeypatch.setattr(services, "knowing", lambda _: SimpleNamespace(mode="nftables", reach=reach))
     assert run([*words, *folder]) == status
     made = valid(words[0] if len(words) == 1 else "service", capfd.readouterr().out)
-    assert ["known 8 minutes ago" in one["why"] for one in made.get("findings", ())] == [True] * bool(status)
+    assert [f"known {age} ago" in one["why"] for one in made.get("findings", ())] == [True] * bool(age)
     assert run([*words, *folder[:-2]]) == status
-    assert ("  x  the API server cannot be reached at" in capfd.readouterr().out) is bool(status)
+    marked = f"  {'x' if status else '-'}  the API server cannot be reached at"
+    assert (marked in capfd.readouterr().out) is bool(age)

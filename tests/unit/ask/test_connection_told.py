@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import connection
-from kubeproxy.ask.checks import contact, routes, settings, strangers
+from kubeproxy.ask.checks import checkup, contact, routes, settings, strangers
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
@@ -24,6 +24,7 @@ from kubeproxy.ask.why import Elsewhere, Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.errors import SourceError
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.conntrack.tracked import Tracked, target_of
 from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
@@ -99,7 +100,7 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
         ),
         (settings.filled(settings.tracked(85, 100), "conntrack"), 0, "connection tracking is 85% full"),
         (gone(480), 1, "the API server cannot be reached at h: refused: traffic uses the state known 8 minutes ago"),
-        (gone(30), 0, None),
+        (gone(15), 0, None),
     ],
 )
 def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings, status, line):
@@ -210,6 +211,9 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
     loses = Diagnosis(Severity.BROKEN, "firewall", "it drops", harm=delays._replace(effect=Effect.LOSES))
     told = Explanation(replace(why(), endpoints=ends), (forwarding, loses))
     assert told.heading.endswith(", but 50.0% of the connections do not get through: it drops (x)")
+    told = Explanation(why(), (*around(Checkup([*gone(30)], [])),))
+    aged = "; the objects may be old: the API server cannot be reached at h: refused (-)"
+    assert (told.answer, told.fixes, told.heading.endswith(f"kube-proxy forwards it{aged}")) == ("yes", [], True)
     told = Explanation(why("refused"), tuple(around(Checkup(stale, []))))
     outdated = "the API server cannot be reached at h: refused"
     assert told.heading.endswith(f"the client sees , but the objects may be outdated: {outdated} (x)")
@@ -289,6 +293,34 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
 
 
+@pytest.mark.parametrize(
+    ("silent", "answers", "mark", "age"),
+    [
+        ((90.0, 15.0), False, "", ""),
+        ((90.0, 30.0), True, "", ""),
+        ((90.0, 30.0), False, "-", "30 seconds"),
+        ((500.0, 480.0), False, "x", "8 minutes"),
+    ],
+)
+def test_a_server_whose_watches_are_silent_is_asked(silent, answers, mark, age, monkeypatch):
+    def greet(*_):
+        if not answers:
+            raise SourceError("h: sent nothing for 3 s")
+
+    monkeypatch.setattr(checkup, "greet", greet)
+    monkeypatch.setattr(checkup, "load_cluster", lambda *_: SimpleNamespace(proxy=None, credentials=UNAUTHENTICATED))
+    watched = tuple(
+        WatchStanding(resource=name, synced=True, connected=True, stale=0.0, silent=one)
+        for name, one in zip(("services", "endpointslices"), silent, strict=True)
+    )
+    reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
+    facts = SimpleNamespace(master="", began={})
+    found = list(checkup.outdated(CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), running=True), reach))
+    assert [one.severity.mark for one in found] == [mark] * bool(mark)
+    assert all(f"traffic uses the state known {age} ago" in one.text for one in found)
+
+
+UNAUTHENTICATED = SimpleNamespace(program=None)
 LOOPBACK, ENDPOINT = b"\x7f\0\0\1", b"\n\xf4\1\7"
 
 

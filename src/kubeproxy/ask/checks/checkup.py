@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kubeproxy.api.cluster import token_validity
+from kubeproxy.api.cluster import Cluster, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
@@ -41,6 +41,7 @@ from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
+SHORT_PATIENCE = 3.0  # the same for an answer that does not depend on it
 
 _OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set although a file is given
 
@@ -128,8 +129,25 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
         standings = [one for one in facts.standings if node.concerns(one.family)]
         report.look("kernel", lambda: programming.standing(standings, facts.began))
         if reach is not None:
-            report.look("API server", lambda: contact.outdated(reach, facts.began))
+            report.look("API server", lambda: outdated(node, reach))
     return report
+
+
+def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
+    """Check whether the objects may be outdated. If all watches are silent, the server is asked: a watch of an idle
+    cluster is silent too.
+    """
+    assert node.facts is not None  # noqa: S101 - callers have a proxy
+    if node.running and not reach.trouble and reach.silent > contact.SILENT:
+        try:
+            cluster = _cluster(node)
+            if cluster.proxy is None and not cluster.credentials.program:
+                greet(cluster, SHORT_PATIENCE)
+        except SourceError as error:
+            reach = reach.unanswered(str(error))
+        except (KubeProxyError, OSError):
+            pass  # the proxy has the kubeconfig in another file system
+    yield from contact.outdated(reach, node.facts.began)
 
 
 def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
@@ -207,10 +225,14 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
             report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read from here")
 
 
+def _cluster(node: CheckedNode) -> Cluster:
+    """Return the API server of the proxy. Raises KubeProxyError, OSError."""
+    path, facts = node.config.client_connection.kubeconfig, node.facts
+    return load_cluster(str(node.path(path)) if path else "", facts.master if facts is not None else "")
+
+
 def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    assert node.facts is not None  # noqa: S101 - callers have a proxy
-    path = node.config.client_connection.kubeconfig
-    cluster = load_cluster(str(node.path(path)) if path else "", node.facts.master)
+    cluster = _cluster(node)
     for token in cluster.credentials.files:
         validity = token_validity(Path(token).read_text(encoding="utf-8"))
         if validity is not None:
@@ -220,7 +242,7 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
     try:
         greeting = greet(cluster, GREETING_PATIENCE)
     except SourceError as error:
-        yield from contact.reached(Reach(server=reach.server, trouble=str(error), watched=(), certificates={}))
+        yield from contact.reached(reach.unanswered(str(error)))
         return
     yield from contact.answered(greeting.seconds)
     if greeting.certificate is not None:

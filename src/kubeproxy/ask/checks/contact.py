@@ -12,6 +12,7 @@ from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
 QUIET: Final = 60.0  # seconds without a watch that are still normal: a new list after an error takes less
+SILENT: Final = 20.0  # seconds without the server's bytes after which an answer mentions it, or asks the server
 SLOW: Final = 1.0  # seconds until an answer about the server's health that are not normal
 SKEW: Final = 30.0
 """Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
@@ -37,10 +38,12 @@ _RENEWALS: Final = {
 }
 
 
-def reached(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and the watches deliver changes of every resource; `began` is that of Facts."""
+def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET) -> Iterator[Diagnosis]:
+    """Check whether the server answers, and the watches deliver changes of every resource; `began` is that of Facts,
+    `quiet` the seconds without a watch that are not reported.
+    """
     age = max((one.stale for one in reach.watched if one.synced), default=0.0)
-    known = f"{duration(age)} ago" if age > QUIET else "last"
+    known = f"{duration(age)} ago" if age > quiet else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
         effect = "no Service is known yet, and this process has written no rules: those of a previous one stay, if any"
@@ -60,7 +63,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis
         return
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
-        if not (one.connected or (one.synced and one.stale <= QUIET)):
+        if not (one.connected or (one.synced and one.stale <= quiet)):
             # Each fix has one finding for all resources that need it.
             cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
@@ -97,9 +100,14 @@ def unread(reach: Reach | None, trouble: str) -> Diagnosis:
 
 
 def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated; a short time without the server is not reported."""
+    """Check whether the objects may be outdated: after QUIET seconds without the server this is an error, after SILENT
+    seconds a note.
+    """
     if any(one.stale > QUIET or not one.synced for one in reach.watched):
         yield from reached(reach, began)
+    else:
+        for one in reached(reach, began, SILENT) if any(each.stale > SILENT for each in reach.watched) else ():
+            yield structs.replace(one, severity=Severity.NOTE, harm=NOTHING)
 
 
 _UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"
