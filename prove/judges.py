@@ -148,6 +148,7 @@ async def settled(world: World) -> Scene:
         return _other_plans(found[0])
 
     wrong = await _eventually(world, check)
+    world.calm()
     if world.may_end and world.live.proxy.returncode is not None:
         await world.supervise()
         wrong = await _eventually(world, check)
