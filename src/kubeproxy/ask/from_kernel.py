@@ -5,6 +5,7 @@ for a configuration. They are written into an empty network namespace, beside ku
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 
 from msgspec import Struct
@@ -12,17 +13,18 @@ from msgspec import Struct
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.outlook import planned, settings_for, world_for
 from kubeproxy.ask.source import Source
-from kubeproxy.backends.mode import Mode
-from kubeproxy.backends.state import Plans
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.meaning.compare import Shares, compare
+from kubeproxy.meaning.compare import Comparison, FirstPacket, Shares, Witness, alike, compare, outcomes
 from kubeproxy.meaning.found import place_of, rules_of_kube_proxy, rules_of_kubelet
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
-from kubeproxy.model.addresses import Family, unpack
-from kubeproxy.model.plan import Globals
+from kubeproxy.model.addresses import Family, pack, unpack
+from kubeproxy.model.claims import written_addresses
+from kubeproxy.model.plan import NOTHING
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings
 from kubeproxy.registry import MetricRegistry
 from kubeproxy.setup import host, modes
 
@@ -47,6 +49,16 @@ class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tuple[Switch, ...]:
     """Compare the rules of this network namespace with those for a configuration. Raises KubeProxyError."""
+    settings = settings_of_compared(facts, config)
+    world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
+    if unknown:
+        raise Unsupported(unknown[0])
+    found = comparisons(config, planned(world, asked.objects()))
+    return tuple(_switch(family, comparison) for family, comparison in found.items())
+
+
+def settings_of_compared(facts: Facts, config: KubeProxyConfiguration) -> Settings:
+    """Return the settings on this node under a configuration. Raises Unsupported if its mode cannot be compared."""
     mode = modes.named(config.active_mode)
     if not mode.comparable:
         names = " and ".join(each.name for each in modes.every() if each.comparable)
@@ -54,25 +66,30 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
     settings, lacks, _ = settings_for(facts, config, mode)
     if lacks:
         raise Unsupported(lacks)
-    world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
-    if unknown:
-        raise Unsupported(unknown[0])
-    planner = planned(world, asked.objects())
+    return settings
+
+
+def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family, Comparison]:
+    """Compare the rules of this network namespace with those for a planner's objects. Raises KubeProxyError."""
+    places = {family: place_of(family) for family in planner.world.families}
+    now = {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
+    then = _rules_for(config, planner, places)
+    return {family: compare(now[family], then[family], place) for family, place in places.items()}
+
+
+def _rules_for(
+    config: KubeProxyConfiguration, planner: Planner, places: Mapping[Family, NodePlace]
+) -> dict[Family, CompiledRules]:
+    """Return the rules that this program writes, as the kernel prints them. Raises KubeProxyError."""
+    planner.take()
     plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
-    return _switches(mode, config, planner.world, plans)
-
-
-def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans: Plans) -> tuple[Switch, ...]:
-    places = {family: place_of(family) for family in world.families}
-    now = {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
-
-    kubelets = {family: text for family in world.families if (text := rules_of_kubelet(family))}
+    kubelets = {family: text for family in places if (text := rules_of_kubelet(family))}
 
     def written() -> dict[Family, CompiledRules]:
         for family, text in kubelets.items():
             xtables.variant_commands(family, xtables.chosen()).restore([text])
         with ExitStack() as stack:
-            for backend in mode.operations().open(config, world, MetricRegistry()):
+            for backend in modes.named(config.active_mode).operations().open(config, planner.world, MetricRegistry()):
                 stack.enter_context(closing(backend))
                 own = {
                     name: tuple(plan for plan in each if plan.key.family is backend.family)
@@ -80,14 +97,43 @@ def _switches(mode: Mode, config: KubeProxyConfiguration, world: Globals, plans:
                 }
                 for _ in backend.resync(own):
                     pass
-            return {family: rules_of_kube_proxy(family, places[family]) for family in world.families}
+            return {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
 
-    then = in_empty_network(written)
-    return tuple(_compared(family, now[family], then[family], places[family]) for family in world.families)
+    return in_empty_network(written)
 
 
-def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Switch:
-    found = compare(now, then, place)
+def on_purpose(
+    strict: KubeProxyConfiguration, planner: Planner, found: Iterable[tuple[Family, Witness]]
+) -> tuple[str, ...]:
+    """Return why differences are those of docs/migrate.md, '' for any other: the present outcome is that of the
+    configuration with `strict`, which is the planner's, or a Service has the address and a problem. Raises
+    KubeProxyError.
+    """
+    places = {family: place_of(family) for family in planner.world.families}
+    rules = _rules_for(strict, planner, places)
+    return tuple(
+        "the outcome is the same with --strict"
+        if alike(outcomes(rules[family], places[family], witness.packet), witness.first)
+        else _problem_at(planner, witness.packet)
+        for family, witness in found
+    )
+
+
+def _problem_at(planner: Planner, packet: FirstPacket) -> str:
+    """Return a problem of a Service with the destination of a packet, '' for none."""
+    address = pack(packet.destination)
+    for name, service in planner.services.items():
+        ports = service.spec.ports or ()
+        given = {*map(pack, service.spec.cluster_ips or ()), *written_addresses(service)}
+        if packet.port in {each.node_port for each in ports} or (
+            address in given and packet.port in {each.port for each in ports}
+        ):
+            for problem in planner.compiled.get(name, NOTHING).problems:
+                return f"Service {'/'.join(name)}: {problem.field}: {problem.reason}"
+    return ""
+
+
+def _switch(family: Family, found: Comparison) -> Switch:
     return Switch(
         family=family.label,
         classes=found.classes,
@@ -95,8 +141,8 @@ def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: No
             SwitchDifference(
                 classes=group.classes,
                 packet=str(group.witness.packet),
-                now=_words(group.witness.first, family),
-                then=_words(group.witness.second, family),
+                now=outcome_words(group.witness.first, family),
+                then=outcome_words(group.witness.second, family),
             )
             for group in found.causes
         ),
@@ -104,7 +150,8 @@ def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: No
     )
 
 
-def _words(shares: Shares, family: Family) -> tuple[str, ...]:
+def outcome_words(shares: Shares, family: Family) -> tuple[str, ...]:
+    """Return each outcome of a packet with its share, in words."""
     return tuple(
         f"{share:.1%} {outcome.kind}"
         + (

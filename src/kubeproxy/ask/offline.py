@@ -57,11 +57,11 @@ class ReadDesk(Desk):
 
 
 def desk(arguments: argparse.Namespace) -> Desk:
-    """Return the Desk that answers as a proxy with these arguments. Raises ConfigError, and errors of `_read`."""
+    """Return the Desk that answers as a proxy with these arguments. Raises ConfigError, and errors of `read`."""
     options = _options(arguments)
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
-    planner, reach = asyncio.run(_read(options, settings))
+    planner, reach = asyncio.run(read(options, settings))
     addresses = host.packed_local_addresses(settings.families, modes.interfaces())
     node = planner.nodes.get(settings.node_name)
     cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
@@ -94,7 +94,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return replace(options, config=replace(options.config, client_connection=client))
 
 
-async def _read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
+async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
     """Return two values: a planner with all objects, and the state of the connection to the API server.
 
     Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or takes longer than

@@ -5,7 +5,9 @@ The new configuration is a file (--config), or the running one with some of the 
 to those of --manifests or --kubeconfig, and --now is the configuration to compare with.
 
 With --from-kernel the present rules of any kube-proxy are compared with the rules of this program for all packets: the
-result is a proof of equality, or packets with different outcomes.
+result is a proof of equality, or packets with different outcomes. With --shadow, the command follows the objects and
+compares again and again beside the present kube-proxy, until the time is over or Ctrl-C: it prints the differences that
+last longer than --grace, and a summary. An exit code of 0 then means that only differences on purpose lasted.
 
 Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid: then all
 its mistakes are printed. Changes nothing.
@@ -24,6 +26,7 @@ from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import knowing, source
 from kubeproxy.commands import exit_code, output
+from kubeproxy.config.durations import Duration
 from kubeproxy.config.flags import FLAGS, KEPT_WITH_CONFIG
 from kubeproxy.config.load import raise_mistakes
 from kubeproxy.config.options import build_options
@@ -45,6 +48,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the rules in the kernel with those that would be written, for all packets (as root)",
     )
+    parser.add_argument(
+        "--shadow", type=_time, metavar="TIME", help="with --from-kernel: repeat the comparison for a time, such as 8h"
+    )
+    parser.add_argument(
+        "--grace",
+        type=_time,
+        metavar="TIME",
+        default=_time("30s"),
+        help="with --shadow: the time that both proxies need to write a change (default 30s)",
+    )
     group = parser.add_argument_group(
         "the new configuration, in addition to --config, --proxy-mode and --hostname-override"
     )
@@ -55,11 +68,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.description = "Any other flag of kube-proxy that sets a field, with its value, such as --cluster-cidr."
 
 
+def _time(text: str) -> Duration:
+    """Return a duration in an argument. Raises ValueError for an invalid one."""
+    value = Duration.parse(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
 def run(given: argparse.Namespace) -> int:
+    if given.shadow is not None and not given.from_kernel:
+        raise ConfigError("--shadow: repeats the comparison of --from-kernel; add --from-kernel")
     asked = source(given if given.from_kernel else _without_news(given))
     facts = knowing(asked)
     now = facts.configuration()
     new = _new(given, now)
+    if given.shadow is not None:
+        from kubeproxy.commands.shadow import shadow  # noqa: PLC0415 - a single comparison does not need a source
+
+        return shadow(facts, new, given.shadow, given.grace, given.output)
     if given.from_kernel:
         gc.disable()  # this short-lived process creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)

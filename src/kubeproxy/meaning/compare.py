@@ -20,6 +20,8 @@ from kubeproxy.meaning.walk import Walk
 
 TOLERANCE: Final = 0.02
 """Two shares count as equal if their difference is less than this part of the larger share."""
+EACH: Final = 1000
+"""Maximum number of units with a difference that are all compared, even if they have the same shape."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
 """Source addresses of witnesses if any source is possible: addresses reserved for documentation."""
@@ -61,22 +63,35 @@ class WitnessGroup(NamedTuple):
     witness: Witness
 
 
+class UnitDifference(NamedTuple):
+    """A difference of one unit: the description that it shares with others of its kind, and a witness."""
+
+    text: str
+    witness: Witness
+
+
 class Comparison(NamedTuple):
-    """The result: the number of classes of packets, the causes of differences, and the unsupported rules."""
+    """The result: the number of classes of packets, the causes of differences, the unsupported rules, and the
+    differences of each unit. Beyond EACH differences, only one unit of each shape is in `differences`.
+    """
 
     classes: int
     causes: tuple[WitnessGroup, ...]
     unknown: tuple[str, ...]
+    differences: tuple[UnitDifference, ...]
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
     """Compare two rulesets for all packets: one unit of each shape."""
     comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
-    classes, causes = 0, dict[str, tuple[int, Witness]]()
+    classes, causes, differences = 0, dict[str, tuple[int, Witness]](), list[UnitDifference]()
     for unit in shapes.units():
         shape = shapes.shape(unit)
-        result = known.get(shape) or comparing.compared(unit)
+        result = known.get(shape)
+        if result is None or (result.causes and len(differences) < EACH):
+            result = comparing.compared(unit)
+            differences += result.causes
         if not result.leaves_out:
             known[shape] = result
         classes += result.classes
@@ -84,7 +99,7 @@ def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Co
             number, earliest = causes.get(text, (0, witness))
             causes[text] = number + 1, earliest
     groups = tuple([WitnessGroup(text, *each) for text, each in causes.items()])
-    return Comparison(classes, groups, tuple(sorted(comparing.unknown)))
+    return Comparison(classes, groups, tuple(sorted(comparing.unknown)), tuple(differences))
 
 
 def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
@@ -100,13 +115,19 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
     return _shares(leaves, box)
 
 
+def alike(one: Shares, other: Shares) -> bool:
+    """Return whether a packet has the same outcomes with the same shares, up to the tolerance."""
+    shares, others = dict(one), dict(other)
+    return shares.keys() == others.keys() and all(_close(share, others[each]) for each, share in shares.items())
+
+
 class _Compared(NamedTuple):
     """The number of classes of a unit, and its differences: text and witness. `leaves_out`: some elements are never
     picked, because no random number is their key; so two units of the same shape may have different outcomes.
     """
 
     classes: int
-    causes: tuple[tuple[str, Witness], ...]
+    causes: tuple[UnitDifference, ...]
     leaves_out: bool
 
 
@@ -121,7 +142,7 @@ class _Comparing:
 
     def compared(self, unit: Unit) -> _Compared:
         """Compare the outcomes of all packets of a unit."""
-        classes, causes = 0, list[tuple[str, Witness]]()
+        classes, causes = 0, list[UnitDifference]()
         for walk in self._walks:
             walk.leaves_out = False
         for here in (False, True):
@@ -134,7 +155,7 @@ class _Comparing:
             causes += [self._cause(unit.destination, box, sides) for box in (() if unknown else _unequal(*sides))]
         return _Compared(classes, tuple(causes), any(walk.leaves_out for walk in self._walks))
 
-    def _cause(self, destination: int, box: Box, leaves: Sequence[Sequence[Leaf]]) -> tuple[str, Witness]:
+    def _cause(self, destination: int, box: Box, leaves: Sequence[Sequence[Leaf]]) -> UnitDifference:
         sides = [_shares(each, box) for each in leaves]
         family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
         packet = FirstPacket(
@@ -144,7 +165,7 @@ class _Comparing:
             self._interfaces.example(box.inputs),
             self._interfaces.example(box.outputs),
         )
-        return f"{_described(sides[0])} / {_described(sides[1])}", Witness(packet, *sides)
+        return UnitDifference(f"{_described(sides[0])} / {_described(sides[1])}", Witness(packet, *sides))
 
 
 class Box(NamedTuple):

@@ -26,6 +26,7 @@ from kubeproxy.ask.state import SCHEMA_VERSION
 from kubeproxy.ask.why import Elsewhere, Missing, Target, Why
 from kubeproxy.commands import ALONE, COMMANDS, services
 from kubeproxy.commands.parsers import run
+from kubeproxy.commands.shadow import LastedDifference, ShadowReport
 from support.answers import SCHEMA, valid
 
 WEB = {
@@ -68,7 +69,7 @@ def test_it_is_a_schema_with_a_definition_for_each_command():
     Draft202012Validator.check_schema(SCHEMA)
     assert COMMANDS.keys() - ALONE <= SCHEMA["$defs"].keys()
     assert {one["properties"]["schemaVersion"]["const"] for one in _versioned()} == {SCHEMA_VERSION}
-    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 3  # one Service, /debug/state, and a cluster
+    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 4  # one Service, /debug/state, a cluster, a shadow
 
 
 def _versioned():
@@ -79,11 +80,11 @@ def _versioned():
     "kind",
     [
         *(Met, Journey, TracedReply, Verdict, Cost, ClientUse, EndpointUse, PortUse, FlowEvent, Filler, Fullness),
-        *(Missing, Target, Why, Elsewhere, Probe, Outlook, Shift),
+        *(Missing, Target, Why, Elsewhere, Probe, Outlook, Shift, ShadowReport, LastedDifference),
     ],
 )
 def test_fields_have_the_names_of_the_schema(kind):
-    names = {"Fullness": "conntrack", "Outlook": "plan"}
+    names = {"Fullness": "conntrack", "Outlook": "plan", "ShadowReport": "shadow"}
     known = SCHEMA["$defs"][names.get(kind.__name__, kind.__name__)]["properties"].keys()
     assert {field.encode_name for field in fields(kind)} == known - {"schemaVersion", "version"}
 

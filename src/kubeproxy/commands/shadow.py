@@ -1,0 +1,280 @@
+"""Repeats the comparison of `plan --from-kernel` for a time, beside the kube-proxy that runs on the node. It follows
+the objects of the API server by watch, compares when changes have settled, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.finding import clock
+from kubeproxy.ask.from_kernel import comparisons, on_purpose, outcome_words, settings_of_compared
+from kubeproxy.ask.lines import counted
+from kubeproxy.ask.offline import read
+from kubeproxy.commands import exit_code, output
+from kubeproxy.config.durations import Duration
+from kubeproxy.config.options import Options
+from kubeproxy.config.types import KubeProxyConfiguration, made_strict
+from kubeproxy.engine.pacing import wait_briefly
+from kubeproxy.errors import KubeProxyError
+from kubeproxy.meaning.shadow import Episode, FamilyDifference, Shadow
+from kubeproxy.model.events import Event
+from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import Settings, Surroundings, build
+from kubeproxy.report.metrics import ProxyMetrics
+from kubeproxy.server.text import timestamp
+from kubeproxy.setup import host, modes
+from kubeproxy.setup.sources import open_sources
+
+SETTLED: Final = 2.0  # seconds without a change of an object after which a comparison begins
+EVERY: Final = 60.0  # seconds between two comparisons, even while objects change
+_OUTDATED: Final = (
+    5.0  # seconds after which outdated objects are reported: a watch often ends, and begins again at once
+)
+_LOOKS: Final = 4  # comparisons within the grace while a difference is undecided
+_REST: Final = 4.0  # the pause after a comparison, as a multiple of its duration: a fifth of a processor
+
+
+class LastedDifference(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Differences of one kind that lasted longer than the grace."""
+
+    family: str
+    classes: int  # the number of classes of packets
+    packet: str  # a packet of one of these classes
+    now: tuple[str, ...]  # the last outcomes of this packet in the kernel
+    then: tuple[str, ...]  # its last outcomes with the rules of this program
+    declared: str  # the reason why the difference is on purpose, '' for an undeclared one
+    first_seen: str
+    last_seen: str
+    ended: bool  # no difference of this kind remains
+
+
+class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The summary."""
+
+    since: str
+    until: str
+    grace_seconds: float
+    comparisons: int
+    not_compared: int  # how often objects became outdated, or rules could not be read
+    classes: dict[str, int]  # the number of classes of packets in the last comparison, by family
+    lasted: tuple[LastedDifference, ...]
+    transient: int  # classes of packets with a difference that disappeared within the grace
+    undecided: int  # classes of packets with a difference at the end that is younger than the grace
+    unknown: tuple[str, ...]  # rules that this program does not support
+
+
+def shadow(facts: Facts, config: KubeProxyConfiguration, seconds: Duration, grace: Duration, form: str) -> int:
+    """Compare for a time or until a signal, print what lasts and a summary; return the exit code."""
+    os.nice(10)
+    following = _Following(facts, config, grace, quiet=form == "json")
+    report = asyncio.run(following.until(time.monotonic() + seconds))
+    output.answer(form, report, lambda: _print(report))
+    undeclared = any(not each.declared for each in report.lasted)
+    return exit_code(wrong=undeclared, unknown=report.unknown or not report.comparisons)
+
+
+class _Following:
+    """Follows the objects, and compares."""
+
+    def __init__(self, facts: Facts, config: KubeProxyConfiguration, grace: float, *, quiet: bool) -> None:
+        self._facts, self._config, self._grace, self._quiet = facts, config, grace, quiet
+        self._settings = settings_of_compared(facts, config)
+        self._planner = Planner(build(self._settings, Surroundings()))
+        # The new configuration need not name the server that the facts come from.
+        client = facts.configuration().client_connection
+        self._options = Options(
+            config=replace(config, client_connection=client), master=facts.master, manifests=facts.manifests
+        )
+        self._sources = open_sources(self._options, self._settings.node_name, self._deliver, ProxyMetrics())
+        self._shadow = Shadow(grace)
+        self._since, self._zero = time.time(), time.time() - time.monotonic()
+        self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # times of the monotonic clock
+        self._comparisons = self._not_compared = 0
+        self._why_not = ""
+        self._classes: dict[str, int] = {}
+        self._unknown: dict[str, None] = {}
+
+    async def until(self, end: float) -> ShadowReport:
+        """Compare until a time or a signal; return the summary. Raises SourceError if the source fails for good."""
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        work = [asyncio.ensure_future(part) for part in self._sources.work().values()]
+        gc.disable()  # a comparison creates millions of values without cycles
+        try:
+            while not stop.is_set() and time.monotonic() < end:
+                for part in work:
+                    if part.done():
+                        part.result()
+                if self._fresh() and self._is_due(time.monotonic()):
+                    await self._compare()
+                    gc.collect()
+                await wait_briefly(stop, 0.2)
+        finally:
+            for part in work:
+                part.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            await self._sources.close()
+        return self._report()
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        self._planner.apply(events)
+        self._changed = time.monotonic()
+
+    def _fresh(self) -> bool:
+        """Return whether all objects are known and up to date."""
+        reach = self._sources.reach()
+        age = max((each.stale for each in reach.watched), default=0.0) if reach is not None else 0.0
+        trouble = f": cannot reach the API server at {reach.trouble}" if reach is not None and reach.trouble else ""
+        if age > _OUTDATED:
+            missing = f"objects are {age:.0f} s old" if self._planner.complete else "no list of all objects yet"
+            self._miss(f"{missing}{trouble}; not compared")
+        elif not age:
+            self._why_not = ""
+        return self._planner.complete and not age
+
+    def _miss(self, why: str) -> None:
+        """Count a time without comparisons, and print the reason once."""
+        if not self._why_not:
+            self._why_not = why
+            self._not_compared += 1
+            self._shadow.interrupt()
+            self._say(why)
+
+    def _is_due(self, now: float) -> bool:
+        undecided = self._shadow.undecided
+        if now < self._rested and not undecided:
+            return False
+        settled = self._changed > self._compared and now > self._changed + SETTLED
+        return settled or now > self._compared + (self._grace / _LOOKS if undecided else EVERY)
+
+    def _planner_for(self, settings: Settings, known: Planner) -> Planner:
+        """Return a planner with known objects and the addresses of the node, which has not compiled them yet."""
+        node = known.nodes.get(settings.node_name)
+        cidrs = [cidr for cidrs in known.service_cidrs.values() for cidr in cidrs]
+        local = host.packed_local_addresses(settings.families, modes.interfaces())
+        planner = Planner(build(settings, Surroundings(node, cidrs, local, self._sources.servers())))
+        planner.adopt(known.services, known.slices)
+        return planner
+
+    async def _compare(self) -> None:
+        """Compare once. If a difference begins to last, the objects are read again, because a slow API server may send
+        changes to the two proxies at different times.
+        """
+        self._compared, known = time.monotonic(), self._planner
+        try:
+            if self._shadow.decides(self._compared):
+                known, _ = await read(self._options, self._settings)
+            planner = self._planner_for(self._settings, known)
+            found = await asyncio.to_thread(comparisons, self._config, planner)
+        except (KubeProxyError, OSError) as error:
+            self._miss(f"{error}; not compared")
+            return
+        finally:
+            self._rested = time.monotonic() + _REST * (time.monotonic() - self._compared)
+        self._comparisons += 1
+        self._classes = {family.label: each.classes for family, each in found.items()}
+        self._unknown |= {f"{family.label}: {text}": None for family, each in found.items() for text in each.unknown}
+        different = [FamilyDifference(family, one) for family, each in found.items() for one in each.differences]
+        news = self._shadow.compared(self._compared, different)
+        if fresh := [each for each in news if not each.ended]:
+            strict = made_strict(self._config)
+            planner = self._planner_for(settings_of_compared(self._facts, strict), known)
+            witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
+            reasons = await asyncio.to_thread(on_purpose, strict, planner, witnesses)
+            for episode, reason in zip(fresh, reasons, strict=True):
+                episode.declared = reason
+        if self._comparisons == 1:
+            self._say(f"Compared {self._sizes()}: {counted(self._shadow.undecided, 'difference')}")
+        for one in self._grouped(news):
+            self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
+
+    def _grouped(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
+        """Return the differences of episodes; those of one kind together, with the witness of the first one."""
+        groups: dict[tuple[object, ...], list[Episode]] = {}
+        for each in episodes:
+            family, found = each.difference
+            groups.setdefault((family, found.text, each.declared, each.ended), []).append(each)
+        return tuple(
+            LastedDifference(
+                family=family.label,
+                classes=len(group),
+                packet=str(witness.packet),
+                now=outcome_words(witness.first, family),
+                then=outcome_words(witness.second, family),
+                declared=group[0].declared,
+                first_seen=_time(self._zero + min(each.first for each in group)),
+                last_seen=_time(self._zero + max(each.last for each in group)),
+                ended=group[0].ended,
+            )
+            for group in groups.values()
+            for family, (_, witness) in [group[0].difference]
+        )
+
+    def _sizes(self) -> str:
+        return " and ".join(f"{number} classes of {family} packets" for family, number in self._classes.items())
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            output.say(f"{clock(time.time())}: {text}")
+            sys.stdout.flush()
+
+    def _report(self) -> ShadowReport:
+        return ShadowReport(
+            since=_time(self._since),
+            until=_time(time.time()),
+            grace_seconds=float(self._grace),
+            comparisons=self._comparisons,
+            not_compared=self._not_compared,
+            classes=self._classes,
+            lasted=self._grouped(self._shadow.lasted),
+            transient=self._shadow.transient,
+            undecided=self._shadow.undecided,
+            unknown=tuple(self._unknown),
+        )
+
+
+def _time(seconds: float) -> str:
+    return timestamp(seconds)[:19] + "Z"
+
+
+def _packets(one: LastedDifference) -> str:
+    more = f", and {one.classes - 1} more classes of packets alike" if one.classes > 1 else ""
+    return f"{one.family}: {one.packet}{more}"
+
+
+def _words(one: LastedDifference) -> str:
+    declared = f" (on purpose: {one.declared})" if one.declared else ""
+    return f"{_packets(one)}: {'; '.join(one.now)}; here: {'; '.join(one.then)}{declared}"
+
+
+def _print(report: ShadowReport) -> None:
+    classes = " and ".join(f"{number} classes of {family} packets" for family, number in report.classes.items())
+    output.say(f"{counted(report.comparisons, 'comparison')} from {report.since} to {report.until}, at last {classes}:")
+    for one in report.lasted:
+        output.marked(output.NOTE if one.declared else output.BAD, _words(one))
+        output.say(
+            f"       from {one.first_seen} to {one.last_seen}, {'then equal' if one.ended else 'still different'}"
+        )
+    grace = Duration(report.grace_seconds)
+    if not report.lasted:
+        output.marked(output.OK, f"no difference lasted longer than {grace}")
+    if report.transient:
+        output.marked(output.NOTE, f"{counted(report.transient, 'difference')} disappeared within {grace}")
+    if report.undecided:
+        output.marked(output.NOTE, f"{counted(report.undecided, 'difference')} at the end, younger than {grace}")
+    if report.not_compared:
+        output.marked(output.NOTE, f"not compared for a while: {counted(report.not_compared, 'time')}")
+    for text in report.unknown:
+        output.marked("?", f"not understood, so packets that meet it were not compared: {text}")

@@ -1,0 +1,79 @@
+"""Differences of two rulesets that are compared again and again while both change. A proxy needs a moment to write a
+change, so a difference counts only if it lasts longer than a grace; a shorter one is transient. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kubeproxy.meaning.compare import FirstPacket, Shares, UnitDifference
+from kubeproxy.model.addresses import Family
+
+
+class FamilyDifference(NamedTuple):
+    """Packets of a family with different outcomes in the two rulesets."""
+
+    family: Family
+    found: UnitDifference
+
+    @property
+    def identity(self) -> tuple[Family, FirstPacket, Shares]:
+        """The packet with its present outcome. When a proxy writes late, the outcome changes with each of its writes,
+        so the same outcome after the grace means that the proxy has not written, or that it has written wrong rules.
+        """
+        return self.family, self.found.witness.packet, self.found.witness.first
+
+
+class Episode(Struct, eq=False):
+    """A period in which every comparison found a difference. Times are in seconds of a monotonic clock."""
+
+    difference: FamilyDifference  # as in the last of these comparisons
+    first: float
+    last: float
+    lasts: bool = False  # longer than the grace
+    ended: bool = False
+    declared: str = ""  # the reason why the difference is on purpose, '' for none
+
+
+class Shadow:
+    """Decides which differences last. `lasted` are the episodes that did, `transient` is the number of the others."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._open: dict[object, Episode] = {}
+        self.lasted: list[Episode] = []
+        self.transient = 0
+
+    @property
+    def undecided(self) -> int:
+        """The number of present differences that may still be transient."""
+        return sum(not each.lasts for each in self._open.values())
+
+    def decides(self, now: float) -> bool:
+        """Return whether a comparison at a time decides that a difference lasts."""
+        return any(not each.lasts and now - each.first > self._grace for each in self._open.values())
+
+    def compared(self, now: float, found: Iterable[FamilyDifference]) -> list[Episode]:
+        """Add all differences of a comparison at a time; return the episodes that begin to last, or end after it."""
+        present = {each.identity: each for each in found}
+        news = []
+        for identity in [each for each in self._open if each not in present]:
+            episode = self._open.pop(identity)
+            episode.ended = True
+            self.transient += not episode.lasts
+            news += [episode] if episode.lasts else []
+        for identity, difference in present.items():
+            episode = self._open.setdefault(identity, Episode(difference, now, now))
+            episode.difference, episode.last = difference, now
+            if not episode.lasts and now - episode.first > self._grace:
+                episode.lasts = True
+                self.lasted.append(episode)
+                news.append(episode)
+        return news
+
+    def interrupt(self) -> None:
+        """Forget undecided differences, because the objects were outdated: the proxies get them at different times."""
+        self._open = {identity: each for identity, each in self._open.items() if each.lasts}
