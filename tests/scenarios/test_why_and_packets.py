@@ -382,3 +382,18 @@ async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
         await bare.expect(front, {"pod": "a2"}, "tcp")
         taken = f"another program takes it first: table ip other, chain c: translates {where} to {a2}"
         await asked(1, taken, f"Fix: leave {where} out of the rules of table ip other c")
+
+
+async def test_the_sysctl_that_keeps_packets_on_loopback_is_the_cause(live: Live) -> None:
+    if live.mode.name == "nftables":
+        return  # it does not serve NodePorts on loopback by rules
+    live.service("looped", "a1 b1", type="NodePort")
+    front = Front("127.0.0.1", live.front("looped", "nodeport").port)
+    await live.expect(front, {"node": "a1 b1"}, "tcp")
+    name = "net.ipv4.conf.all.route_localnet"
+    async with changed(live, (f"sysctl -qw {name}=0", f"sysctl -qw {name}=1")):
+        await fails(live, "node", front, True)
+        await answer(live, "node", front, 1, f"it does not get through: {name} is 0, it should be 1 (x)\n")
+        _, text = await live.ask("why", "node", f"127.0.0.1:{front.port}", "--no-probe")
+        assert "reverse path" not in text, text
+    await fails(live, "node", front, False)

@@ -265,6 +265,22 @@ def test_a_connection_needs_routes(packet, code, by, forwards, words, monkeypatc
     assert all(words in one.what and one.why and one.fix for one in found)
 
 
+@pytest.mark.parametrize(("value", "words"), [(0, "net.ipv4.conf.all.route_localnet is 0"), (1, "the kernel does not")])
+def test_a_sysctl_that_keeps_packets_on_loopback_is_the_only_cause(value, words, monkeypatch):
+    monkeypatch.setattr(routes, "refusal", lambda _: errno.EINVAL)
+    monkeypatch.setattr(routes, "routing_tables", lambda _: SimpleNamespace(refusing=lambda _: ""))
+    monkeypatch.setattr(routes, "marks", set)
+    monkeypatch.setattr(routes, "number", lambda _: value)
+    asked, local = Packet(None, LOOPBACK, 6, 30080), b"\x7f\0\0\2"
+    routed = [RoutedPacket(local, END), RoutedPacket(END, local, "cni0")]
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=asked, routed=routed)
+    found = list(routes.refused(node))
+    assert (len(found) == 1) is not value
+    assert found[0].what.startswith(words)
+    assert (found[0].severity.mark, found[0].harm) == ("x", STOPS)
+    assert "rp_filter" not in found[0].fix
+
+
 class Asked:
     """A proxy whose API server is gone."""
 

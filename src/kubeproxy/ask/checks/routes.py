@@ -9,14 +9,15 @@ from functools import cache
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
-from kubeproxy.ask.checks.settings import FORWARDING_OF, filtered_ways
+from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
 from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.kernel.route import local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
-from kubeproxy.model.addresses import Family, family_of, unpack, within
+from kubeproxy.model.addresses import Family, family_of, is_loopback, unpack, within
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
+_FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
@@ -29,7 +30,8 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
 
     yield from _if_marked(node, refused_by)
     yield from _doubtful(node)
-    astray = set()
+    astray: set[tuple[bytes, str]] = set()
+    loopback = is_loopback(node.packet.destination) if node.packet is not None else False
     for packet in dict.fromkeys(node.routed):
         code = refusal(packet)
         if not code:
@@ -41,7 +43,11 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
         is_first = asked is not None and packet.destination == asked.destination and not packet.arrival
         if is_first and not node.direct:
             yield _untranslated(packet, by)
-        elif is_silent and not by and packet.source is not None:
+        elif is_silent and not by and loopback and number(_FROM_LOOPBACK) == 0:
+            if not astray:
+                yield from _kept_on_loopback()
+            astray.add((packet.destination, packet.arrival))
+        elif is_silent and not by and packet.source is not None and packet.arrival:
             if (packet.source, packet.arrival) not in astray:
                 of_client = asked is not None and packet.source == asked.source
                 ends = [] if of_client else node.ends_at(packet.source)
@@ -51,6 +57,12 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
             requested = node.ends_at(packet.destination)
             harm = node.harm(requested or node.ends_at(packet.source) or [None], again=bool(requested) and is_silent)
             yield _stopped(packet, by, harm, is_silent=is_silent)
+
+
+def _kept_on_loopback() -> Iterator[Diagnosis]:
+    """Return the finding for the sysctl that keeps IPv4 packets of loopback, and answers to them, from other links."""
+    for one in changed_back([Setting(_FROM_LOOPBACK, 1, 0)]):
+        yield replace(one, severity=Severity.BROKEN, about="routes", harm=STOPS)
 
 
 def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
