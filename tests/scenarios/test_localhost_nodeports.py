@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from lab.netns import run_in
+from lab.netns import open_socket_in, run_in
 from support.live import Front, Live
 
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
@@ -106,6 +106,34 @@ async def listeners(live: Live, wanted: int) -> str:
 async def answered(live: Live, front: Front) -> str:
     answer = await live.cluster.probe("node", "tcp", *front, 3.0, None)
     return str(getattr(answer, "pod", answer))
+
+
+async def test_a_port_of_another_program_is_not_the_proxys(bare: Live) -> None:
+    here, port, health = bare.ips["node"]["IPv4"], 30114, 32105
+    taken = [Front("127.0.0.1", port), Front(here, health)]
+    sockets = [open_socket_in(bare.cluster.namespace_of("node"), socket.socket) for _ in taken]
+    for one, place in zip(sockets, taken, strict=True):
+        one.bind(place)
+        one.listen()
+    numbered = [{"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000, "nodePort": port}]
+    local = {"externalTrafficPolicy": "Local", "healthCheckNodePort": health}
+    bare.service("taken", "b1", type="NodePort", ports=numbered)
+    bare.service("checked", "b1", type="LoadBalancer", **local)
+    bare.service("free", "a1", type="NodePort")
+    await bare.start(RELAYED)
+    await bare.expect(bare.front("free", "nodeport"), {"outside": "a1"})
+    for front in taken:
+        status, text = await bare.ask("why", "node", f"{front.address}:{front.port}")
+        said = f": {front.address}:{front.port} is not the proxy's: process "
+        assert (status, said in text.splitlines()[0], "Fix: stop the other program" in text) == (1, True, True), text
+    for one in sockets:
+        one.close()
+
+    async def served() -> str:
+        status, text = await bare.ask("why", "node", f"{here}:{health}")
+        return "" if "is not the proxy's" not in text and "answered by the proxy" in text else f"{status} {text}"
+
+    await bare.eventually(served)
 
 
 @pytest.mark.quick("addresses0")

@@ -90,7 +90,9 @@ class Explanation(Struct, frozen=True):
             return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
         stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
         failing = self._lost(Effect.LOSES)
-        if self.why.passes and (stop is not None or self._lost(Effect.DELAYS) | failing >= self._ends > frozenset()):
+        is_taken = stop is not None and stop.about == "ports"  # another program answers
+        lost_all = self._lost(Effect.DELAYS) | failing >= self._ends > frozenset()
+        if is_taken or (self.why.passes and (stop is not None or lost_all)):
             alone = (one for one in self.findings if one.harm.ends >= self._ends)
             first = stop or next(alone, None)
             cause = first.what if first is not None else "no endpoint is reached"
@@ -162,6 +164,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     if asked.running:
         way = _way(node, why, explained)
         around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
+        if explained.relayed or why.outcome == Outcome.HEALTH.value:
+            around.look("port", lambda: checkup.taken_port(node, packet, why.steps[0].field))
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:

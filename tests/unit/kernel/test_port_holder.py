@@ -21,6 +21,9 @@ def test_this_process_is_found(family, address):
         port = listener.getsockname()[1]
         command = Path("/proc/self/comm").read_text().strip()
         assert holder(port, "kube-proxy") == Process(os.getpid(), command)
+        packed, other = socket.inet_pton(family, address), bytes(16)[:-1] + b"\2"
+        assert holder(port, "kube-proxy", address=packed) == Process(os.getpid(), command)
+        assert holder(port, "kube-proxy", address=other) is None
         with socket.create_connection((address, port)):
             pass
     assert holder(port, "kube-proxy") is None

@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kubeproxy.api.cluster import Cluster, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
@@ -21,7 +22,7 @@ from kubeproxy.ask.checks import contact, identity, programming, routes, setting
 from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
+from kubeproxy.ask.finding import STOPS, Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import Mode, Sight
@@ -282,6 +283,19 @@ def _ports(node: CheckedNode) -> Iterator[identity.ListeningPort]:
             bound = any(one.port == number for one in listened)
             who = holder(number, "kube-proxy") if bound else None
             yield identity.ListeningPort(field, address, bound, (who.pid, who.command) if who is not None else None)
+
+
+def taken_port(node: CheckedNode, packet: Packet, field: str) -> Iterator[Diagnosis]:
+    """Check whether the proxy listens on the port of a connection that it answers itself; `field` has the port."""
+    family, place = family_of(packet.destination), place_text(packet.destination, packet.port)
+    anywhere = {Listening(bytes(each.address_size), packet.port) for each in Family}
+    bound = {Listening(packet.destination, packet.port), *anywhere} & {
+        one for each in (family, Family.IPV6) for one in listening(each, socket.IPPROTO_TCP)
+    }
+    who = holder(packet.port, "kube-proxy", address=packet.destination) if bound else None
+    port = identity.ListeningPort(field, place, bool(bound), (who.pid, who.command) if who is not None else None)
+    for one in identity.listening([port], node.pid) if node.pid else ():
+        yield replace(one, severity=Severity.BROKEN, harm=STOPS)
 
 
 def _able(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -94,7 +94,9 @@ def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
         who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
         what = f"{port.field}: {port.address} is not the proxy's: {who} listens there"
         why = "metrics of this node are not there, or another program's"
-        if port.field.startswith("healthz"):
+        if port.field.startswith(("healthz", "spec.health")):
             why = "load balancers ask there whether this node is healthy"
+        elif port.field.startswith("spec."):
+            why = "that program gets the connections to this NodePort"
         fix = f"stop the other program, or give {port.field} another address; the proxy tries again every 5 s"
         yield Diagnosis(Severity.DEGRADED, "ports", what, why, fix)

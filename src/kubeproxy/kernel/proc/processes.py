@@ -108,13 +108,13 @@ class Process(NamedTuple):
     command: str
 
 
-def holder(port: int, name: str, proc: Path = PROC) -> Process | None:
-    """Return the process that listens on a port of any address, None if it is not visible.
+def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Process | None:
+    """Return the process that listens on a port of any address, or of one address; None if it is not visible.
 
     A process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
     exactly one process named `name` in this network namespace hides its descriptors, that process is returned.
     """
-    sockets = _listeners(port, proc / "net")
+    sockets = _listeners(port, proc / "net", address)
     if not sockets:
         return None
     links = {f"socket:[{inode}]" for inode in sockets}
@@ -148,8 +148,8 @@ def _holds(process: Path, links: set[str]) -> bool:
     return False
 
 
-def _listeners(port: int, net: Path) -> set[str]:
-    """Return the inodes of the sockets that listen on a port."""
+def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
+    """Return the inodes of the sockets that listen on a port, or on a port of one address (packed)."""
     found = set()
     wanted = b":%04X " % port
     for table in ("tcp", "tcp6"):
@@ -161,9 +161,16 @@ def _listeners(port: int, net: Path) -> set[str]:
             # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
             if wanted in line:
                 words = line.split()
-                if len(words) > 9 and words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode():
+                is_here = words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode()
+                if len(words) > 9 and is_here and _serves(words[1].decode(errors="replace"), address):
                     found.add(words[9].decode(errors="replace"))
     return found
+
+
+def _serves(text: str, address: bytes) -> bool:
+    """Return whether a listening socket with this address and port serves an address, b"" for any."""
+    bound = _endpoint(text).address if address else b""
+    return bound == address or not any(bound)
 
 
 _SOCKET_TABLES: Final = {
