@@ -59,9 +59,7 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, Service
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""A look-up of a frontend covers as many slots as it has endpoints, and as many again, within this
-minimum and maximum.
-"""
+"""Minimum and maximum of the slots after those of a pool that are looked at; between them, as many as the pool has."""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
@@ -137,8 +135,7 @@ class NftablesExaminer(Examiner):
             for set_id, key in _places(part):
                 keys[set_id].add(key)
             for (set_id, key), pool in part.pools.items():
-                least, most = _BEYOND
-                keys[set_id].update(slot_keys(key, len(pool) + min(max(len(pool), least), most)))
+                keys[set_id].update(slot_keys(key, _most_slots(len(pool))))
         fronts = list(_fronts(chain.from_iterable(plans.values())))
         for name, shape in self._layout.shapes.items():
             if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN) and shape.fields[-1] == "port":
@@ -312,17 +309,26 @@ def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
     return (service_key(frontend.key) for plan in plans for frontend in plan.frontends)
 
 
+def _most_slots(planned: int) -> int:
+    """Return how many slots of a frontend are looked at if so many are planned."""
+    least, most = _BEYOND
+    return planned + min(max(planned, least), most)
+
+
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
     """Take a pool out of the elements of its map; return two values: its found and its desired state if these differ,
     else two empty states.
 
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
-    entry is the endpoints in slot order (key: frontend).
+    entry is the endpoints in slot order (key: frontend). A longer pool with one of these endpoints removed differs by
+    that endpoint alone, though its last endpoint moves to another slot.
     """
-    there = list(map(elements.pop, slot_keys(key, len(pool)), repeat(None)))
+    slots = slot_keys(key, _most_slots(len(pool)))
+    there = list(map(elements.pop, slots[: len(pool)], repeat(None)))
     wanted = [destination + _PAD for destination in pool]
     if there == wanted:
         return {}, {}
+    there += map(elements.pop, slots[len(pool) :], repeat(None))
     had, asked = Counter(d for d in there if d is not None), Counter(wanted)
     if had == asked:
         return {key: tuple([d[: -len(_PAD)] for d in there])}, {key: pool}

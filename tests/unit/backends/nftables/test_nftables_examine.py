@@ -11,7 +11,8 @@ from kubeproxy.backends.nftables.examine import NftablesExaminer, NftablesView
 from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.backends.state import Kind
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
-from support.cluster_objects import address, dest, endpoint, parsed, service
+from kubeproxy.model.objects import EndpointPort
+from support.cluster_objects import HERE, address, dest, endpoint, parsed, service
 from support.compiled import compile_service
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import FakeGround, resync, sync
@@ -113,6 +114,17 @@ def test_a_set_that_is_missing_is_shown(ground):
     for found in (everything(ground, plans), some(ground, plans)):
         (finding,) = found
         assert (finding.kind, finding.what) == (Kind.MISSING, "sets of the table: nodeport-session-pools")
+
+
+@pytest.mark.parametrize("gone", range(1, 4))
+def test_only_the_endpoint_that_is_gone_differs(ground, gone):
+    """Another endpoint would move to its slot, and is neither missing nor too many."""
+    resync(ground.start(), cluster("a", endpoints=3))
+    kept = [endpoint(f"10.244.0.{n}", HERE) for n in range(1, 4) if n != gone]
+    fewer = {A: compile_service(service("a"), [parsed(*kept, ports=[EndpointPort(port=8080)])], WORLD).plans}
+    for found in (everything(ground, fewer), some(ground, fewer)):
+        endpoints = [(one.kind, one.what) for one in found if one.what.startswith("endpoint")]
+        assert endpoints == [(Kind.EXTRA, f"endpoint 10.244.0.{gone}:8080 of 10.96.0.1:80/tcp")]
 
 
 def test_an_endpoint_is_named_with_its_frontend(ground):
