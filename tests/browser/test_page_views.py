@@ -52,7 +52,7 @@ async def test_problems_come_first_and_the_worst_of_them_before_others(page: Bro
         "IPv4: the kernel refuses what is planned; 3 Services wait",
         "Connection tracking is 99 % full: 260,000 of 262,144 entries",
         "net.ipv4.ip_forward is 0",
-        "1 Service has no ready endpoint",
+        "1 Service has no available endpoint",
     ]
     await page.press("j", "j", "j", "j", "Enter")
     await page.until("return location.hash === '#/service/shop/api'")
@@ -65,7 +65,7 @@ async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page:
     mock.scene.rows["shop/api"][2:4] = 0, 0
     await _opened(page, mock)
     await page.shows("#verdict-text", "Nothing is wrong on node-a")
-    await page.shows(".problem.look", "1 Service has no ready endpoint")
+    await page.shows(".problem.look", "1 Service has no available endpoint")
     await page.shows("#verdict-sub", "1 thing to look at")
     assert await page.run("return [document.querySelector('#verdict').className, document.title]") == [
         "verdict ok",
@@ -82,7 +82,7 @@ async def test_a_port_without_endpoints_is_to_look_at_beside_ports_that_have_the
     mock.scene.rows["shop/api"][8] = ["81/TCP", "82/UDP"]
     await _opened(page, mock)
     await page.shows("#verdict-sub", "1 thing to look at")
-    await page.shows(".problem.look", "1 Service has a port without ready endpoint")
+    await page.shows(".problem.look", "1 Service has a port without available endpoint")
     await page.shows(".problem.look", "shop/api 81/TCP, 82/UDP")
     without = "return document.querySelectorAll('#vitals .val')[1].firstChild.data"
     assert await page.run(without) == "1"
@@ -194,7 +194,9 @@ async def test_connections_show_as_lines_and_balance_and_order_services(page: Br
     mock = await proxy(300)
     await _opened(page, mock, "#/services?s=rate")
     await page.shows("#sum", "300 Services")
-    busy = {"new": 1234.0, "endpoints": {HTTP: {"10.244.0.1:80": 0.75, "10.244.0.2:80": 0.25}}}
+    # The shares are those of the port and family with the most connections.
+    http = {"10.244.0.1:80": 0.6, "10.244.0.2:80": 0.2}
+    busy = {"new": 1234.0, "endpoints": {HTTP: http, "http/TCP/IPv6": {"[fd00::1]:80": 0.1, "[fd00::2]:80": 0.1}}}
     await mock.send(
         "flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {"shop/web": busy}, "error": ""}
     )

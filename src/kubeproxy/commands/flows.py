@@ -20,11 +20,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 
 from kubeproxy.ask import cluster
 from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
 from kubeproxy.ask.flows.sampling import Sampled
-from kubeproxy.ask.flows.users import PortUse, ServedPorts, numbers, uses
+from kubeproxy.ask.flows.users import OTHERS, PortUse, ServedPorts, numbers, uses
 from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
@@ -132,12 +133,16 @@ def _print_all(ports: Sequence[PortUse]) -> None:
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
-    clients = [one for port in ports for one in port.clients[:1]]
-    if not clients:
+    """Return the client with the most connections to all ports of a Service, and their number."""
+    sums: dict[str, tuple[int, int]] = {}
+    for one in chain.from_iterable(port.clients for port in ports):
+        if one.address != OTHERS:
+            open_, closing = sums.get(one.address, (0, 0))
+            sums[one.address] = open_ + one.connections, closing + one.closing
+    if not sums:
         return ""
-    first = max(clients, key=lambda one: (one.connections, one.closing))
-    count = str(first.connections) if first.connections else f"{first.closing} closing"
-    return f"{first.address} ({count})"
+    address, (open_, closing) = max(sums.items(), key=lambda item: item[1])
+    return f"{address} ({open_ or f'{closing} closing'})"
 
 
 def _print_cost(cost: Cost) -> None:

@@ -18,6 +18,8 @@ from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 MOST_CLIENTS: Final = 1 << 16
 """Maximum number of clients that are counted one by one, over all service ports; all others are counted together."""
 
+OTHERS: Final = "others"
+"""Stands for the address of clients that are counted together."""
 _NOBODY: Final = b""
 
 
@@ -208,7 +210,7 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
         ),
         tuple(
             ClientUse(
-                unpack(client) if client else "others",
+                unpack(client) if client else OTHERS,
                 pods.get(client, ""),
                 count.open,
                 count.unanswered,

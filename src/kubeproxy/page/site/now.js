@@ -2,7 +2,7 @@
 
 const CHARTS = [
   { id: 'lag', title: 'API event to kernel', legend: 'line p50 to max, point p99 \u00b7 ', log: true, of: (s) => s.p99, low: (s) => s.p50, high: (s) => s.max, text: delay,
-    big: () => (known.lag ? [delay(known.lag.p99), `p99 · p50 ${delay(known.lag.p50)} · max ${delay(known.lag.max)}`] : ['–', 'no change seen yet']), foot: (s) => `p50 ${delay(s.p50)}, p99 ${delay(s.p99)}, max ${delay(s.max)}` },
+    big: () => (known.lag ? [delay(known.lag.p99), `p99 · p50 ${delay(known.lag.p50)} · max ${delay(known.lag.max)}`] : ['–', 'none since the page opened']), foot: (s) => `p50 ${delay(s.p50)}, p99 ${delay(s.p99)}, max ${delay(s.max)}` },
   { id: 'changes', title: 'Changes a second', bars: true, of: (s) => s.changes, text: (v) => rate(v), big: () => [rate(known.perSecond), known.queued ? `${plural(known.queued, 'Service')} on their way` : ''], foot: (s) => `${plural(s.changes, 'change')} in this second` },
   { id: 'conntrack', title: 'Connection tracking', of: (s) => s.conntrack, text: (v) => count(Math.round(v)),
     big: () => (known.conntrack ? [count(known.conntrack.count), `of ${count(known.conntrack.max)} entries, ${percent(fullness())}`] : ['–', 'not known']), foot: (s) => `${s.conntrack === null ? '–' : count(s.conntrack)} entries` },

@@ -52,11 +52,11 @@ function serviceProblems() {
     differ.length && !told && { level: 'bad', what: `${plural(differ.length, 'Service is', 'Services are')} not in the kernel as planned`, services: differ, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
     // Every cluster has some, scaled to nothing: that is no trouble of this node.
     none.length && {
-      level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no ready endpoint`, services: none.map((row) => row.name), more: '#/services?f=none',
+      level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no available endpoint`, services: none.map((row) => row.name), more: '#/services?f=none',
       detail: 'Clients are refused at once. Open a Service to see which endpoints it has, and why they are out.',
     },
     partly.length && {
-      level: 'look', what: `${plural(partly.length, 'Service has', 'Services have')} a port without ready endpoint`, services: partly.map((row) => row.name), more: '#/services?f=none',
+      level: 'look', what: `${plural(partly.length, 'Service has', 'Services have')} a port without available endpoint`, services: partly.map((row) => row.name), more: '#/services?f=none',
       detail: `Clients are refused at once: ${partly.slice(0, 12).map((row) => `${row.name} ${row.unserved.join(', ')}`).join('; ')}${partly.length > 12 ? '; …' : ''}`,
     },
   ].filter(Boolean);
@@ -164,7 +164,7 @@ const problemsView = {
       ['#/services', 'Services', count(known.rows.size), known.queued ? `${count(known.queued)} on their way` : known.rowsLoaded ? 'all committed' : 'loading'],
       ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every port has one', none ? 'look' : ''],
       ['#/now', 'Changes', rate(known.perSecond), known.lastChange ? ago(known.lastChange) : 'none seen yet'],
-      ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'no change seen'],
+      ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'none since the page opened'],
       ['#/services?s=rate', 'New connections', known.flowsAt && !known.flowsError ? rate(known.newPerSecond) : '–', newSentence()],
       ['#/now', 'Connection tracking', share === null ? '–' : percent(share), known.conntrack ? `${brief(known.conntrack.count)} of ${brief(known.conntrack.max)}` : 'not known', level, share],
     ];

@@ -254,14 +254,15 @@ function paintRow(node, row, index, height, selected) {
 const SHORT = { ClusterIP: 'ClusterIP', NodePort: 'NodePort', LoadBalancer: 'LB', ExternalName: 'ExtName' };
 const badges = (flags, most = 9) => [...flags].slice(0, most).map((flag) => el('span', { class: 'badge', title: (FLAGS[flag] || ['', flag])[1] }, (FLAGS[flag] || [flag])[0].replace('ext ', '').replace('int ', '')));
 
-/** New connections of each endpoint, over all ports of a Service. */
-function byAddress(flow) {
-  const sums = new Map();
+/** New connections by endpoint of the port and family that has the most: other ports and families have other endpoints. */
+function busiestPort(flow) {
+  const ports = new Map();
   for (const [key, weight] of flow ? flow.ends : []) {
-    const address = key.slice(key.lastIndexOf(' ') + 1);
-    sums.set(address, (sums.get(address) || 0) + weight);
+    const space = key.lastIndexOf(' '), ends = ports.get(key.slice(0, space)) || [];
+    ports.set(key.slice(0, space), [...ends, [key.slice(space + 1), weight]]);
   }
-  return sums;
+  const sum = ([, ends]) => ends.reduce((so, [, weight]) => so + weight, 0);
+  return [...ports].sort((a, b) => sum(b) - sum(a))[0] || ['', []];
 }
 
 function paintFlow(node, flow, speed, balance) {
@@ -270,13 +271,13 @@ function paintFlow(node, flow, speed, balance) {
   const [fill, line] = sparkPaths(flow ? flow.spark : null, 84, 22);
   speed.lastChild.firstChild.setAttribute('d', fill);
   speed.lastChild.lastChild.setAttribute('d', line);
-  const ends = [...byAddress(flow)].sort((a, b) => (a[0] < b[0] ? -1 : 1)).map((one) => one[1]);
+  const [port, found] = busiestPort(flow), ends = found.sort((a, b) => (a[0] < b[0] ? -1 : 1)).map((one) => one[1]);
   const [odd, even] = balancePaths(ends, 70, 10), total = ends.reduce((a, b) => a + b, 0);
   balance.firstChild.firstChild.setAttribute('d', odd);
   balance.firstChild.lastChild.setAttribute('d', even);
   balance.firstChild.classList.toggle('vh', !ends.length);
   put(balance.lastChild, total ? `max ${percent(Math.max(...ends) / total)}` : '');
-  balance.title = total ? `new connections of about the last minute over ${plural(ends.length, 'endpoint')}; the busiest one got ${percent(Math.max(...ends) / total)}` : '';
+  balance.title = total ? `new connections of about the last minute to ${port}, over ${plural(ends.length, 'endpoint')}; the busiest one got ${percent(Math.max(...ends) / total)}` : '';
 }
 
 function sparkPaths(values, width, height) {
