@@ -6,8 +6,10 @@ The expected answers come from the objects of the API server and from earlier an
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +21,7 @@ from prove.aimed import NODEPORT_NETWORKS
 from prove.packets import PLACES
 from prove.steps import Json
 from prove.world import STEADY, World
+from support import tracked_flows
 
 SEARCHES = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
 """Metric of the proxy's searches for stale flows."""
@@ -67,8 +70,7 @@ async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
     """
     if not world.launched:
         return []
-    flow = ["-p", "udp", "-s", "192.168.100.1", "--sport", "40000", "-d", address, "--dport", "80"]
-    begin = ["-I", *flow, "--dst-nat", f"{world.live.ips[pod]['IPv4']}:3000", "-t", "120"]
+    flow, server = (("192.168.100.1", 40000), (address, 80)), (world.live.ips[pod]["IPv4"], 3000)
     try:
         count, seconds = await _searches(world)
         await world.play(("put", "endpointslices", made))
@@ -77,14 +79,15 @@ async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
         while (await _searches(world))[0] == count and before < changed + ANSWERS:
             await asyncio.sleep(0.02)
             before, asked = asked, time.monotonic()
-        await _conntrack(world, begin)
+        refused = await world.inside("node", functools.partial(tracked_flows.begin, *flow, server))
         now = time.monotonic()
         certain = now < before - (await _searches(world))[1] + seconds + launcher.SECOND_LOOK * 0.9
     except OSError:  # the proxy ended
-        certain = False
+        certain, refused = False, 0
     if not certain:
-        await _conntrack(world, ["-D", *flow])
-    return []
+        await world.inside("node", functools.partial(tracked_flows.end, *flow))
+    # The flow of the step before remains where the search under test is missing.
+    return [] if refused in {0, errno.EEXIST} else [f"no flow could be made: {os.strerror(refused)}"]
 
 
 async def _searches(world: World) -> tuple[float, float]:
@@ -92,10 +95,6 @@ async def _searches(world: World) -> tuple[float, float]:
     series = (f'{SEARCHES}_{part}{{ip_family="IPv4"}}' for part in ("count", "sum"))
     count, seconds = [await world.live.metric(one) for one in series]
     return count, seconds
-
-
-async def _conntrack(world: World, arguments: list[str]) -> None:
-    await world.live.cluster.exec("node", ["conntrack", *arguments])
 
 
 async def health(world: World, port: int, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Entries of connection tracking in a network namespace, as many as wanted, without a packet."""
+"""Entries of connection tracking in a network namespace, as many as wanted, without a packet or another program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ LEAKING = "10.244.0.2"
 """The client of all of them."""
 
 _NEW = 1 << 8
+_DELETE = _NEW | 2
+_HEAD = b"\2\0\0\0"  # of IPv4
+_ANSWERED = attribute(3, (14).to_bytes(4, "big"))  # and assured
+
+Place = tuple[str, int]
+"""An address with a port."""
 
 
 def _one_tuple(kind: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
@@ -20,14 +26,38 @@ def _one_tuple(kind: int, source: bytes, destination: bytes, ports: tuple[int, i
     return nested(kind, addresses, nested(2, attribute(1, b"\x11"), *numbers))
 
 
+def _timeout(seconds: int) -> bytes:
+    return attribute(7, seconds.to_bytes(4, "big"))
+
+
+def begin(client: Place, target: Place, server: Place) -> int:
+    """Make a UDP flow of IPv4 that is translated from a target to a server; return 0, or the errno of the refusal."""
+    way = _way(client, target) + _one_tuple(2, pack(server[0]) or b"", pack(client[0]) or b"", (server[1], client[1]))
+    return _request(_NEW, way + _timeout(120) + _ANSWERED, NLM_F_CREATE)
+
+
+def end(client: Place, target: Place) -> int:
+    """Delete a UDP flow of IPv4; return 0, or the errno of the refusal."""
+    return _request(_DELETE, _way(client, target))
+
+
+def _way(client: Place, target: Place) -> bytes:
+    return _one_tuple(1, pack(client[0]) or b"", pack(target[0]) or b"", (client[1], target[1]))
+
+
+def _request(kind: int, attributes: bytes, flags: int = 0) -> int:
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        ((code, _),) = link.requests(kind, [_HEAD + attributes], "a flow", flags)
+    return code
+
+
 def fill(count: int) -> int:
     """Make so many answered UDP flows of one client in the thread's network namespace; return the entries then."""
     client, server = pack(LEAKING) or b"", pack("203.0.113.77") or b""
-    rest = attribute(7, (60).to_bytes(4, "big")) + attribute(3, (14).to_bytes(4, "big"))  # timeout; answered, assured
+    rest = _timeout(60) + _ANSWERED
     pairs = islice(product(range(1024, 65000), range(1, 100)), count)
     payloads = (
-        b"\2\0\0\0" + _one_tuple(1, client, server, (a, b)) + _one_tuple(2, server, client, (b, a)) + rest
-        for a, b in pairs
+        _HEAD + _one_tuple(1, client, server, (a, b)) + _one_tuple(2, server, client, (b, a)) + rest for a, b in pairs
     )
     with Netlink.open(NETLINK_NETFILTER) as link:
         while chunk := list(islice(payloads, 50_000)):
@@ -44,4 +74,4 @@ def limit() -> int:
 def flush() -> None:
     """Delete all entries of the thread's network namespace."""
     with Netlink.open(NETLINK_NETFILTER) as link:
-        link.requests(_NEW | 2, [b"\2\0\0\0"], "a flush")
+        link.requests(_DELETE, [_HEAD], "a flush")
