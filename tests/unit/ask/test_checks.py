@@ -8,7 +8,7 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
-from kubeproxy.ask.finding import Diagnosis, Severity, duration, worst_first
+from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
@@ -451,15 +451,32 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
             "no Service is known yet, and this process has written no rules: those of a previous one",
         ),
         ("endpointslices", False, "no Service is known yet"),
-        ("nodes", False, "traffic uses the state known last"),
+        ("nodes", False, "changes of nodes do not get here; those of Services and endpoints do"),
+        ("nodes", True, "changes of nodes do not get here; those of Services and endpoints do"),
     ],
 )
 @pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])
 def test_before_the_first_list_no_traffic_flows_on_what_is_known(resource, synced, why, trouble):
     lost = watched(resource, synced=synced, connected=False, stale=0 if trouble else 61)
     (found,) = contact.reached(reach(watched("servicecidrs"), lost, trouble=trouble))
+    why = "traffic uses the state known last" if trouble and resource == "nodes" else why
     said = why.replace("known last", "known 61 seconds ago") if synced and not trouble else why
     assert found.why.startswith(said)
+
+
+REFUSED = "x is forbidden (code 403)"
+
+
+@pytest.mark.parametrize(
+    ("resource", "seconds", "marks"),
+    [("endpointslices", 15, ""), ("endpointslices", 30, "-"), ("endpointslices", 90, "x"), ("endpointslices", 900, "x"),
+     ("nodes", 900, "")],
+)  # fmt: skip
+def test_refused_lists_make_answers_uncertain_only_of_what_they_concern(resource, seconds, marks):
+    lost = watched(resource, connected=False, stale=seconds, trouble=REFUSED)
+    found = list(contact.outdated(reach(watched("services"), lost)))
+    assert "".join(one.severity.mark for one in found) == marks
+    assert [one.harm == MISLEADS for one in found] == [marks == "x"] * len(marks)
 
 
 def test_no_fix_removes_the_rules_of_a_stopped_proxy_without_naming_the_consequence():

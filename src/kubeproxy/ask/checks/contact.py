@@ -42,7 +42,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     """Check whether the server answers, and the watches deliver changes of every resource; `began` is that of Facts,
     `quiet` the seconds without a watch that are not reported.
     """
-    age = max((one.stale for one in reach.watched if one.synced), default=0.0)
+    age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
     known = f"{duration(age)} ago" if age > quiet else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
@@ -73,11 +73,13 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
             what = f"no list of {names} came yet, for {duration(one.stale)}"
-        is_old = not one.synced or one.stale > STALE
         what += f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""
-        severity, harm = (Severity.BROKEN, MISLEADS) if is_old else (Severity.DEGRADED, NOTHING)
+        severity = Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED
+        why, harm = effect, MISLEADS
+        if not any(each.resource in _NEEDED for each in several):
+            why, harm = f"changes of {names} do not get here; those of Services and endpoints do", NOTHING
         fix = _fix(one.trouble) or "look at the API server's health and log"
-        yield Diagnosis(severity, "api", what, effect, fix, harm)
+        yield Diagnosis(severity, "api", what, why, fix, harm)
 
 
 def hopeless(reach: Reach) -> bool:
@@ -100,14 +102,16 @@ def unread(reach: Reach | None, trouble: str) -> Diagnosis:
 
 
 def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated: after QUIET seconds without the server this is an error, after SILENT
-    seconds a note.
+    """Check whether Services or endpoints may be outdated: after QUIET seconds without the server this is an error,
+    after SILENT seconds a note.
     """
-    if any(one.stale > QUIET or not one.synced for one in reach.watched):
-        yield from reached(reach, began)
-    else:
-        for one in reached(reach, began, SILENT) if any(each.stale > SILENT for each in reach.watched) else ():
-            yield structs.replace(one, severity=Severity.NOTE, harm=NOTHING)
+    needed = [one for one in reach.watched if one.resource in _NEEDED]
+    is_old = any(one.stale > QUIET or not one.synced for one in needed)
+    if not is_old and all(one.stale <= SILENT for one in needed):
+        return
+    for one in reached(reach, began, QUIET if is_old else SILENT):
+        if one.harm != NOTHING:
+            yield one if is_old else structs.replace(one, severity=Severity.NOTE, harm=NOTHING)
 
 
 _UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"
