@@ -68,6 +68,7 @@ def test_tcp_and_udp_are_read_as_they_stand(link, family):
     tcp = found[target_of(vip, PROTOCOLS["TCP"], port)]
     assert tcp.client == loopback + client.getsockname()[1].to_bytes(2, "big")
     assert tcp.server == loopback + port.to_bytes(2, "big")
+    assert tcp.seen == loopback
     assert (tcp.answered, tcp.over, tcp.state) == (True, False, 3)
     udp = found[target_of(vip, PROTOCOLS["UDP"], 5353)]
     assert (udp.answered, udp.state, udp.server) == (False, 0, loopback + (5353).to_bytes(2, "big"))

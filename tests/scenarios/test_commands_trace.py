@@ -16,6 +16,7 @@ import pytest
 
 from lab.netns import open_socket_in
 from lab.proxyprocess import proxy_command
+from support.answers import valid
 from support.live import Front, Live, slice_of
 from support.modes import modes
 
@@ -67,6 +68,10 @@ async def test_the_node_sends_a_packet_of_its_own(live: Live) -> None:
     status, text = await live.ask("trace", "node", "default/own:80")
     assert status == 0, text
     assert "answered" in text
+    status, text = await live.ask("trace", "node", "default/own:80", "--packets", "3", "-o", "json")
+    assert (status, valid("trace", text)["departed"]) == (0, False), text
+    begun = {one["source"] for one in json.loads(text)["journeys"] if one["direction"] == "request"}
+    assert len(begun) > 1, "one a second"
 
 
 async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None:

@@ -25,7 +25,9 @@ class StandIn:
         self.errors: dict[str, str] = {}
         """What `kubectl get RESOURCE` fails with."""
         self.printed: dict[str, Json] = {}
-        """By pod what `exec` does: out (text), err, status, hangs, flood (bytes)."""
+        """By pod what `exec` does: out (text), err, status, hangs, flood (bytes); under a command's name what differs
+        for it.
+        """
 
     def node(self, name: str, *, app: str = "kube-proxy-py", **printed: Any) -> None:
         """Add a Node with a kube-proxy; `printed` is what the pod prints, as in `self.printed`."""
@@ -151,7 +153,7 @@ def _get(held: Json, words: list[str]) -> int:
 
 def _exec(printed: Json, words: list[str]) -> int:
     pod = next(word for word in words if not word.startswith("--"))
-    does = printed[pod]
+    does = printed[pod] | printed[pod].get(words[words.index("kube-proxy") + 1], {})
     if "--version" in words and "version" in does:
         sys.stdout.write(does["version"])
         return 0

@@ -15,9 +15,11 @@ from msgspec import Struct
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.users import PortUse
+from kubeproxy.ask.kernel.journeys import Journey, TracedReply, Verdict
 from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.why import Why
+from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
 
 _NUMBER: Final = re.compile(r"\d+")
@@ -224,11 +226,36 @@ class FlowsAnswer(_Answer):
             yield Fact(Severity.BROKEN, f"{name}: connections to which nothing came back for a second")
 
 
+class TraceAnswer(_Answer):
+    """An answer of `trace`. Older releases have no `departed`."""
+
+    journeys: tuple[Journey, ...]
+    served: tuple[TracedReply, ...]
+    verdict: Verdict
+    lost: int
+    legacy: int
+    departed: bool | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def drops(self) -> bool:
+        """Whether a packet ended on the node."""
+        return not self.verdict.passed and any(one.lost for one in self.journeys)
+
+    @property
+    def status(self) -> int:
+        """The exit code of the result."""
+        return exit_code(wrong=self.verdict.passed is False, unknown=self.verdict.passed is None)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield nothing: nodes trace different packets."""
+        return iter(())
+
+
 def _severity(state: str) -> Severity:
     return Severity.FINE if state in FINE_STATES else Severity.BROKEN
 
 
-NodeAnswer = WhyAnswer | DoctorAnswer | VerifyAnswer | ServicesAnswer | ServiceAnswer | FlowsAnswer
+NodeAnswer = WhyAnswer | DoctorAnswer | VerifyAnswer | ServicesAnswer | ServiceAnswer | FlowsAnswer | TraceAnswer
 
 _KINDS: Final[dict[str, type[NodeAnswer]]] = {
     "why": WhyAnswer,
@@ -236,6 +263,7 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
     "verify": VerifyAnswer,
     "services": ServicesAnswer,
     "flows": FlowsAnswer,
+    "trace": TraceAnswer,
 }
 
 

@@ -42,8 +42,7 @@ class Delivery(Struct):
         end = f"{self.end.address} ({self.end.share:.1%} of the connections)"
         node, answer = self.reply.node, self.answer
         if answer is None:
-            reason = f"it has the Go kube-proxy {self.reply.go}" if self.reply.go else self.reply.problem
-            return f"{node}, which has {end}, gave no answer: {reason}"
+            return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
         if not answer.why.direct:
             return f"the proxy of {node} does not have {end} as an endpoint"
         if answer.answer == "yes":

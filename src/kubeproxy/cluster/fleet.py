@@ -39,6 +39,11 @@ class Reply(Struct, kw_only=True):
     mode: str = ""
     answer: dict[str, Any] | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why there is no answer, '' with an answer."""
+        return f"it has the Go kube-proxy {self.go}" if self.go else self.problem
+
 
 class Shared(Struct):
     """A fact and the nodes that state it. With `lacking`, the nodes are those that do not state the fact."""
@@ -77,7 +82,7 @@ class Fleet:
             nodes.append(reply.node)
             if fact.text < shown.text:
                 self._held[key] = fact, nodes
-        if self.command in {"why", "flows"}:
+        if self.command in {"why", "flows", "trace"}:
             self.answers[reply.node] = answer
 
     def words(self, node: str) -> list[str]:

@@ -3,10 +3,12 @@
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
 node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
 is asked on the client's node; if the client is outside the cluster, on the node with the address TARGET, otherwise on
-all nodes. Ends with the worst exit code of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a
-Service, 2 if a node gives no answer.
+all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they leave unanswered. Ends with
+the worst exit code of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node
+gives no answer.
 
   kubectl kubeproxy why pod/client svc/web:80 -n shop
+  kubectl kubeproxy trace pod/client svc/web:80 -n shop
   kubectl kubeproxy services shop/web
   kubectl kubeproxy doctor --node node-a --node node-b
 """
@@ -23,6 +25,7 @@ from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, ask
+from kubeproxy.cluster.following import Flow, follow
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
@@ -32,6 +35,7 @@ from kubeproxy.release import build
 
 _COMMANDS = {
     "why": "the outcome of a connection, on the client's node",
+    "trace": "the rules that packets of a connection pass, on the client's and the endpoint's node",
     "doctor": "problems of the nodes with Services, each with its fix",
     "verify": "differences of the kernels, and of the API server, from the proxies' plans",
     "services": "the Services on the nodes, and the differences between nodes",
@@ -55,9 +59,13 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in _COMMANDS.items():
         _add(commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False))
-    why, verify, flows = (commands.choices[name] for name in ("why", "verify", "flows"))
-    why.add_argument("client", metavar="CLIENT", help="pod/NAME, NAMESPACE/NAME, node/NAME, or an address")
-    why.add_argument("target", metavar="TARGET", help="svc/NAME:PORT, NAMESPACE/NAME:PORT, or ADDRESS:PORT[/PROTOCOL]")
+    why, trace, verify, flows = (commands.choices[name] for name in ("why", "trace", "verify", "flows"))
+    for one in (why, trace):
+        one.add_argument("client", metavar="CLIENT", help="pod/NAME, NAMESPACE/NAME, node/NAME, or an address")
+        target = "svc/NAME:PORT, NAMESPACE/NAME:PORT, or ADDRESS:PORT[/PROTOCOL]"
+        one.add_argument("target", metavar="TARGET", help=target)
+    listening = "how long each trace waits for packets (default 10)"
+    trace.add_argument("--seconds", type=float, metavar="N", default=10.0, help=listening)
     why.add_argument("--interface", default="", help="the interface by which the client's packets reach the node")
     why.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
     for name in ("verify", "services", "flows"):
@@ -101,7 +109,10 @@ def _run(given: argparse.Namespace) -> int:
     if found.problem:
         _warn(found.problem)
     if given.command == "why":
-        return _why(given, kubectl, found, names)
+        fleet = _nearest(given, kubectl, found, names, _options(given))
+        return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet))
+    if given.command == "trace":
+        return _trace(given, kubectl, found, names)
     arguments = [names.service(given.name)] if values.get("name") else []
     places = found.of(given.node)
     if not values.get("watch"):
@@ -115,24 +126,54 @@ def _run(given: argparse.Namespace) -> int:
     return watching.answered(given, look, time.monotonic)
 
 
-def _why(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Query the client's node; for an outside client the Node that has the target's address, or all nodes; then the
-    node that the answer refers to, if any.
+def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]) -> Fleet:
+    """Ask `why` on the client's node; for an outside client on the Node that has the target's address, or on all nodes;
+    then on the node that the answer refers to, if any.
     """
     source, target = names.client(given.client), names.target(given.target)
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
     if not chosen and source.addresses == (NODE,):
         raise QuestionError("node stands for one node: give its name, as node/NAME, or by --node")
+    if given.command == "trace" and len(chosen) != 1:
+        raise QuestionError(f"trace follows the packets of {given.client} from one node: give its name by --node")
     if not chosen:
         _warn(f"{given.client} is on no known node: all are asked; --node names the one that it connects to")
     arguments = question(source, target)
-    fleet = _asked(given, kubectl, found.of(chosen), arguments)
+    fleet = Fleet("why", arguments, whole=given.output == "json")
+    ask(kubectl, found.of(chosen), fleet, options, max(given.at_once, 1))
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node else None
     if elsewhere is not None and elsewhere.node in found.places:
-        fleet = _asked(given, kubectl, found.of([elsewhere.node]), arguments)
-    return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet))
+        fleet = Fleet("why", arguments, whole=given.output == "json")
+        ask(kubectl, found.of([elsewhere.node]), fleet, options, max(given.at_once, 1))
+    return fleet
+
+
+def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
+    """Trace packets on the client's node and on the endpoint's. `why` on the client's node has the endpoints' nodes."""
+    near = _nearest(given, kubectl, found, names, ["--no-probe"])
+    node, answer = near.replies[0].node, next(iter(near.answers.values()), None)
+    if not isinstance(answer, WhyAnswer):
+        return _answer(given, near, names.known)
+    client = near.arguments[0]
+
+    def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
+        if client != NODE:
+            nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
+            _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
+        fleet = Fleet("trace", near.arguments, whole=near.whole, each=flows)
+        places = [found.places.get(one) or ProxyPlace(one, problem="no kube-proxy was found there") for one in flows]
+        ask(kubectl, places, fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(places))
+        return fleet
+
+    followed = follow(traced, node, client, answer.why)
+    heading = f"{answer.heading.partition(': ')[0]}: {followed.text}"
+    if given.output == "json":
+        output.json(show.fields(followed.fleet) | {"heading": heading})
+    else:
+        show.traces(followed, heading, names.known)
+    return followed.status
 
 
 def _deliveries(given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet) -> list[Delivery]:

@@ -8,11 +8,13 @@ from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.flows.users import EndpointUse, PortUse, numbers
 from kubeproxy.cluster import ends
-from kubeproxy.cluster.answers import FlowsAnswer, WhyAnswer
+from kubeproxy.cluster.answers import FlowsAnswer, TraceAnswer, WhyAnswer
 from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
+from kubeproxy.cluster.following import Followed
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
+from kubeproxy.commands.trace import show_packets
 from kubeproxy.commands.watching import Row
 
 _NODES = 10
@@ -47,6 +49,17 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
         namespace, _, pod = where.pod.partition("/")
         output.say(f"Next: which rules of {where.node} its packets meet:")
         output.say(f"  kubectl -n {namespace} exec {pod} -- {next_}")
+
+
+def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
+    """Print the result of `trace`, and the packets on each node in the form of the node's command."""
+    output.say(f"asked on {', '.join(f'{reply.node}, {_pod(reply)}' for reply in followed.fleet.replies)}")
+    output.say(named(heading, known))
+    for node, (client, destination) in followed.flows.items():
+        answer = followed.fleet.answers.get(node)
+        if isinstance(answer, TraceAnswer):
+            output.say(f"{node}, {named(f'{client} -> {destination}', known)}:")
+            show_packets(answer.journeys, answer.verdict, answer.lost, answer.legacy)
 
 
 def many(fleet: Fleet, known: Mapping[str, str]) -> None:

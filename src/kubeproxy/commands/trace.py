@@ -2,9 +2,10 @@
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
 with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. For the node, the
-command sends a packet (a TCP SYN or an empty UDP datagram; not with --no-send); for other clients it follows their
-packets for --seconds. At most 22 packets a second are traced in each direction. Exit code 0: no rule here drops them
-and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome is unknown.
+command sends a packet (a TCP SYN or an empty UDP datagram; not with --no-send), or with --packets several, one a
+second; for other clients it follows their packets for --seconds. At most 22 packets a second are traced in each
+direction. Exit code 0: no rule here drops them and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome
+is unknown. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 10.96.0.10:53/udp --seconds 30
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Sequence
 
-from kubeproxy.ask.kernel.journeys import Journey, Serving
+from kubeproxy.ask.kernel.journeys import Journey, Serving, Verdict
 from kubeproxy.ask.kernel.tracing import Limits, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
@@ -35,7 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
-    parser.add_argument("--packets", type=int, metavar="N", default=4, help="number of packets to follow (default 4)")
+    parser.add_argument(
+        "--packets", type=int, metavar="N", default=0, help="packets to follow (4), or to send from the node (1)"
+    )
     parser.add_argument("--no-send", action="store_true", help="from the node: wait for packets without sending one")
 
 
@@ -77,11 +81,16 @@ def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving
 
 
 def show(packet: Packet, traced: Traced) -> None:
-    """Print the outcome of a flow as text: each different path of packets once, and the verdict."""
+    """Print the outcome of a flow as text."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
+    show_packets(traced.journeys, traced.verdict, traced.lost, traced.legacy)
+
+
+def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legacy: int) -> None:
+    """Print each different path of packets once, and the verdict; for the numbers see Traced."""
     ways: dict[tuple[object, ...], list[Journey]] = {}
-    for one in traced.journeys:
+    for one in journeys:
         ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
     for one, *others in list(ways.values())[:_SHOWN]:
         why = ": ".join(filter(None, (one.refusal, one.reason)))
@@ -92,11 +101,11 @@ def show(packet: Packet, traced: Traced) -> None:
             output.say(line)
     if more := sum(map(len, list(ways.values())[_SHOWN:])):
         output.marked(output.NOTE, f"more packets went other ways: {more}; -o json has them")
-    output.say(f"Verdict: {traced.verdict.text}")
-    if traced.lost:
-        output.marked(output.NOTE, f"{traced.lost} times more was traced than could be read: some steps are missing")
-    if traced.legacy:
-        output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {traced.legacy}")
+    output.say(f"Verdict: {verdict.text}")
+    if lost:
+        output.marked(output.NOTE, f"{lost} times more was traced than could be read: some steps are missing")
+    if legacy:
+        output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {legacy}")
 
 
 def _lines(one: Journey) -> list[str]:

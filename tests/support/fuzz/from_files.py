@@ -60,7 +60,7 @@ def flags(data: bytes) -> None:
 
 def replies(data: bytes) -> None:
     """An answer to `kubectl kubeproxy`, after a letter for the command, a capital one if it has a name."""
-    commands = {command[0]: command for command in ("why", "doctor", "verify", "services", "flows")}
+    commands = {command[0]: command for command in ("why", "doctor", "verify", "services", "flows", "trace")}
     letter = chr(data[0]) if data else ""
     if letter.lower() in commands:
         decoded(data[1:], commands[letter.lower()], ["default/web"] if letter.isupper() else [])

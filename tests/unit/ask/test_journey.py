@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.ask.kernel.journeys import LEFT, KnownRules, Serving, TracedReply, journeys, verdict
+from kubeproxy.ask.kernel.journeys import (
+    LEFT,
+    Journey,
+    KnownRules,
+    Serving,
+    TracedReply,
+    Verdict,
+    departed,
+    journeys,
+    verdict,
+)
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack
@@ -335,3 +345,26 @@ def test_what_left_and_was_not_answered():
     )
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
     assert told(marked(1), out)[1].passed is None
+
+
+@pytest.mark.parametrize(
+    ("last", "refusal", "local", "lost", "silent", "left"),
+    [
+        ("postrouting", "", False, "", "", True),
+        ("forward", "", False, "", "", True),
+        ("postrouting", "reset", False, "", "", True),  # the endpoint's node may have refused it
+        ("input", "", False, "", "", False),
+        ("prerouting", "", False, "", "", False),
+        ("postrouting", "ICMP error", True, "", "", False),
+        ("postrouting", "", False, "dropped", "", False),
+        ("postrouting", "", False, "", "nothing answers ARP", False),
+    ],
+)
+def test_a_request_without_an_answer_left_unless_it_ended_here(last, refusal, local, lost, silent, left):
+    request = Journey("request", "", "10.0.0.1:1", "10.96.0.1:80", (), lost, last)
+    answer = Journey("answer", refusal, "10.244.0.1:8080", "10.0.0.1:1", (), "", "prerouting", local=local)
+    found = [request, answer] if refusal else [request]
+    reply = TracedReply("10.244.0.1:8080", answered=False)
+    assert departed(found, [reply], Verdict("", passed=False), silent=silent) is left
+    assert not departed(found, [reply], Verdict("", passed=True), silent=silent)
+    assert not departed(found, [], Verdict("", None), silent=silent)

@@ -213,6 +213,7 @@ class TracedReply(Struct, frozen=True):
     earlier: bool = False  # a reply arrived before
     selection: str = ""  # the arguments of conntrack(8) that select the entry
     existed: bool = False  # the entry is older than the trace
+    client: str = ""  # the address that the endpoint sees as the client
 
 
 class Serving(NamedTuple):
@@ -354,6 +355,18 @@ def _became(
     where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
     return _unanswered(served, where, protocol, ruleset)
+
+
+def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
+    """Return whether a request left this node for the endpoint of the last entry, without an accepted answer.
+
+    `silent`: see verdict.
+    """
+    ended = (one.lost or (one.local and one.refusal) for one in found)
+    if made.passed or silent or not served or any(ended):
+        return False
+    here = {HOOKS[PREROUTING], HOOKS[INPUT]}
+    return any(one.direction == "request" and one.last not in here for one in found)
 
 
 _UNTRACED = "the kernel does not trace iptables-legacy"

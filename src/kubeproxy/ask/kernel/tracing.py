@@ -30,24 +30,30 @@ from kubeproxy.setup import modes
 MOST_STEPS = 20_000  # maximum number of trace steps to keep; a packet has 10 to 100
 _SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
+_PACKETS = 4  # the number of a client's packets to follow
 
 
 class Limits(NamedTuple):
-    """Limits: seconds to wait, and number of packets; `sends`: whether this node sends a packet."""
+    """Limits: seconds to wait, and number of packets (0: one that this node sends, or four of a client); `sends`:
+    whether this node sends packets, one a second.
+    """
 
     seconds: float = 10.0
-    packets: int = 4
+    packets: int = 0
     sends: bool = True
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow; `lost`: overruns of messages, `legacy`: rules of iptables-legacy, not traced."""
+    """The result for a flow; `lost`: overruns of messages, `legacy`: rules of iptables-legacy, not traced. `departed`:
+    a request left this node for the endpoint of the last entry, and no answer came.
+    """
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[paths.TracedReply, ...]
     verdict: paths.Verdict
     lost: int
     legacy: int
+    departed: bool
 
 
 def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
@@ -70,7 +76,8 @@ def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Servi
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
-    return Traced(found, served, made, captured.lost, legacy)
+    left = not proxied and paths.departed(found, served, made, silent=silent)
+    return Traced(found, served, made, captured.lost, legacy, left)
 
 
 class _Heard(NamedTuple):
@@ -95,11 +102,13 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
         with Netlink.open() as link:
             chains = trace.base_chains(link)
         end = time.monotonic() + limits.seconds
-        if sends:
-            stack.callback(_send(packet).close)
-        enough = 1 if sends else limits.packets
+        next_at = time.monotonic() if sends else float("inf")
+        enough = limits.packets or (1 if sends else _PACKETS)
         enough_at = float("inf")
         while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
+            if now >= next_at and len(requests) < enough:
+                stack.callback(_send(packet).close)
+                next_at = now + 1.0 if enough > 1 else float("inf")
             for step in traces.steps(min(now + _LOOK, end)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
@@ -171,7 +180,9 @@ def _served(
             endpoint, earlier = destination_text(entry.server), before.get(entry.entry_id, False)
             answered = endpoint in answers if earlier else entry.answered
             existed = entry.entry_id in before
-            yield paths.TracedReply(endpoint, answered, earlier, selection_of(packet, entry), existed)
+            yield paths.TracedReply(
+                endpoint, answered, earlier, selection_of(packet, entry), existed, unpack(entry.seen)
+            )
 
 
 def _untraced(packet: Packet, mode: Mode | None) -> str:

@@ -74,7 +74,8 @@ class Tracked(NamedTuple):
 
     `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in the key of a
     frontend. `client` and `server`, the source of the answers, are packed addresses followed by the port. `state` is
-    that of a TCP connection, else 0. `entry_id` is unique among all present and past entries (CTA_ID).
+    that of a TCP connection, else 0. `entry_id` is unique among all present and past entries (CTA_ID). `seen` is the
+    packed address that the server sees as the client.
     """
 
     target: bytes
@@ -83,6 +84,7 @@ class Tracked(NamedTuple):
     status: int
     state: int
     entry_id: bytes
+    seen: bytes = b""
 
     @property
     def answered(self) -> bool:
@@ -164,7 +166,7 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
 
 
 class Ends(NamedTuple):
-    """Target, client and server of an entry, as in Tracked, with the offsets of its attributes in the buffer.
+    """Target, client, server and `seen` of an entry, as in Tracked, with the offsets of its attributes in the buffer.
 
     The attributes are in [start:end]; attributes after the two tuples start at `rest` or later.
     """
@@ -175,6 +177,7 @@ class Ends(NamedTuple):
     start: int
     rest: int
     end: int
+    seen: bytes
 
 
 class EntryLayout:
@@ -191,9 +194,9 @@ class EntryLayout:
         self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
         self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
         self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
-        # Addresses, protocol and ports of the original tuple; source address and port of the reply tuple, with the same
-        # layout.
-        self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}x8x4x4x2s2x8x")
+        # Addresses, protocol and ports of the original tuple; addresses and source port of the reply tuple, with the
+        # same layout.
+        self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}s8x4x4x2s2x8x")
 
     def entries(
         self,
@@ -221,7 +224,7 @@ class EntryLayout:
             if end - start < size:
                 yield None
                 continue
-            first, source, to, second, number, third, source_port, to_port, back, back_port = unpack(data, start)
+            first, source, to, second, number, third, source_port, to_port, back, seen, back_port = unpack(data, start)
             if first != head or second != kind:
                 found = _attribute_by_attribute(data, start, end)
                 if found is None or (protocol is not None and found.target[-3:-2] != protocol):
@@ -231,7 +234,7 @@ class EntryLayout:
             elif third != port or (protocol is not None and number != protocol):
                 yield None  # ICMP has type and code in place of ports
             elif (target := to + number + to_port) and (targets is None or target in targets or to_port in ports):
-                yield Ends(target, source + source_port, back + back_port, start, start + size, end)
+                yield Ends(target, source + source_port, back + back_port, start, start + size, end, seen)
 
     def read(self, message: bytes) -> Tracked | None:
         """Return the entry in a single message, None if it has no ports."""
@@ -244,7 +247,7 @@ LAYOUTS: Final = {2: EntryLayout(2), 10: EntryLayout(10)}
 
 def _tracked(data: bytes, ends: Ends) -> Tracked:
     """Return the entry, with status, TCP state and id from the attributes after the tuples."""
-    target, client, server, _, start, end = ends
+    target, client, server, _, start, end, seen = ends
     status = state = 0
     entry_id = b""
     while start < end:
@@ -259,7 +262,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
             if entry_id:
                 break
         start += (length + 3) & ~3 or 4
-    return Tracked(target, client, server, status, state, entry_id)
+    return Tracked(target, client, server, status, state, entry_id, seen)
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
@@ -273,11 +276,11 @@ def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
     if TUPLE_ORIGINAL not in found or _TUPLE_REPLY not in found:
         return None
     (source, destination), numbers = _tuple(found[TUPLE_ORIGINAL])
-    (back, _), reply_numbers = _tuple(found[_TUPLE_REPLY])
+    (back, seen), reply_numbers = _tuple(found[_TUPLE_REPLY])
     if not {1, 2, 3} <= numbers.keys() or 2 not in reply_numbers:
         return None
     target = destination + numbers[_PROTOCOL] + numbers[_DESTINATION_PORT]
-    return Ends(target, source + numbers[_SOURCE_PORT], back + reply_numbers[_SOURCE_PORT], start, start, end)
+    return Ends(target, source + numbers[_SOURCE_PORT], back + reply_numbers[_SOURCE_PORT], start, start, end, seen)
 
 
 def _tuple(data: bytes) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:

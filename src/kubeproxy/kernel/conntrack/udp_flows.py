@@ -253,7 +253,7 @@ class Conntrack(Closing):
                         if ends is None:
                             self._filters = False  # a kernel before 5.8 ignores CTA_FILTER
                         else:
-                            target, client, server, start, _, end = ends
+                            target, client, server, start, _, end, _ = ends
                             yield UdpFlow(target, client, server, data[start:end])
             except NetlinkError as error:
                 if error.code in {errno.EINVAL, errno.EOPNOTSUPP}:

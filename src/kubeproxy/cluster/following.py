@@ -1,0 +1,110 @@
+"""`trace` of both ends: a packet is followed on the client's node, and if it leaves unanswered, further packets of the
+connection on the endpoint's node, too. The result names the node that drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from kubeproxy.ask.kernel.journeys import TracedReply
+from kubeproxy.ask.question import NODE
+from kubeproxy.ask.why import Why
+from kubeproxy.cluster.answers import TraceAnswer
+from kubeproxy.cluster.fleet import Fleet
+from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.model.addresses import place_of_text
+
+Flow: TypeAlias = tuple[str, str]  # client and destination, the arguments of `kube-proxy trace`
+Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
+"""Runs `kube-proxy trace` on each of these nodes at the same time, for a number of packets."""
+
+_AGAIN: Final = 10
+"""Number of packets of the second attempt. The client's node sends one a second, so a later start of the other node's
+trace misses only some.
+"""
+_CERTAIN: Final = 2  # packets that left, from which their absence on the other node is a loss
+
+
+class Followed(NamedTuple):
+    """The traces: the replies of one or two nodes, the flow that each node traced, the result, and its exit code."""
+
+    fleet: Fleet
+    flows: Mapping[str, Flow]
+    text: str
+    status: int
+
+
+def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
+    """Trace a connection from `client` that `why` describes, on its node and on that of the endpoint that it gets."""
+    flows = {node: (client, why.destination)}
+    fleet = ask(flows, 1)
+    first = _answer(fleet, node)
+    if first is None:
+        return Followed(fleet, flows, f"{node} gave no answer: {fleet.replies[0].reason}", UNKNOWN)
+    here = f"{node} drops it: {first.verdict.text}" if first.drops else f"on {node}, {first.verdict.text}"
+    where, doubt = _further(node, first, why)
+    if not where:
+        return Followed(fleet, flows, f"{here}{doubt}", first.status)
+    kept = first.served[-1]
+    end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
+    flows[where] = kept.client, end
+    again = ask({where: flows[where], node: (client, end if client == NODE else why.destination)}, _AGAIN)
+    (reply,) = (reply for reply in again.replies if reply.node == where)
+    fleet.replies.append(reply)
+    far, second = _answer(again, where), _answer(again, node)
+    if far is None:
+        text = f"{here}; {where}, which has {kept.endpoint}, gave no answer: {reply.reason}"
+        return Followed(fleet, flows, text, UNKNOWN)
+    fleet.answers[where] = far
+    if far.journeys:
+        return Followed(fleet, flows, *_arrived(node, where, kept.endpoint, far, second))
+    if second is not None and _left(second, kept, client) >= _CERTAIN:
+        text = f"it leaves {node} for {kept.endpoint}, but no rule of {where} meets it: see the network between them"
+        return Followed(fleet, flows, text, NO)
+    text = f"{here}; {where} received no further packet of it: let the client connect again during the trace"
+    return Followed(fleet, flows, text, first.status)
+
+
+def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
+    """Return the node to which a packet left, '' for none, and with '' a text on the reason if it may have left."""
+    if first.departed is msgspec.UNSET and not first.verdict.passed:
+        version = f"kube-proxy {first.version}".rstrip()
+        return "", f"; {version} there does not report whether packets leave, so no other node was asked"
+    if first.departed is not True:
+        return "", ""
+    endpoint = first.served[-1].endpoint
+    where = next((one.node for one in why.endpoints if one.address == endpoint), "")
+    unknown = f"; the node of {endpoint} is unknown, so no other node was asked"
+    return (where, "") if where not in {"", node} else ("", unknown * (not where))
+
+
+def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None) -> tuple[str, int]:
+    """Return the result and its exit code for packets that arrived on the node of the endpoint."""
+    if far.drops:
+        return f"{where} drops it: {far.verdict.text}", NO
+    if not far.verdict.passed:
+        return f"on {where}, {far.verdict.text}", far.status
+    if second is not None and second.verdict.passed:
+        return f"{where} delivers it, and {endpoint} answers; the first packet had no answer in time", YES
+    lost = f"but no answer arrives on {node}: see the network between the nodes"
+    return f"{where} delivers it, and {endpoint} answers, {lost}", NO
+
+
+def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
+    """Return how many packets left for an endpoint with the client's address that its node looked for."""
+    return sum(
+        one.direction == "request"
+        and bool(one.met)
+        and one.met[-1].destination == kept.endpoint
+        and (client != NODE or place_of_text(one.source)[0] == kept.client)
+        for one in second.journeys
+        if second.departed
+    )
+
+
+def _answer(fleet: Fleet, node: str) -> TraceAnswer | None:
+    found = fleet.answers.get(node)
+    return found if isinstance(found, TraceAnswer) else None

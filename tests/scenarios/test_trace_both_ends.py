@@ -1,0 +1,129 @@
+"""`kubectl kubeproxy trace` between nodes with real proxies: the node that drops real packets is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from support.answers import valid
+from support.live import Live
+from support.three_nodes import ThreeNodes
+
+
+@pytest.fixture(scope="module")
+def nodes(loop, live: Live) -> Iterator[ThreeNodes]:
+    made = ThreeNodes(live)
+    loop.run(live.proxy.stop())
+    loop.run(made.up())
+    return made
+
+
+def ip(nodes: ThreeNodes, place: str) -> str:
+    return nodes.live.ips[place]["IPv4"]
+
+
+async def sending(nodes: ThreeNodes, service: str, *words: str) -> tuple[int, str]:
+    """Run the plugin while the pod of the lab connects to a Service again and again."""
+    front, asked = nodes.live.front(service), asyncio.ensure_future(nodes.ask(*words))
+    while not asked.done():
+        await nodes.cluster.probe("pod", "tcp", *front, 0.3, None)
+    return await asked
+
+
+async def test_a_trace_of_a_delivered_packet(nodes: ThreeNodes) -> None:
+    nodes.live.service("followed", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/followed:tcp")
+    said = f": on node-a, nothing here dropped it, and {ip(nodes, 'b1')}:3000 answered\n"
+    await nodes.until(0, said, "trace", "node/node-a", "svc/followed:tcp")
+    status, text = await sending(nodes, "followed", "trace", ip(nodes, "pod"), "svc/followed:tcp")
+    assert (status, said in text) == (0, True), text
+
+
+async def test_a_trace_to_a_firewall_of_the_clients_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("near-traced", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/near-traced:tcp")
+    await nodes.drop("node-a", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
+    try:
+        status, text = await sending(nodes, "near-traced", "trace", ip(nodes, "pod"), "svc/near-traced:tcp")
+    finally:
+        await nodes.admit("node-a")
+    rule = f'the request was dropped by rule "ip daddr {ip(nodes, "b1")} tcp dport 3000 drop" of table inet firewall'
+    assert status == 1, text
+    assert f": node-a drops it: {rule}" in text
+    assert "node-b" not in text
+
+
+@pytest.mark.parametrize("hook", ["forward", "prerouting"])
+@pytest.mark.parametrize("client", ["pod", "node"])
+async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str, hook: str) -> None:
+    name = f"far-traced-{client}-{hook}"
+    nodes.live.service(name, "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", f"svc/{name}:tcp")
+    # The other hook drops the endpoint's answers.
+    end = "daddr {} tcp dport" if hook == "forward" else "saddr {} tcp sport"
+    rule = f"ip {end.format(ip(nodes, 'b1'))} 3000"
+    await nodes.drop("node-b", hook, rule)
+    words = ("trace", ip(nodes, "pod") if client == "pod" else "node/node-a", f"svc/{name}:tcp", "--seconds", "4")
+    try:
+        status, text = await (nodes.ask(*words) if client == "node" else sending(nodes, name, *words))
+    finally:
+        await nodes.admit("node-b")
+    which = "request" if hook == "forward" else "answer"
+    assert status == 1, text
+    assert f': node-b drops it: the {which} was dropped by rule "{rule} drop" of table inet firewall, chain' in text
+
+
+async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes) -> None:
+    nodes.live.service("masked", "b1", ipFamilyPolicy="RequireDualStack")
+    await nodes.proxies["node-a"].stop()
+    await nodes.start("node-a", {"nftables": {"masqueradeAll": True}})
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/masked:tcp")
+    await nodes.drop("node-b", "forward", "tcp dport 3000")
+    try:
+        for family in ("IPv4", "IPv6"):
+            front = nodes.live.front("masked", family=family)
+            where = f"[{front.address}]" if family == "IPv6" else front.address
+            words = ("trace", nodes.live.ips["pod"][family], f"{where}:{front.port}", "--seconds", "4", "-o", "json")
+            asked = asyncio.ensure_future(nodes.ask(*words))
+            while not asked.done():
+                await nodes.cluster.probe("pod", "tcp", *front, 0.3, None)
+            status, text = await asked
+            whole = valid("cluster", text[text.index("{") :])
+            assert (status, "node-b drops it: the request was dropped" in whole["heading"]) == (1, True), text
+            near, far = (valid("trace", json.dumps(one["answer"])) for one in whole["nodes"])
+            assert near["served"][-1]["client"] == nodes.live.ips["node"][family]
+            assert far["journeys"][0]["source"].startswith(
+                f"[{nodes.live.ips['node'][family]}]:" if family == "IPv6" else nodes.live.ips["node"][family]
+            )
+    finally:
+        await nodes.admit("node-b")
+        await nodes.proxies["node-a"].stop()
+        await nodes.start("node-a")
+
+
+async def test_a_trace_of_packets_that_the_network_loses(nodes: ThreeNodes) -> None:
+    nodes.live.service("astray", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/astray:tcp")
+    # Before any rule that a trace shows.
+    await nodes.run("node-b", "nft", "add table inet firewall")
+    chain = "add chain inet firewall guard { type filter hook prerouting priority -400; }"
+    await nodes.run("node-b", "nft", chain)
+    await nodes.run("node-b", "nft", f"add rule inet firewall guard ip daddr {ip(nodes, 'b1')} drop")
+    words = ("trace", "node/node-a", "svc/astray:tcp", "--seconds", "4")
+    try:
+        status, text = await nodes.ask(*words)
+        assert status == 1, text
+        assert ": it leaves node-a for " in text
+        assert ", but no rule of node-b meets it: see the network between them\n" in text
+        pod = nodes.cluster.get("pods", "kube-proxy-py-node-b", namespace="kube-system")
+        nodes.cluster.delete("pods", "kube-proxy-py-node-b", namespace="kube-system")
+        status, text = await nodes.ask(*words)
+        nodes.cluster.store.put("pods", pod)
+    finally:
+        await nodes.admit("node-b")
+    assert status == 2, text
+    assert "; node-b, which has " in text
+    assert "gave no answer: no pod of kube-proxy in namespace kube-system\n" in text

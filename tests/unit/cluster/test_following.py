@@ -1,0 +1,167 @@
+"""`kubectl kubeproxy trace`: the result of one or two traces in one sentence, and the nodes that are traced."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from test_both_ends import end, near
+
+from kubeproxy.ask.why import Target, Why
+from kubeproxy.cluster.answers import decoded
+from kubeproxy.cluster.fleet import Fleet, Reply
+from kubeproxy.cluster.following import follow
+from kubeproxy.cluster.main import main
+from kubeproxy.commands import NO, UNKNOWN, YES
+from support.kubectl_stand_in import StandIn
+
+Json = dict[str, Any]
+END, CLIENT, SERVICE = "10.244.1.8:3000", "192.0.2.1", "10.96.0.10:80/tcp"
+RULE = 'the request was dropped by rule "drop" of table inet firewall, chain guard, which is not ours'
+SILENT = "nothing here dropped it: it left by eth0, and connection tracking saw no answer"
+
+
+def packet(source: str = "10.244.0.7:40000", lost: str = "", to: str = END) -> Json:
+    met = {"hook": "output", "table": "t", "chain": "c", "destination": to, "words": (), "verdict": "accepted"}
+    path = {"direction": "request", "refusal": "", "source": source, "destination": to, "met": [met]}
+    return {**path, "lost": lost, "last": "postrouting"}
+
+
+def trace(text: str, passed: bool | None, *packets: Json, departed: bool | None = False) -> Json:
+    served = [{"endpoint": END, "answered": bool(passed), "client": CLIENT}] if packets else []
+    out = {"schemaVersion": 1, "version": "0.1.0", "journeys": packets, "served": served, "lost": 0, "legacy": 0}
+    left = {} if departed is None else {"departed": departed}
+    return {**out, "verdict": {"text": text, "passed": passed}, **left}
+
+
+OLD = "kube-proxy 0.1.0 there does not report whether packets leave, so no other node was asked"
+LOST = "but no answer arrives on node-a: see the network between the nodes"
+LATE = "the first packet had no answer in time"
+ASTRAY = f"it leaves node-a for {END}, but no rule of node-b meets it: see the network between them"
+NONE = "node-b received no further packet of it: let the client connect again during the trace"
+LEFT = trace(SILENT, False, packet(), packet(), departed=True)
+STRAYED = trace(SILENT, False, packet(), packet(to="10.244.2.8:3000"), departed=True)  # one to another endpoint
+DROPPED = trace(RULE, False, packet(lost="dropped"))
+ANSWERED = trace("nothing here dropped it, and it answered", True, packet())
+NOTHING = trace("no packet of this flow arrived", None)
+
+
+def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: str = "node-b"):
+    """Follow with these answers, or problems, by node, for each time that traces are asked for; and these flows."""
+    left, flows = list(answers), []
+
+    def ask(each, packets):
+        flows.append((dict(each), packets))
+        fleet, found = Fleet("trace", (), whole=False, each=each), left.pop(0)
+        for name in each:
+            one = found[name]
+            problem = one if isinstance(one, str) else ""
+            answer, facts = (None, ()) if problem else decoded(json.dumps(one).encode(), "trace", ())
+            fleet.add(Reply(node=name, problem=problem), answer, facts)
+        return fleet
+
+    ends = (Target("10.244.0.9:3000", 0.5, False, "node-a"), Target(END, 0.5, True, node))
+    why = Why(source=client, destination=SERVICE, outcome="forwarded", client_sees="", endpoints=ends)
+    made = follow(ask, "node-a", client, why)
+    assert not left
+    return made, flows
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "status"),
+    [
+        (ANSWERED, "on node-a, nothing here dropped it, and it answered", YES),
+        (DROPPED, f"node-a drops it: {RULE}", NO),
+        (NOTHING, "on node-a, no packet of this flow arrived", UNKNOWN),
+        ("no pod of kube-proxy", "node-a gave no answer: no pod of kube-proxy", UNKNOWN),
+        (
+            trace(SILENT, False, packet(), departed=None),
+            f"on node-a, {SILENT}; {OLD}",
+            NO,
+        ),
+    ],
+)
+def test_the_clients_node_alone_is_asked(answer, text, status):
+    made, flows = followed({"node-a": answer})
+    assert (made.text, made.status) == (text, status)
+    assert flows == [({"node-a": ("10.244.0.7", SERVICE)}, 1)]
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [("node-a", ""), ("", f"; the node of {END} is unknown, so no other node was asked")],
+)
+def test_an_endpoint_of_the_same_node_or_of_none(node, text):
+    made, _ = followed({"node-a": LEFT}, node=node)
+    assert made.text == f"on node-a, {SILENT}{text}"
+
+
+@pytest.mark.parametrize(
+    ("second", "far", "text", "status"),
+    [
+        (LEFT, DROPPED, f"node-b drops it: {RULE}", NO),
+        (LEFT, trace("nothing listens there", False, packet()), "on node-b, nothing listens there", NO),
+        (LEFT, trace("over UDP", None, packet()), "on node-b, over UDP", UNKNOWN),
+        (LEFT, ANSWERED, f"node-b delivers it, and {END} answers, {LOST}", NO),
+        (ANSWERED, ANSWERED, f"node-b delivers it, and {END} answers; {LATE}", YES),
+        (LEFT, NOTHING, ASTRAY, NO),
+        (STRAYED, NOTHING, f"on node-a, {SILENT}; {NONE}", NO),
+        (LEFT, "it hangs", f"on node-a, {SILENT}; node-b, which has {END}, gave no answer: it hangs", UNKNOWN),
+    ],
+)
+def test_both_nodes_are_asked_about_what_left_one(second, far, text, status):
+    made, flows = followed({"node-a": LEFT}, {"node-a": second, "node-b": far})
+    assert (made.text, made.status) == (text, status)
+    assert flows[1] == ({"node-b": (CLIENT, f"{END}/tcp"), "node-a": ("10.244.0.7", SERVICE)}, 10)
+    assert [one.node for one in made.fleet.replies] == ["node-a", "node-b"]
+
+
+@pytest.mark.parametrize(("source", "certain"), [(CLIENT, True), ("10.244.0.0", False)])
+def test_a_node_sends_to_the_endpoint_itself_which_has_to_see_the_address_that_is_looked_for(source, certain):
+    sent = packet(f"{source}:40000")
+    second = trace(SILENT, False, sent, sent, departed=True)
+    made, flows = followed({"node-a": LEFT}, {"node-a": second, "node-b": NOTHING}, client="node")
+    assert flows[1][0] == {"node-b": (CLIENT, f"{END}/tcp"), "node-a": ("node", f"{END}/tcp")}
+    assert ("no rule of node-b meets it" in made.text) is certain
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch, capfd):
+    cluster = StandIn(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setenv("PATH", cluster.install())
+        status = main(["trace", *words])
+        printed = capfd.readouterr()
+        return status, printed.out + printed.err
+
+    return cluster, run
+
+
+def test_what_is_printed(ask):
+    cluster, run = ask
+    ends = [end(END, "node-b")]
+    cluster.node("node-a", **near("yes", ends=ends), trace={"out": json.dumps(LEFT), "status": NO})
+    cluster.node("node-b", app="kube-proxy", err="Error: unknown shorthand flag: 'o' in -o\n", status=1,
+                 version="Kubernetes v1.36.0\n")  # fmt: skip
+    status, text = run("10.244.0.7", "10.96.0.10:80", "--seconds", "3")
+    assert status == UNKNOWN
+    assert (
+        f"10.244.0.7 -> {SERVICE}: on node-a, {SILENT}; node-b, which has {END}, gave no answer: it has the Go " in text
+    )
+    assert "node-a, 10.244.0.7 -> 10.96.0.10:80/tcp:\n  ok request 10.244.0.7:40000 -> " in text
+    assert "node-a: tracing for 3 s; let 10.244.0.7 connect now\n" in text
+    assert "node-a and node-b: tracing for 3 s; let 10.244.0.7 connect again now\n" in text
+    words = [call[call.index("kube-proxy") + 1 :] for call in cluster.calls if "trace" in call]
+    options = ["trace", "-o", "json", "--seconds=3.0"]
+    assert words[0] == [*options, "--packets=1", "--", "10.244.0.7", SERVICE]
+    assert sorted(words[1:])[0][:5] == [*options, "--packets=10"]
+
+
+def test_a_client_outside_needs_a_node(ask):
+    cluster, run = ask
+    cluster.node("node-a", **near("yes"))
+    status, text = run("198.51.100.7", "10.96.0.10:80")
+    assert status == UNKNOWN
+    assert "trace follows the packets of 198.51.100.7 from one node: give its name by --node" in text
