@@ -67,7 +67,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
         mode=mode.name,
         fields=tuple(differences(now, new)),
         shifts=tuple(found),
-        remarks=(*_unmet(now, new), *resized(*sides, pods), *remarks(*sides, same_mode=same)),
+        remarks=(*_moved(now, new), *_unmet(now, new), *resized(*sides, pods), *remarks(*sides, same_mode=same)),
         node=(*spared(found), *node),
         connections=lasting(*(side.habits for side in sides), same_mode=same),
         lacks=lacks,
@@ -112,6 +112,13 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
         old = facts.world.of(family)
         parts[family] = replace(part, service_cidrs=old.service_cidrs) if old is not None else part
     return replace(world, ipv4=parts.get(Family.IPV4), ipv6=parts.get(Family.IPV6)), unknown
+
+
+def _moved(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
+    """Return a sentence if load balancers reach the node's health elsewhere."""
+    old, other = now.healthz_bind_address, new.healthz_bind_address
+    ends = f"/healthz and /livez answer on {other or 'no address'}, no longer on {old}"
+    return [f"load balancers that check this node may take it out: {ends}"] if old and old != other else []
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:

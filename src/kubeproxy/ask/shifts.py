@@ -16,7 +16,16 @@ from msgspec import Struct
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
 from kubeproxy.model.answer import Index, Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
-from kubeproxy.model.plan import Detector, FamilyGlobals, Frontend, FrontendKind, Habits, ServiceName, ServicePlan
+from kubeproxy.model.plan import (
+    Detector,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Habits,
+    HealthCheck,
+    ServiceName,
+    ServicePlan,
+)
 from kubeproxy.model.planner import Planner
 
 _OUTSIDE: Final = {
@@ -33,7 +42,11 @@ _SHOWN: Final = 5
 _SERVED: Final = "served"
 _HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
 _NOTHING: Final = "not answered by Services"
-_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer"}
+_WORDS: Final = {
+    Outcome.NOT_OURS: _NOTHING,
+    Outcome.DROPPED: "dropped without an answer",
+    Outcome.HEALTH: _SERVED,
+}
 
 
 class ConfiguredNode(NamedTuple):
@@ -44,14 +57,23 @@ class ConfiguredNode(NamedTuple):
 
 
 class ClientKind(NamedTuple):
-    """A kind of client: its name, its address (None for this node's own), the interface of arrival, and whether only
-    its connections to itself are compared.
+    """A kind of client: its name, its address (None for this node's own), the interface of arrival, whether only its
+    connections to itself are compared, and further addresses of the kind.
     """
 
     words: str
     source: bytes | None
     interface: str = ""
     is_endpoint: bool = False
+    others: tuple[bytes, ...] = ()
+
+    def besides(self, endpoints: Collection[bytes]) -> ClientKind:
+        """Return the client with an address that is no endpoint of a Service, if there is one: an endpoint's connection
+        may lead back to itself.
+        """
+        if self.source not in endpoints or self.is_endpoint:
+            return self
+        return self._replace(source=next((one for one in self.others if one not in endpoints), self.source))
 
 
 class Shift(Struct, frozen=True, rename="camel"):
@@ -105,8 +127,8 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
     """Return the changes for clients; `pods` are the known pods of the cluster."""
-    found: dict[tuple[str, str, str, str], dict[str, None]] = {}
-    protocols: dict[tuple[str, ...], set[int]] = {}  # of the connections to a place, and of those that change alike
+    found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
+    protocols: dict[tuple[str, str], set[int]] = {}  # of the connections to a Service at a place
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     clients = {family: _clients(family, before, after, pods) for family in Family}
@@ -117,16 +139,16 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
                 _met(side, packet, here, index, to_itself=client.is_endpoint)
                 for side, index in zip((before, after), indices, strict=True)
             )
-            protocols.setdefault((where,), set()).add(packet.protocol)
+            protocols.setdefault((where, "/".join(name)), set()).add(packet.protocol)
             if old != new and old is not None and new is not None:
                 key = (where, client.words, old.words, new.words if old.words != new.words else "other endpoints")
-                found.setdefault(key, {})["/".join(name)] = None
-                protocols.setdefault(key, set()).add(packet.protocol)
-    named: dict[tuple[str, str, str, str], Iterable[str]] = {}
+                found.setdefault(key, {}).setdefault("/".join(name), set()).add(packet.protocol)
+    named: dict[tuple[str, str, str, str], list[str]] = {}
     for (where, who, old_words, new_words), services in found.items():
-        some = protocols[where, who, old_words, new_words]
-        of = "" if some == protocols[where,] else f" ({', '.join(PROTOCOL_NAMES[one] for one in sorted(some))})"
-        named[where + of, who, old_words, new_words] = services
+        for service, some in services.items():
+            all_ = protocols[where, service]
+            of = "" if some == all_ else f" ({', '.join(PROTOCOL_NAMES[one] for one in sorted(some))})"
+            named.setdefault((where + of, who, old_words, new_words), []).append(service)
     return _folded(named)
 
 
@@ -179,11 +201,23 @@ def _questions(
     for side in sides:
         compiled = side.planner.compiled.get(name)
         for plan in compiled.plans if compiled is not None else ():
+            endpoints = {one[:-2] for one in plan.serving}
             for frontend in plan.frontends:
                 family = plan.key.family
                 if (family, frontend.key) not in asked:
                     asked.add((family, frontend.key))
-                    yield from _packets(frontend, family, [*clients[family], *_itself(plan, sides, away)], local)
+                    kinds = [client.besides(endpoints) for client in clients[family]]
+                    yield from _packets(frontend, family, [*kinds, *_itself(plan, sides, away)], local)
+        if compiled is not None and compiled.health is not None:
+            yield from _health_checks(compiled.health, local)
+
+
+def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, ClientKind, Packet]]:
+    """Yield the connections of a load balancer to the health check port of a Service."""
+    for family, _ in check.counts:
+        for address in local.get(family, ()):
+            client, tcp = ClientKind("load balancers", _OUTSIDE[family]), socket.IPPROTO_TCP
+            yield f"health check ports on {unpack(address)}", client, Packet(client.source, address, tcp, check.port)
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
@@ -256,9 +290,10 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client for pods that no configuration distinguishes; the first pod represents all these pods."""
+    """Return one client for pods that no configuration distinguishes."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
-    return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", pods[0].address)
+    first, *others = (pod.address for pod in pods)
+    return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", first, others=tuple(others))
 
 
 def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:

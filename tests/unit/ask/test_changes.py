@@ -79,6 +79,29 @@ def test_a_change_of_one_protocol_names_it():
     ]
 
 
+def test_services_that_change_by_different_protocols_are_not_joined():
+    """The web server loses its TCP port alone, the name server its UDP port."""
+    dns = ServicePort(port=53, name="dns", protocol="UDP")
+    web = service("web", "10.96.0.10", ports=[*HTTP, dns], external_ips=["198.51.100.1"])
+    names = service("names", "10.96.0.12", ports=[*HTTP, dns], external_ips=["198.51.100.2"])
+    udp = endpoint_slice(
+        endpoint("10.244.1.2"), ports=[EndpointPort(port=53, name="dns", protocol="UDP")], of="names", name="names-1"
+    )
+    texts = said(side(web, SLICE, names, udp), side(web, SLICE, names, udp, external="ignored"))
+    assert [text for text in texts if "cease" in text] == [
+        "IPv4 external IPs (UDP) cease to answer this node, outside, pods (default/names)",
+        "IPv4 external IPs (TCP) cease to answer this node, outside, pods (default/web)",
+    ]
+
+
+def test_health_check_ports_move_with_node_port_addresses():
+    local = {"type": "LoadBalancer", "external_traffic_policy": "Local", "health_check_node_port": 32000}
+    web = service("web", "10.96.0.10", ports=HTTP, **local)
+    texts = said(*(side(web, SLICE, nodeports=[address]) for address in (NODE_IPS[V4], "192.0.2.99")))
+    assert f"health check ports on {NODE_IPS[V4]} cease to answer load balancers (default/web)" in texts
+    assert "health check ports on 192.0.2.99 begin to answer load balancers (default/web)" in texts
+
+
 def recognising(value: str, web: Service = WEB, piece: EndpointSlice = SLICE, kind="network") -> ConfiguredNode:
     made = planner(web, piece, nodeports=None).world
     ours = replace(made, ipv4=replace(made.ipv4, detector=Detector(kind, value)))
@@ -164,6 +187,17 @@ def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
     made = shifts(before, after, LOCAL, [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE)])
     who = (f"pods on this node by {NETWORK} (10.244.1.1)",)
     assert Shift(("IPv4 cluster IPs",), who, "served", "served, with this node's address", ("default/web",)) in made
+
+
+def test_a_pod_that_is_no_endpoint_represents_the_pods_of_this_node():
+    web = service("web", "10.96.0.10", ports=HTTP, external_traffic_policy="Local", type="NodePort")
+    piece = endpoint_slice(
+        endpoint("10.244.1.1", HERE), endpoint("10.244.200.1", HERE), endpoint("10.244.9.9", THERE), ports=PORTS
+    )
+    before, after = (recognising(network, web, piece) for network in ("10.244.0.0/16", "10.244.0.0/17"))
+    pods = [KnownPod(pack(pod), pod, HERE) for pod in ("10.244.200.1", "10.244.200.2")]
+    found = [one for one in shifts(before, after, LOCAL, pods) if one.where[0].startswith("NodePorts")]
+    assert {(one.before, one.after) for one in found} == {("served", "other endpoints")}
 
 
 def test_an_endpoint_of_another_node_reaches_itself_through_this_node_in_one_mode_only():

@@ -28,6 +28,21 @@ def test_an_interface_of_pods_that_is_not_there_is_named(now, new, named, monkey
     assert plan._unmet(by(now), by(new)) == [text] * named
 
 
+@pytest.mark.parametrize(
+    ("now", "new", "said"),
+    [
+        ("0.0.0.0:10256", "127.0.0.1:10256", "answer on 127.0.0.1:10256, no longer on 0.0.0.0:10256"),
+        ("0.0.0.0:10256", "", "answer on no address, no longer on 0.0.0.0:10256"),
+        ("0.0.0.0:10256", "0.0.0.0:10256", ""),
+        ("", "0.0.0.0:10256", ""),
+    ],
+)
+def test_another_address_of_the_nodes_health_is_named(now, new, said):
+    old, other = (KubeProxyConfiguration(healthz_bind_address=one) for one in (now, new))
+    found = plan._moved(old, other)
+    assert (len(found), found[0].endswith(said) if said else found) == (bool(said), True if said else [])
+
+
 @pytest.mark.parametrize("entries", [0, 5000])
 def test_another_configuration_leaves_the_flag_of_balancing_as_it_is(entries, monkeypatch):
     """It stands beside the configuration; 0 turns annotations off, which is another thing than to have no room."""
