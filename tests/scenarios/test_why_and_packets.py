@@ -397,3 +397,17 @@ async def test_the_sysctl_that_keeps_packets_on_loopback_is_the_cause(live: Live
         _, text = await live.ask("why", "node", f"127.0.0.1:{front.port}", "--no-probe")
         assert "reverse path" not in text, text
     await fails(live, "node", front, False)
+
+
+async def test_packets_that_a_bridge_delivers_pass_no_chain_of_ip(live: Live) -> None:
+    live.service("bridged", "a1")
+    near = Front(live.ips["a1"]["IPv4"], 3000)
+    await live.expect(live.front("bridged"), {"pod": "a1"})
+    calls = tuple(f"sysctl -qw net.bridge.bridge-nf-call-iptables={value}" for value in (0, 1))
+    closed = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
+    async with changed(live, (f"nft {closed}", "nft delete table ip other")):
+        await fails(live, "pod", near, True)
+        await answer(live, "pod", near, 1, "it does not get through: table ip other, chain c: drops")
+        async with changed(live, calls):
+            await fails(live, "pod", near, False)
+            await answer(live, "pod", near, 0, "this node forwards it, untranslated\n")

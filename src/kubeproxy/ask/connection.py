@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask import packets
 from kubeproxy.ask.checks import checkup, strangers
-from kubeproxy.ask.checks.node import CheckedNode, arrival, unreflecting_bridges
+from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
@@ -307,6 +307,8 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         and not (whole.is_local and any(end[0] in local for end in known))
     )
     hooks = frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"}
+    ways = {packets.interface_to(end[0]) for end in known} if why.direct and not whole.is_local else set()
+    is_bridged = ways == {whole.interface} and whole.interface in delivering_bridges(node)
     return replace(
         node,
         hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covered and why.forwarded else hooks,
@@ -322,6 +324,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         refused=why.outcome == Outcome.REFUSED.value,
         answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
+        bridged=is_bridged,
         routed=list(packets.routed(whole, () if at_proxy else known, node.mark)),
     )
 

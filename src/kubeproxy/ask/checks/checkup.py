@@ -182,7 +182,13 @@ def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
 
 
 def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
-    if _sight(report, rules) is not None:
+    sight = _sight(report, rules)
+    if node.bridged:
+        if sight is not None:
+            report.look("rules", lambda: _chains(node, rules, ends_here=False))
+        report.look("interfaces", lambda: nodes.interfaces_down(node))
+        return
+    if sight is not None:
         report.look("rules", lambda: _rules(node, rules))
     if node.running:
         report.look(
@@ -324,11 +330,17 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
+_OF_IP = frozenset({"ip", "ip6", "inet"})
+"""The families of tables whose chains a bridge passes only if the sysctls bridge-nf-call-... are 1."""
+
+
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
     """Check the chains of other programs; `ends_here`: connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
     for firewall in rules.others:
+        if node.bridged and firewall.family in _OF_IP:
+            continue
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
             filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]

@@ -64,6 +64,7 @@ class CheckedNode(Struct, frozen=True):
     answers: bool = False  # the proxy itself answers
     picked_again: frozenset[End] = frozenset()  # the endpoints of which each first packet picks one
     covered: bool = False  # `passing` and `possible` are all its packets
+    bridged: bool = False  # a bridge whose packets do not pass rules of IP delivers it from pod to pod
     routed: Collection[RoutedPacket] = ()  # its packets at the kernel's routing decisions
 
     @property
@@ -330,6 +331,11 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
 def filtering_bridges(node: CheckedNode) -> frozenset[str]:
     """Return the bridges whose packets of the checked family pass the rules."""
     return frozenset(bridge.name for bridge in bridges() if node.family in bridge.filtered)
+
+
+def delivering_bridges(node: CheckedNode) -> frozenset[str]:
+    """Return the bridges whose packets of the checked family do not pass the rules."""
+    return frozenset(bridge.name for bridge in bridges()) - filtering_bridges(node)
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
