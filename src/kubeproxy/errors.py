@@ -18,15 +18,11 @@ class ApplyError(KubeProxyError):
 
 
 class ChangedByOthersError(ApplyError):
-    """Another program changed our rules at the same time; the message names the rules. Handled like every ApplyError,
-    and also reported as an event.
-    """
+    """Another program changed the rules that the message names: an ApplyError that is also reported as an event."""
 
 
 class SourceError(KubeProxyError):
-    """The API server or a manifest could not be read. The request is retried with backoff, and then a new list is
-    requested.
-    """
+    """The API server or a manifest could not be read: tried again with backoff, and then listed anew."""
 
 
 class QuestionError(KubeProxyError):

@@ -50,9 +50,7 @@ class CounterMetric(GaugeMetric):
         self.value += by
 
     def set(self, value: float) -> None:
-        """Set a total that is counted elsewhere, for example by the kernel; a total below the earlier
-        one is ignored.
-        """
+        """Set a total that is counted elsewhere, as by the kernel; a total below the earlier one is ignored."""
         self.value = max(self.value, value)
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NUMBER: Final = "0.1.0"
-"""The next release. A clean tree at the tag v0.1.0 is version 0.1.0; any other tree is a development
-version of 0.1.0.
-"""
+"""The next release: version 0.1.0 is a clean tree at the tag v0.1.0, and any other tree a development version."""
 
 SAME_BUILD: Final = "restart the proxy, or run the command in the proxy's container"
 """The advice if command and proxy are of different builds."""

@@ -276,9 +276,8 @@ def _file_state(path: str) -> tuple[str, int, int]:
 
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
-# A Validity (RFC 5280, 4.1.2.5) in DER: a sequence of two times, UTCTime (0x17) or GeneralizedTime (0x18). Only numbers
-# and the issuer's name precede it; an issuer with these bytes in its name gives a wrong period only for its own
-# certificates.
+# A Validity (RFC 5280, 4.1.2.5) in DER: two times, each UTCTime (0x17) or GeneralizedTime (0x18). Only numbers and the
+# issuer's name precede it: an issuer with these bytes in its name breaks only its own certificates.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 

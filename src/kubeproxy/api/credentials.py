@@ -268,9 +268,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin with its children. The output is closed here, because asyncio would wait for its end, and other
-    processes may keep it open.
-    """
+    """Kill a plugin and its children, and close its output, which other processes may keep open."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):

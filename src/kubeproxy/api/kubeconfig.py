@@ -244,8 +244,7 @@ def _exec(
         raise ConfigError(f"{where}.command: is missing")
     if entry.interactive_mode not in {None, "Never", "IfAvailable"}:
         raise ConfigError(f"{where}.interactiveMode: must be Never or IfAvailable, a proxy has no terminal")
-    # As in client-go: a command with a slash is a path relative to the kubeconfig; without a slash it is searched in
-    # PATH.
+    # As in client-go, a command with a slash is relative to the kubeconfig, any other is searched in PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
     info = _exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None
     return credentials.ExecPlugin(replace(entry, command=command), where, info, headers=headers)

@@ -144,9 +144,7 @@ async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: 
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate, and seconds that its clock is ahead; None for http, or if unknown.
-    `seconds` is the time until the answer.
-    """
+    """The validity of the server's certificate, the seconds its clock is ahead, and the seconds until its answer."""
 
     certificate: Validity | None
     ahead: float | None

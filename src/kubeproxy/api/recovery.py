@@ -65,8 +65,7 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # The backoffs are separate: lists succeed between malformed watches, and the first connection after an outage
-        # is quick.
+        # Separate backoffs: lists succeed between malformed watches, and a first connection after an outage is quick.
         self._watching = pace.backoff(pace.first)
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")

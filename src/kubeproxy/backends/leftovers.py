@@ -209,8 +209,7 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
         try:
             commands = xtables.commands(name)
             is_kept = partial(keeps, commands)
-            # iptables-nft-save reads everything again after each change of rules: beside our own frequent syncs it
-            # would not end.
+            # iptables-nft-save reads everything again after each change: beside our frequent syncs it would not end.
             if commands.uses_nft and not sets and not _are_unkept(nft_chains(), commands.family, is_kept):
                 continue
             if found := list(owned(xtables.tables(name), is_kept, sets)):
@@ -240,9 +239,7 @@ class Owned(NamedTuple):
 def owned(
     tables: Iterable[xtables.SavedTable], keeps: Callable[[str, str], bool], sets: Collection[str] = ()
 ) -> Iterator[Owned]:
-    """Yield the chains and rules to remove from each table; `keeps` returns whether to keep a chain, by table and
-    chain. `sets` are names of ipsets.
-    """
+    """Yield the chains and rules to remove. `keeps` gets table and chain; `sets` are names of ipsets."""
     used = frozenset(sets)
     for table in tables:
         ours = [c for c in table.chains if is_ours(c) and not keeps(table.name, c)]

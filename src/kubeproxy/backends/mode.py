@@ -67,8 +67,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     at the time of the call.
     """
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
-    """Returns the listening ports of this proxy that currently receive the connections of a service port. Fast; safe on
-    any thread."""
+    """Returns the listening ports of this proxy for the connections of a service port. Fast; safe on any thread."""
     disturbed: Callable[[], bool] | None = None
     """Returns whether another program has changed committed state.
 
@@ -99,9 +98,7 @@ class Backend(Protocol):
         """Make the kernel's state equal to these plans, yielding the size of each transaction."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """Return a difference between the kernel and the committed state; None if an inspection of this depth finds
-        none.
-        """
+        """Return a difference between kernel and committed state, None if an inspection of this depth finds none."""
 
     def upkeep(self) -> None:
         """Do periodic work; called each second, before an inspection."""
@@ -120,9 +117,7 @@ def keeps_nothing(*_: object) -> bool:
 
 
 class Sight(NamedTuple):
-    """The chains on a node: the chains of nf_tables, and the chains of iptables. Chains of iptables-nft are in both
-    groups.
-    """
+    """The chains of nf_tables and the chains of iptables on a node; those of iptables-nft are in both groups."""
 
     nf_tables: Sequence[Chain]
     xtables: Sequence[RuleChain]
@@ -157,9 +152,7 @@ Owns = Callable[[str, str], bool]
 
 
 class Room(NamedTuple):
-    """A kernel table with a limit: its name, its use, its limit, and the consequence and the fix when the table is
-    full.
-    """
+    """A kernel table with a limit: name, use, limit, and the consequence and the fix when it is full."""
 
     name: str
     used: int

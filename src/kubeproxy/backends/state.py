@@ -45,9 +45,7 @@ class Finding(NamedTuple):
 
 
 class Examiner(ABC):
-    """Compares one family of the kernel with plans. All calls block, and raise ApplyError when the kernel cannot be
-    read.
-    """
+    """Compares one family of the kernel with plans. Calls block; they raise ApplyError if the kernel is unreadable."""
 
     remembered: Callable[[ServicePlan, bytes], Iterator[bytes]] | None = None
     """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed

@@ -17,9 +17,7 @@ from kubeproxy.model.plan import ServiceName
 
 
 class TableReader(Closing):
-    """A named table in the network namespace of a socket. Other objects may use the same socket, but not at the same
-    time. All calls raise ApplyError.
-    """
+    """A named table in the network namespace of a socket, which may be shared by turns. All calls raise ApplyError."""
 
     def __init__(self, family: Family, table: str, link: Netlink) -> None:
         self.family = family
@@ -60,9 +58,7 @@ class Signed(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Handles of a table, its chains and rules. The kernel never reuses a handle, so each change makes another
-    signature.
-    """
+    """Handles of a table, its chains and rules: each change gives another signature, as handles are never reused."""
 
     header: nfnetlink.TableHeader | None = None
     chains: Mapping[str, Signed] = MappingProxyType({})
@@ -103,9 +99,7 @@ def complete(
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
 ) -> bool:
-    """Look up these elements by set and key, and add those that exist, because a dump of the sets may have missed them.
-    Returns whether any exist.
-    """
+    """Add the existing ones of these elements, which a dump may have missed. Returns whether any exist."""
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
         if key not in actual[set_id]:

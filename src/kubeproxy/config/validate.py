@@ -103,8 +103,7 @@ def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
         yield Mistake(shortest_path, f"must not exceed {sync_path} ({sync}), got {shortest}")
 
 
-# This is narrower than the kernel's dev_valid_name, which allows quotes and wildcards, because the names become part of
-# a ruleset.
+# Narrower than the kernel's dev_valid_name, which allows quotes and wildcards: names become part of a ruleset.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@:+-]{1,15}")
 
 

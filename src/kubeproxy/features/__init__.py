@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """The features of a node: the values that are set, by flag, and the mode. The mode "" supports all features.
-    `strict`: every feature is off.
-    """
+    """A node's features: the values that are set, by flag; the mode ("": all supported); `strict`: all are off."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""

@@ -85,8 +85,7 @@ _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
 # The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# The attributes of a real server: address, port, address family. An addition or change also has forwarding method,
-# weight and the two thresholds.
+# Attributes of a real server. An addition or change also has forwarding method, weight and two thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in each of the two structures.
@@ -198,8 +197,7 @@ class Ipvs(Closing):
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Make changes that are packed already. For errors, `named` returns the change with a given number in the
-        sequence. Raises RefusedError."""
+        """Make packed changes; `named` returns the change with a number in the sequence. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
             (change := named(number), NetlinkError(code, f"cannot {change}", text))

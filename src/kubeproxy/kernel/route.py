@@ -67,9 +67,7 @@ _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, pref
 
 
 class NetworkInterface(NamedTuple):
-    """An interface. Three facts: whether it is Ethernet (no loopback, no tunnel), whether it is switched on, and
-    whether it is switched on and has a carrier.
-    """
+    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and switched on with a carrier."""
 
     number: int
     name: str
@@ -143,9 +141,7 @@ def link_addresses(name: str, family: int) -> set[bytes]:
 
 
 def add_addresses(index: int, ips: Collection[bytes]) -> None:
-    """Add packed addresses, as /32 and /128, to an interface; addresses that it has already are accepted. Raises
-    RefusedError.
-    """
+    """Add packed addresses, as /32 and /128, to an interface; existing ones are accepted. Raises RefusedError."""
     _change(_NEW_ADDRESS, index, ips, "add", errno.EEXIST)
 
 
@@ -213,8 +209,7 @@ def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
 
 
 def hairpin_ports(bridge: str, sys: Path = SYS) -> dict[str, bool]:
-    """Return the ports of a bridge, each with its hairpin mode: whether a frame may leave by the port that received
-    it."""
+    """Return the ports of a bridge, and whether a frame may leave by the port that received it (hairpin mode)."""
     try:
         return {entry.name: _is_on(entry / "hairpin_mode") for entry in sorted((sys / bridge / "brif").iterdir())}
     except OSError:
@@ -377,9 +372,7 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
 
 
 def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[tuple[bytes, int, int]]:
-    """Return (buffer, start, end) of the attributes of a packet's route; `more` are packed attributes. Raises
-    NetlinkError.
-    """
+    """Return (buffer, start, end) of the attributes of a packet's route; `more` is packed. Raises NetlinkError."""
     bits = 8 * len(destination)
     head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
     with Netlink.open(NETLINK_ROUTE) as netlink:

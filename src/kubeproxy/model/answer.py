@@ -285,9 +285,7 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _other_address(self) -> AnswerStep | None:
-        """Return the reason why a NodePort or a health check port does not answer at this address; None for another
-        port.
-        """
+        """Return why a NodePort or health check port does not answer at this address, None for another port."""
         owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
@@ -403,8 +401,7 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # The load balancer's addresses are left out, because the Service's field does not contain them: see _allowed in
-        # compile.py.
+        # Without the load balancer's addresses, which the Service's field lacks: see _allowed in compile.py.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)

@@ -241,8 +241,7 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
         if address is None or not any(address):
             problems.append(Problem(field, f"{_shown(text)} is no usable IP address; skipped"))
             continue
-        # The API server checks spec.externalIPs only. A Service must not take loopback addresses, or the address of a
-        # cloud's metadata server.
+        # The API server checks only spec.externalIPs. A Service must not take loopback or cloud metadata addresses.
         if is_special(address):
             problems.append(Problem(field, f"{_shown(text)} is loopback, link-local or multicast; skipped"))
             continue
@@ -409,8 +408,7 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP takes precedence over other kinds of addresses. An external IP that is also the load balancer's
-        # address keeps the source ranges.
+        # The cluster IP comes first. An external IP that is the load balancer's address too keeps the source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)

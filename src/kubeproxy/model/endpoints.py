@@ -86,9 +86,7 @@ def packed(source: objects.EndpointSlice) -> PackedSlice:
 
 
 def parse_slice(source: objects.EndpointSlice) -> Slice | None:
-    """Return the packed form of a slice, None for an address type that cannot be programmed (FQDN). Invalid entries are
-    left out and named in `problems`.
-    """
+    """Return the packed form of a slice, None for an unknown address type (FQDN); `problems` name invalid entries."""
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None

@@ -238,9 +238,7 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services without the deferred ones. A deleted Service is not deferred, because another
-        Service may have its address already.
-        """
+        """Return the dirty Services without deferred ones. A deleted one may have an address that another one needs."""
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []

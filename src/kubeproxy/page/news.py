@@ -26,9 +26,7 @@ Message = dict[str, Any]
 
 
 class News:
-    """Collects changes; `revision` counts settled ones, from an unused number: pages with another reload. `journal`
-    has the changes themselves.
-    """
+    """Collects changes; `revision` counts settled ones, from an unused number. `journal` has the changes themselves."""
 
     # ruff: noqa: D102 - observer.Audience documents arrived() and settled()
 

@@ -61,8 +61,7 @@ CONFIG_CHANGED = 1  # exit code: the supervisor restarts the proxy with the new 
 def run(options: Options) -> int:
     """Run the proxy, or a one-shot action of the options; return the exit code. Raises KubeProxyError for the user."""
     config = options.config
-    # A container's first process ignores signals without a handler; the event loop sets its own later.
-    # Exit code 1: a one-shot action was interrupted.
+    # A container's first process ignores signals without a handler. Exit code 1: a one-shot action was interrupted.
     interrupted = int(options.cleanup or options.init_only)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(interrupted))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,6 +1,4 @@
-"""The ports and the control socket of the proxy, messages about a port that another process holds, and the detection of
-another kube-proxy on this node.
-"""
+"""The ports and the control socket of the proxy; messages about a port that another process or kube-proxy holds."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ to connection tracking only when it leaves, maybe after the first search.
 """
 
 ANSWER_TIME = 0.2
-"""Seconds in which a removed endpoint on a busy node can answer, before its flows are deleted; the Go kube-proxy
-removes them after a sync, up to a second later.
-"""
+"""Seconds for a removed endpoint's answers before its flows are deleted; the Go kube-proxy waits up to a second."""
 
 RETRY = 10.0  # seconds until flows that could not be removed are searched again; a change shortens this time
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again

@@ -1,6 +1,4 @@
-"""Consequences of a sync: metrics, health, events, health check ports, stale UDP flows. The engine's observer. This
-module has no effect on the programmed rules.
-"""
+"""The engine's observer: metrics, health, events, health check ports, stale UDP flows. It has no effect on rules."""
 
 from __future__ import annotations
 

@@ -102,9 +102,7 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Return whether a client has exceeded its share so much that a request on a new connection would not be
-        answered soon.
-        """
+        """Return whether a client is so far beyond its share that a new connection's request would wait long."""
         return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:

@@ -123,8 +123,7 @@ class ServerConnection(asyncio.Protocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # These refer to this object. Without this line the garbage collector, which runs rarely, would have to free the
-        # cycles.
+        # These refer to this object: without this line the garbage collector, which runs rarely, would free the cycles.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 

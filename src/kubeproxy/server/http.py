@@ -69,9 +69,7 @@ def refused(status: int, text: str) -> Response:
 
 
 Handler = Callable[[Request], Response]
-"""Answers a request of any method, on the event loop, so it must be quick. If it raises an exception, the client gets
-status 500.
-"""
+"""Answers a request of any method, quickly, on the event loop. After an exception the client gets status 500."""
 
 READ: Final = frozenset(("GET", "HEAD"))
 

@@ -45,9 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_exactly(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket of the family of its address, even if the address is unspecified.
-    Raises OSError.
-    """
+    """Return a listening TCP socket of the family of its address, also of an unspecified one. Raises OSError."""
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
 
 

@@ -56,9 +56,7 @@ _CHECKED_AGAIN = (0.1, 0.4)
 
 
 class Supported(NamedTuple):
-    """The families that a mode supports on this node, and the requirement for the other family that is missing, '' for
-    none.
-    """
+    """The families that a mode supports on this node, and the other family's missing requirement, '' for none."""
 
     families: tuple[Family, ...]
     lack: str = ""
@@ -133,9 +131,7 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
 
 
 LARGEST_SCALED: Final = 1_048_576
-"""The largest table size computed from the number of CPUs. With hundreds of CPUs the table would take much memory
-(kube-proxy 1.36).
-"""
+"""Largest table size computed from the number of CPUs, of which there may be hundreds (kube-proxy 1.36)."""
 
 
 def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
@@ -250,9 +246,7 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the families that have no network in clusterCIDR, among the Node's families, or without a Node among all
-    served families.
-    """
+    """Yield the Node's families, or without a Node the served ones, that have no network in clusterCIDR."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (

@@ -23,9 +23,7 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces that have addresses of Services. After a change of the mode such an interface may still
-    exist.
-    """
+    """Return the interfaces with addresses of Services; after a change of the mode such an interface may remain."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 

@@ -320,9 +320,7 @@ class IptablesBackend:
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return two values: the lines for the filter table before the nat table changes, and the lines for each of the two
-    tables afterwards.
-    """
+    """Return the lines of the filter table before nat changes, and the lines of both tables afterwards."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

@@ -49,9 +49,7 @@ class IptablesExaminer(Examiner):
         self._printed = printed
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. With iptables-legacy whole tables are listed, because its other commands take the iptables
-        lock.
-        """
+        """See Examiner. iptables-legacy lists whole tables, because its other commands take the iptables lock."""
         contents = self._contents(plans)
         asked = {table: {chain for place, chain in skeleton.SHARED if place == table} for table in ("filter", "nat")}
         asked["nat"] |= _possible(contents, _own_chains(contents)).keys()
@@ -161,9 +159,7 @@ def _own_chains(contents: Contents) -> dict[str, ServiceName]:
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Services by chain, for the chains that they have and the chains that they would have under other
-    policies.
-    """
+    """Return the Services by the chains that they have, and by those that they would have under other policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own

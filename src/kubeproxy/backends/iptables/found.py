@@ -24,17 +24,14 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 MOST_PLACES: Final = 20
-"""Maximum number of chains to read one by one, which takes 3 ms each. iptables-nft reads a whole table of 36,000 rules
-in a second.
-"""
+"""Maximum number of chains to read one by one, at 3 ms each; iptables-nft lists 36,000 rules in a second."""
 MOST: Final = 1000  # maximum number of chains to write under another name at a time
 
 Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with a newline."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
-"""Returns the expected output of iptables-save for at least these chains of a table, from their names and the rules in
-the form that we write."""
+"""Returns the rules of at least these chains of a table as iptables-save prints them, from the rules that we write."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
 """Returns the rules of a chain, by table and chain, without newlines; None if the chain does not exist."""
@@ -117,9 +114,7 @@ def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = No
 def read_some(
     commands: Commands, table: str, names: AbstractSet[str], read_rules: ReadRules | None = None
 ) -> FoundTable:
-    """Return these chains of a table with their rules. iptables-legacy lists only whole tables. Raises the errors of
-    `read`.
-    """
+    """Return these chains of a table, with their rules. iptables-legacy lists whole tables. Raises as `read`."""
     if not commands.uses_nft or len(names) > 2 * MOST_PLACES:
         return read(commands, table, names.__contains__)._replace(asked=names)
     found = {name: (read_rules or commands.rules)(table, name) for name in sorted(names)}
@@ -193,9 +188,7 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
 
 
 def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[Suspect, list[str], Chains]]:
-    """Yield each suspect with two values: its wanted rules as this node's iptables prints them, and all
-    printed chains.
-    """
+    """Yield each suspect, its wanted rules as this node's iptables prints them, and all printed chains."""
     for table in sorted({suspect.place[0] for suspect in suspects}):
         copies = {f"{COPY}{n}": suspect for n, suspect in enumerate([s for s in suspects if s.place[0] == table])}
         texts = {

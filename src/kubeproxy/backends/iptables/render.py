@@ -181,9 +181,7 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all such traffic, or only traffic from outside of the pod
-    network.
-    """
+    """Return the rule that masquerades cluster IP traffic: all of it, or only that from outside the pod network."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""

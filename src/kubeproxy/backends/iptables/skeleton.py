@@ -30,8 +30,7 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Without this rule, route_localnet lets hosts on the same link reach loopback (kubernetes issue 90259); kubelet has
-the same rule."""
+"""Without this rule, which kubelet writes too, route_localnet opens loopback to the link (kubernetes issue 90259)."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -191,9 +190,7 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Prefixes of Services' chains, in the order of jumps: KUBE-SVC before KUBE-SEP. Before 1.24 the prefix of EXT chains
-was KUBE-XLB-.
-"""
+"""Prefixes of Services' chains, in the order of jumps. Before 1.24 the prefix of EXT chains was KUBE-XLB-."""
 
 COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""

@@ -31,9 +31,7 @@ from kubeproxy.model.addresses import Family
 REST: Final = 20.0
 """Pause after an audit, in durations of that audit, because it reads all rules."""
 FAINT_REST: Final = 200.0
-"""The pause after another program took the lock without changing the table's size. In most cases it only
-lists rules.
-"""
+"""The pause after another program took the lock and left the table's size: in most cases it only lists rules."""
 
 
 def _with_jumps(table: str) -> set[str]:
@@ -84,9 +82,7 @@ class NftWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Make the present state of the tables the base of later comparisons. The body of the `with` statement reads
-        all tables.
-        """
+        """Compare later states with the present one. The body of the `with` statement reads all tables."""
         self._others.reset(self._family, self._transactions.generation)
         self._noted, self._unknown = set(), False
         yield
@@ -297,9 +293,7 @@ class Audit:
             return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return the chains that differ from copies of the written rules. Chains and copies are compared as
-        iptables-save prints them.
-        """
+        """Return the chains that differ from copies of the written rules, both as iptables-save prints them."""
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}

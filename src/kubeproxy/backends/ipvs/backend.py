@@ -37,8 +37,7 @@ BATCH: Final = 2000
 """Number of changes per batch: some 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers one thorough inspection compares; the next inspection continues
-there."""
+"""Number of virtual servers whose real servers one thorough inspection compares; the next one continues there."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -145,8 +144,7 @@ class IpvsBackend:
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
         # Rules that reject are written before the addresses that they protect. But if rules jump to nat chains with our
-        # names, these may be the chains of iptables mode, which serve Services until our chains replace them at the
-        # end.
+        # names, iptables mode may have written them: they serve Services until our chains replace them at the end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)

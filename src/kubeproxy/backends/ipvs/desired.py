@@ -23,9 +23,7 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, S
 
 
 class NodeAddresses(NamedTuple):
-    """This node's addresses in three groups: those of its interfaces except kube-ipvs0, those for NodePorts, and those
-    of the Node object.
-    """
+    """This node's addresses: those of interfaces except kube-ipvs0, those for NodePorts, those of the Node object."""
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
@@ -33,9 +31,7 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A desired virtual server: whether it is for a NodePort, its affinity in seconds (0: none), and its
-    real servers.
-    """
+    """A desired virtual server: whether it is for a NodePort, its affinity in seconds (0: none), its real servers."""
 
     nodeport: bool
     affinity: int
@@ -75,8 +71,7 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> DesiredObjects:
 
 
 def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
-    """Return the real servers of a frontend; the kernel refuses connections to a virtual server without real
-    servers."""
+    """Return the real servers of a frontend; without real servers the kernel refuses its connections."""
     if traffic.outside.picks_local or traffic.node.picks_local:
         return plan.local
     return plan.cluster if any(action.forwards for action in traffic) else ()
@@ -178,18 +173,14 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range. The range of all addresses gives two networks, because hash:net has no prefix of 0
-    (ipset(8)).
-    """
+    """Yield the networks of a range: two for all addresses, because hash:net has no prefix of 0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the destinations on this node. Connections from such an endpoint to itself through a Service need
-    masquerade.
-    """
+    """Return the endpoints on this node: their connections to themselves through a Service need masquerade."""
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)
@@ -326,9 +317,7 @@ class ServerStep(NamedTuple):
 
 
 class ActualServer(NamedTuple):
-    """A virtual server in the kernel: its affinity in seconds, whether scheduler and flags are those that we set, and
-    the weights by real server.
-    """
+    """A found virtual server: affinity in seconds, whether scheduler and flags are ours, weights by real server."""
 
     affinity: int
     same: bool

@@ -222,8 +222,7 @@ class Rules:
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
         values = {
             "<not pods>": f" ! {pods}" if pods else "",
-            # The node's own connections have the Service's address as their source, because that address is on
-            # kube-ipvs0.
+            # The node's own connections have the Service's address as their source: that address is on kube-ipvs0.
             "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
             "<mark>": f"{world.masquerade_mark:#x}",
             "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",
@@ -252,8 +251,6 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def references(self, set_id: IpsetId) -> int:
-        """Return the number of rules that match a set. The kernel counts these rules too, so a lost rule is found
-        without a listing.
-        """
+        """Return the number of rules that match a set. The kernel counts them, so a lost rule needs no listing."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

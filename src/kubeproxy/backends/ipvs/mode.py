@@ -100,9 +100,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
-    """Check that a scheduler exists, by creating a virtual server with it and removing that. There is no
-    other check.
-    """
+    """Check that a scheduler exists: create a virtual server with it, and remove that. There is no other check."""
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
@@ -149,8 +147,7 @@ def used_commands(family: Family) -> Commands:
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
         try:
             commands = xtables.commands(name)
-            # Only a write shows whether a variant works: without nf_tables, iptables-nft-save prints nothing and
-            # succeeds.
+            # Only a write shows that a variant works: without nf_tables, iptables-nft-save prints nothing and succeeds.
             commands.restore([TRIAL])
         except LockHeldError:  # nothing is missing
             raise

@@ -170,8 +170,7 @@ class NodeKernel(NodeView, eq=False):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message; for real servers, of which there are many, without an object per
-        server."""
+        """Yield each operation as a message; for real servers, which are many, without an object each."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -205,8 +204,7 @@ class NodeKernel(NodeView, eq=False):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif counts.kind != kind:
-            # The kernel refuses to delete a set that a rule uses. This is an error here, because only our rules use
-            # sets of these names.
+            # The kernel refuses to delete a set with rules. That is an error, because only our rules use these names.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:

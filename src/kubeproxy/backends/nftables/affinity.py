@@ -39,9 +39,7 @@ AFFINITY_SHARE: Final = 1 << 16
 """Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 24
-"""Capacity of the map of clients, over all Services: 256 full pools. When the map is full, new clients are served
-without affinity.
-"""
+"""Capacity of the map of clients: 256 full pools. When it is full, new clients are served without affinity."""
 
 ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
@@ -53,15 +51,12 @@ _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
-"""Name of the chain that translates to the endpoint with the number that the packet carries, and returns if no endpoint
-has it.
-"""
+"""Name of the chain that translates to the endpoint whose number the packet carries; it returns if there is none."""
 
 
 def declaration(layout: Layout) -> SetSpec:
     """Return the map of clients."""
-    # The type of a client's hash is written as numgen. jhash has the same type, but nft 1.0.6 crashes when it lists
-    # jhash.
+    # A client's hash has the type of numgen: jhash has the same type, but nft 1.0.6 crashes when it lists jhash.
     client, number = ("numgen random mod 2", f"{layout.ip} daddr"), (f"{layout.ip} daddr",)
     return SetSpec(CLIENTS, client, number, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
 
@@ -132,9 +127,7 @@ class NumberMark:
         return there
 
     def advance(self, last: int) -> tuple[int, list[bytes]]:
-        """Return the number for `self.number` after the next transaction, and the messages to add to it; `last` is the
-        largest number of an endpoint.
-        """
+        """Return the next `self.number`, for endpoints up to the number `last`, and the messages that write it."""
         if last <= self.number:
             return self.number, []
         number = min(last + _RESERVED, LARGEST_NUMBER)

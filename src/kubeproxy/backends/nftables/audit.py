@@ -47,9 +47,7 @@ from kubeproxy.model.plan import FamilyGlobals
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
-"""Errors of a repair that mean that an object in the table blocks the repair. Other errors, such as ENOBUFS, are
-temporary.
-"""
+"""Errors that mean that an object in the table blocks a repair. Other errors, such as ENOBUFS, are temporary."""
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
@@ -74,8 +72,7 @@ def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> 
 
 @contextmanager
 def attributed(table: str) -> Iterator[None]:
-    """Raise ChangedByOthersError if the kernel refuses a change because an object of our table is missing, or exists
-    already."""
+    """Raise ChangedByOthersError if the kernel refuses a change because an object is missing, or exists already."""
     try:
         yield
     except NetlinkError as error:
@@ -138,9 +135,7 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. Its chains of timeouts and table sizes are the found ones, because these chains depend
-    on Services.
-    """
+    """Return the desired table with the found chains of timeouts and table sizes, which depend on Services."""
     return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
 
 
@@ -239,9 +234,7 @@ def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, b
 
 
 def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that add the clients of former sets, of which there is one for each slot. If a client is in
-    several sets, the first set counts.
-    """
+    """Return the messages that add the clients of former sets, one set per slot; the first set of a client counts."""
     sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
     size, added = table.family.address_size, {}
     for slot, name in sorted(sets.items()):

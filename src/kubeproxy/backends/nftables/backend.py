@@ -335,8 +335,7 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # Each Service counts as one user of its shared elements. Shared elements are added only if the kernel
-                # lacks them.
+                # A Service counts once for each shared element, which is added only if the kernel lacks it.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):
@@ -388,8 +387,7 @@ class NftablesBackend:
     # -- changes by other programs -----------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Continue reading the counters, add new interfaces to the flowtable, update client metrics, and retry busy
-        ports."""
+        """Read the next counters, add new interfaces to the flowtable, update client metrics, retry busy ports."""
         if self._counting is not None and self._is_whole:
             self._counting.step(self._placed)
         if self._devices is not None and self._is_whole:
@@ -420,9 +418,7 @@ class NftablesBackend:
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _changed_elements(self) -> str:
-        """Return the first set or map whose elements differ from the committed elements, '' for none. Reads all
-        elements.
-        """
+        """Return the first set or map whose elements are not the committed ones, '' for none. Reads all elements."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
         if catch_alls := audit.catch_alls(self._table):

@@ -106,9 +106,7 @@ class ConnectionMetrics:
 
 
 class Counting:
-    """Passes over the counters of one family, in short turns. A pass looks up each element, which takes 7 us per
-    element.
-    """
+    """Passes over the counters of one family, in short turns. A pass looks up each element, at 7 us per element."""
 
     def __init__(self, family: Family, read: Read, metrics: ConnectionMetrics) -> None:
         self._family = family

@@ -120,9 +120,7 @@ class NftablesExaminer(Examiner):
         yield from {destination[: -len(_PAD)] for destination in there.values()}
 
     def _fitting(self, name: str, fronts: Iterable[bytes]) -> list[bytes]:
-        """Return those of these frontends that have the size of a set's keys: either the NodePorts, or all other
-        frontends.
-        """
+        """Return the frontends whose keys have the size of a set's keys: the NodePorts, or all others."""
         size = self._layout.shapes[name].key_size(self.family)
         return [key for key in fronts if len(key) == size]
 
@@ -193,9 +191,7 @@ class NftablesExaminer(Examiner):
         return found, desired
 
     def _harm(self) -> Finding | None:
-        """Return the finding that no Service works because the table is missing, dormant or foreign; None if the table
-        is usable.
-        """
+        """Return the finding that the table is missing, dormant or foreign; None if the table is usable."""
         header, where = self._view.header(), f"table {self._ruleset.name}"
         if header is None:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
@@ -368,9 +364,7 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
     SetId.FIREWALL_LISTS: "its source ranges have a separate number",
 }
-"""The text about a desired element whose data is the number of a pool or of a list of source ranges. It leaves out the
-number, because numbers are not compared.
-"""
+"""The text about a desired element whose data is a number of a pool or list; numbers are not compared, and left out."""
 
 
 class ElementWords(TableWords):
@@ -420,9 +414,7 @@ class ElementWords(TableWords):
         return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
 
     def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return the text about an entry of a pool that differs: see examine._normalised. An entry of bytes is an
-        element outside of the pool.
-        """
+        """Return the text about an entry of a pool (see _normalised), or about an element outside the pool (bytes)."""
         size = self._front_size(place)
         front = self._front(place, key)
         if len(key) == size:

@@ -113,9 +113,7 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
 def _sticky(
     plan: ServicePlan, number: int, actual: Elements, known: Numbers
 ) -> tuple[Mapping[Policy, Pool], Identities]:
-    """Return the pools of a plan with session affinity, and the numbers of their endpoints, as they are
-    in the kernel.
-    """
+    """Return the pools of a plan with session affinity, and their endpoints' numbers, as the kernel has them."""
     slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
     protocol = protocol_field(plan.key.protocol)
     pools, endpoints = {}, {}
@@ -195,8 +193,7 @@ class FoundElements:
             # The kernel refuses to add an element twice, so desired elements that were not read yet are looked up.
             more = self._table.lookup(name, [key for key in wanted[name] if key not in present[name]])
             present[name].update(more)
-        # The kernel refuses a range that overlaps an unplanned range of its list, so the same transaction removes the
-        # unplanned one.
+        # The kernel refuses overlapping ranges in a list: the same transaction removes an unplanned range.
         for number in set(desired.elements.get(SetId.FIREWALL_LISTS, {}).values()):
             for span in self._ranges.get(number, ()):
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:

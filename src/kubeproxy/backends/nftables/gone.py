@@ -51,9 +51,7 @@ CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
 
 
 class GoneEndpoints:
-    """Actual and desired content of a family's set. Times are seconds of one clock; keys are those of
-    model.gone.Departed.
-    """
+    """Found and desired content of a family's set. Times are seconds of one clock; keys are those of Departed."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -78,9 +76,7 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the recorded content by that of the kernel, for example after a restart; keep elements that are not
-        written yet.
-        """
+        """Replace the recorded content by the kernel's, as after a restart; keep elements that are not written yet."""
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):

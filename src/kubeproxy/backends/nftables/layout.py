@@ -45,9 +45,7 @@ BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Share of picks that may hit an empty slot in every try, so that the class below is used. This is the largest error of
-an endpoint's share.
-"""
+"""Share of picks that may miss in every try and use the class below: the largest error of an endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
@@ -139,9 +137,7 @@ SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION
 """Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
-"""Largest number of a service port, list or endpoint. The number, with a further bit for the pool, fits into an IPv4
-address.
-"""
+"""Largest number of a service port, list or endpoint: with one more bit for the pool it fits into an IPv4 address."""
 
 FIRST_ENDPOINT: Final = 3 << 30
 """The number 0 of an endpoint in the kernel. So no endpoint has the number of a pool."""
@@ -166,9 +162,7 @@ def class_of(count: int) -> int:
 
 
 def tries(size: int) -> int:
-    """Return the number of picks from a class before a pick from the class below. In the class below all slots are in
-    use.
-    """
+    """Return the number of picks from a class before a pick from the class below, where all slots are in use."""
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
 
@@ -201,9 +195,7 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots for each weight (smallest first); `counts` has the number of endpoints
-    of each weight.
-    """
+    """Return the number of slots for each weight (smallest first); `counts` are the numbers of endpoints."""
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
     # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total is
     # close to the size of its class, so few picks hit an empty slot.

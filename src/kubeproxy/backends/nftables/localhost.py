@@ -54,9 +54,7 @@ class RelayMetrics(NamedTuple):
 
 
 class LocalhostRelay:
-    """The listeners of one family by NodePort. Not thread-safe. The bytes are relayed in the separate thread of the
-    data path.
-    """
+    """The listeners of one family by NodePort. Not thread-safe; the data path's own thread relays the bytes."""
 
     def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
         self._family = family
@@ -142,8 +140,7 @@ class LocalhostRelay:
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
-    """Yield the NodePorts to relay: TCP service ports with endpoints; with externalTrafficPolicy Local, with endpoints
-    on this node."""
+    """Yield the TCP NodePorts with endpoints, under externalTrafficPolicy Local with endpoints on this node."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue

@@ -28,9 +28,7 @@ KERNEL: Final = (5, 13)
 """The minimum of the Go kube-proxy's nftables mode."""
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-"""Environment variable of the Go kube-proxy that allows older kernels, because distributions backport newer code to
-older kernels.
-"""
+"""Environment variable of the Go kube-proxy that allows older kernels, to which distributions port newer code."""
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
@@ -68,8 +66,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[NftablesExaminer]:  # noqa: ARG001
-    # One socket is used for all requests, because closing a socket delays the next transaction of the proxy (see
-    # table.KernelTable).
+    # One socket for all requests: closing one delays the proxy's next transaction (see table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 

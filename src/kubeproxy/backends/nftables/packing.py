@@ -32,9 +32,7 @@ Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
 
 _VERDICTS = 4096
-"""Size of the cache of packed verdicts. The size is limited, because chains with new timeouts are created and removed
-over time.
-"""
+"""Largest number of cached packed verdicts: chains with new timeouts are created and removed over time."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
@@ -70,9 +68,7 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in the
-    two groups.
-    """
+    """The slots of a pool to remove, and those to add with their data; a slot that gets another endpoint is in both."""
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]

@@ -55,9 +55,7 @@ _PAD = b"\0\0"  # after the two bytes of a port, to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key under which the number of a Service's list of source ranges is stored, given the key of any
-    service port of the Service.
-    """
+    """Return the key for the number of a Service's list of source ranges, given the key of any of its service ports."""
     return key._replace(port_name="", protocol=0)
 
 
@@ -110,9 +108,7 @@ class Numbers:
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Record all numbers in the kernel, those of endpoints from FIRST_ENDPOINT on, so that new
-        numbers are larger.
-        """
+        """Record the kernel's numbers, those of endpoints from FIRST_ENDPOINT on, so that new numbers are larger."""
         for number in numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
@@ -383,9 +379,7 @@ def sticky_pool(
 
 
 def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
-    """Yield the keys in SESSION_OWN of the endpoints with the same address and port as a frontend (given
-    by its key).
-    """
+    """Yield the keys in SESSION_OWN of the endpoints with the address and port of a frontend, given by its key."""
     address, port = frontend[:-8], frontend[-4:-2]
     if address:
         if (number := numbers.get(address + port)) is not None:

@@ -84,9 +84,7 @@ class Ruleset:
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
-        """Return hook and rules (as text) of all chains by name: the static chains, and the given chains with all their
-        targets.
-        """
+        """Return hook and rules (text) of all chains by name: static chains, and the given ones with all targets."""
         found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
@@ -386,9 +384,7 @@ def try_chain(pool_set: SetId, size: int) -> str:
 
 
 def pick_chain(pool_set: SetId, size: int = 0) -> str:
-    """Return the name of the chain that picks an endpoint for a class; without a class, the name of the chain that
-    dispatches by class.
-    """
+    """Return the name of the chain that picks an endpoint for a class, or, without a class, dispatches by class."""
     chain = pool_set.replace("endpoints", "pick").replace("slots", "pick")
     return f"{chain}-{size}" if size else chain
 

@@ -98,9 +98,7 @@ class KernelTable(TableReader):
         return self._others.announced(self.family)
 
     def not_listening(self) -> AbstractContextManager[None]:
-        """Ignore announcements while the body of the `with` statement commits, because a large commit would announce
-        each of its elements.
-        """
+        """Ignore announcements while the `with` body commits: a large commit would announce each of its elements."""
         return self._others.paused(self.generation)
 
     def elements(self, name: str) -> Iterable[Element]:
@@ -108,9 +106,7 @@ class KernelTable(TableReader):
         return all_elements(self.family, TABLE, name, self._link)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
-        """Yield the elements of a set as lists of (key, data), with one list for each buffer of the dump. Raises the
-        errors of `elements`.
-        """
+        """Yield the elements of a set as a list of (key, data) per buffer of the dump. Raises as `elements`."""
         return pairs(self.family, TABLE, name, self._link)
 
     def count(self, name: str) -> int | None:
@@ -118,8 +114,7 @@ class KernelTable(TableReader):
         return self._fetcher.count(self.family, TABLE, name)
 
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
-        """Return key, data and counter of each of these elements that exists in a map, 7 us per element. Raises
-        NetlinkError."""
+        """Return key, data and counter of these elements if they exist, at 7 us each. Raises NetlinkError."""
         return element_counts(self.family, TABLE, name, keys, self._link)
 
     def has_catch_all(self, name: str) -> bool:

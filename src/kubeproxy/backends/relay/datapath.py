@@ -182,9 +182,7 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not, at the end of a round of events, because its number must not be reused
-        earlier.
-        """
+        """Close a socket, watched or not, at the end of the round of events: its number must not be reused earlier."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)
@@ -256,9 +254,7 @@ def _read(fd: int, count: int) -> bytes:
 
 
 CLIENTS: Final = 1 << 16
-"""Maximum number of clients in a listener's affinity table. If there are more, the client that was idle for longest is
-removed.
-"""
+"""Maximum number of clients in a listener's affinity table; beyond it, the client that was idle longest is removed."""
 
 
 class Balancer:
@@ -277,9 +273,7 @@ class Balancer:
         self._clients: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
     def retarget(self, pool: Pool, affinity: int) -> None:
-        """Replace the pool and the affinity timeout in seconds (0: none). A client keeps its endpoint if that is still
-        in the pool.
-        """
+        """Replace pool and affinity timeout (seconds, 0: none). Clients keep endpoints that are still in the pool."""
         if pool != self._pool:
             self._pool, self._members = pool, frozenset(pool)
             self._round.clear()

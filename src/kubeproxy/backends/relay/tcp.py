@@ -162,9 +162,7 @@ class Connection(Struct, eq=False):
         self.close()
 
     def _pick(self) -> bytes | None:
-        """Return an endpoint that was not tried, else an endpoint that timed out; the timeout grows with
-        each attempt.
-        """
+        """Return an endpoint that was not tried, else one that timed out; the timeout grows with each attempt."""
         balancer = self._listener.balancer
         found = balancer.pick(self._from, self._failed)
         if found is None and self._late:
@@ -287,8 +285,6 @@ class Connection(Struct, eq=False):
 
 
 def _wanted(side: _Side, other: _Side) -> int:
-    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait to be
-    sent to `side`.
-    """
+    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait for `side`."""
     reading = 0 if side.ended or side.held is not None else EPOLLIN
     return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING

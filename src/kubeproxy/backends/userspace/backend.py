@@ -43,9 +43,7 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second that get listeners again after a lack of descriptors. There is a limit because
-each of these needs a transaction.
-"""
+"""Most Services per second that get listeners again after a lack of descriptors, each in a transaction."""
 
 
 class UserspaceBackend:
@@ -117,9 +115,7 @@ class UserspaceBackend:
             yield size
 
     def _program(self, changes: Sequence[NamedPlans]) -> tuple[int, int]:
-        """Program Services in one transaction; return two values: the number of closed listeners, and the size of the
-        transaction.
-        """
+        """Program Services in one transaction; return the number of closed listeners and the transaction's size."""
         after = self._opened(changes, {name: _assignments(plans) for name, plans in changes})
         before = [served for name in after if (served := self._served.get(name)) is not None]
         removed, added = diff(*(merged(served.elements for served in each) for each in (before, after.values())))

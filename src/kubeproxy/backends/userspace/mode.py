@@ -41,8 +41,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[UserspaceExaminer]:  # noqa: ARG001
-    # One socket is used for all requests, because whenever a netfilter socket is closed, the proxy's next transaction
-    # waits (nft_rcv_nl_event).
+    # One socket for all requests: closing one delays the proxy's next transaction (nft_rcv_nl_event).
     link = Netlink.open()
     return [_examiner(TableView(family, TABLE, {FIREWALL_ALLOW}, link), world) for family in families]
 

@@ -35,14 +35,10 @@ milliseconds.
 """
 
 UNANSWERED: Final = 30.0
-"""Seconds for which a session waits for an answer. This is nf_conntrack_udp_timeout, because later answers do not reach
-the client.
-"""
+"""Seconds a session waits for an answer: nf_conntrack_udp_timeout, because later answers do not reach the client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout. If there are more, the oldest end, because each
-session uses a port.
-"""
+"""Maximum number of sessions that wait longer than udpIdleTimeout. Each uses a port, so the oldest above it end."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
@@ -122,8 +118,7 @@ class UdpListener:
         session = self.mine.get(name)
         if session is not None and session.send(datagram):
             return
-        # The session is new, or its endpoint refused (an ICMP error), so each endpoint is tried once with this
-        # datagram.
+        # The session is new, or its endpoint refused (an ICMP error): the datagram is tried once with each endpoint.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
@@ -233,9 +228,7 @@ class Session(Struct, eq=False):
 
 
 class Sessions:
-    """All sessions by their last use, so that idle sessions can be ended; sessions that wait for answers may be idle
-    for longer.
-    """
+    """All sessions by their last use, so that idle ones end; sessions that wait for answers may be idle longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path

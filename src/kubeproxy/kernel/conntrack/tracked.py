@@ -194,8 +194,7 @@ class EntryLayout:
         self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
         self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
         self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
-        # Addresses, protocol and ports of the original tuple; addresses and source port of the reply tuple, with the
-        # same layout.
+        # The addresses and ports of both tuples, which have the same layout, and the protocol of the original one.
         self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}s8x4x4x2s2x8x")
 
     def entries(
@@ -296,9 +295,7 @@ _ALL_FAMILIES: Final = netfilter_header()
 
 
 class Level(NamedTuple):
-    """The number of entries of this network namespace, and the limit for each network namespace (0 for none), which the
-    machine sets for all.
-    """
+    """The entries of this network namespace, and the machine's limit for each network namespace (0: none)."""
 
     entries: int
     limit: int
@@ -376,9 +373,7 @@ def announced(proc: Path = Path("/proc")) -> bool:
 
 
 class Event(NamedTuple):
-    """A connection began, or its entry was removed (`ended`) because the connection was closed, or idle for its
-    timeout.
-    """
+    """A connection began, or its entry was removed (`ended`) because it was closed, or idle for its timeout."""
 
     ended: bool
     family: int
@@ -402,9 +397,7 @@ class Events(Announcements):
         return opened
 
     def sample(self, one_in: int) -> None:
-        """From now on, receive only the two events of one in `one_in` connections (a power of two). The filter selects
-        by the id of the entry.
-        """
+        """Receive only the two events of one in `one_in` connections (a power of two), selected by the entry's id."""
         self.attach(filter_program(self.wanted, one_in))
         self.one_in = one_in
 

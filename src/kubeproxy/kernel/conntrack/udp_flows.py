@@ -46,9 +46,7 @@ _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
 _DELETED_ENTRY: Final = 125.0
 _TAKEN_ENTRY: Final = 1200.0
-"""Sending and reading a UDP flow costs 2.4 us. Half of all entries are assumed to be UDP flows, so this is half of that
-per entry.
-"""
+"""Half of 2.4 us, for sending and reading a UDP flow, because half of all entries are assumed to be UDP flows."""
 
 
 class TrackingTable(NamedTuple):
@@ -83,9 +81,7 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """The flows to a destination that are answered by an endpoint. Destination and endpoint are each a packed address
-    and port.
-    """
+    """The flows to a destination that an endpoint answers; each is a packed address and port."""
 
     destination: bytes
     endpoint: bytes
@@ -189,8 +185,7 @@ class Conntrack(Closing):
         number of deleted entries. That number is computed from the decrease of the entry count, so it is too small if
         flows begin in the same fraction of a millisecond.
         """
-        # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all flows except
-        # these.
+        # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all other flows.
         if family != 2 or not self._deletes:
             return None
         if not translations:
@@ -272,9 +267,7 @@ def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collec
 
 
 def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> bytes:
-    """Pack a dump request for UDP flows: all, or those whose original destination has this port, or port and IPv4
-    address.
-    """
+    """Pack a dump request for UDP flows: all, or those to this port, or to this port and IPv4 address."""
     return netfilter_header(family) + tracked.selection(_UDP, (address, port))
 
 

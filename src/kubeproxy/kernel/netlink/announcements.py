@@ -60,9 +60,7 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Adds the length of the message at X, padded, to X."""
 _MOST_MESSAGES: Final = 80
-"""The filter examines at most this number of messages in a buffer, and lets buffers with more messages pass. A page
-that the kernel fills has 50 elements.
-"""
+"""Most messages that the filter examines in a buffer; it lets larger buffers pass. A full page has 50 elements."""
 
 
 class Announcements(Closing):
@@ -182,9 +180,7 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
 
 
 def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters all other
-    messages.
-    """
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
     for port in ports:
         packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]

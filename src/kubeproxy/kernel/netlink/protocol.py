@@ -54,8 +54,7 @@ ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
 _CODE: Final = struct.Struct("=i")
 _LENGTH: Final = struct.Struct("=I")
 
-# A dump's datagrams are at most 32 KiB since Linux 4.10 (netlink_recvmsg grows them to the size of the reader's
-# buffer).
+# Datagrams of a dump have up to 32 KiB since Linux 4.10 (netlink_recvmsg: up to the size of the reader's buffer).
 READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
@@ -100,9 +99,7 @@ class Message(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """The answer to a request: an errno or 0 with its text, and the payloads of the messages before it, as (buffer,
-    start, end).
-    """
+    """The answer to a request: an errno or 0, its text, and the messages before it as (buffer, start, end)."""
 
     code: int
     text: str
@@ -320,9 +317,7 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump; repeat the dump up to ten times while the table changes. Raises the errors of
-        `dump`.
-        """
+        """Return all buffers of a dump, which is repeated up to ten times if the table changes. Raises as `dump`."""
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))
@@ -406,8 +401,7 @@ class Netlink(Closing):
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel handles requests in order and always answers refusals, so the answer to the last request ends the
-        # batch.
+        # The kernel handles requests in order and answers refusals: the answer to the last request ends the batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
         results: dict[int, tuple[int, str]] = {}

@@ -39,8 +39,7 @@ _DELETIONS: Final = frozenset({nfnetlink.DELETE_TABLE, nfnetlink.DELETE_CHAIN, n
 _CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
-"""Seconds before each attempt to read: the kernel announces a transaction shortly after it increments the
-generation."""
+"""Seconds before each attempt to read: the kernel announces a transaction shortly after its new generation."""
 _SLOWEST: Final = 10.0  # maximum seconds from increment to announcement, for 100,000 elements under load
 
 
@@ -144,9 +143,7 @@ class ChangeMonitor:
                 _monitors.pop((self._namespace, self._interest.word), None)
 
     def ignore(self, port: int) -> None:
-        """Filter out the transactions of the socket with this netlink port. The user of the socket calls `count_own`
-        for each transaction.
-        """
+        """Filter out the transactions of the socket with this netlink port; its user calls `count_own` for each."""
         with self._lock:
             self._ports.add(port)
             try:

@@ -223,9 +223,7 @@ class _Reader:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def dnat(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'dnat': to the address and port in a map, to one address and the port in a map, or to
-        an address of the packet.
-        """
+        """Consume the rest after 'dnat': a map, an address with a map of ports, or an address of the packet."""
         flags = _SPECIFIED | _MAPPED
         family = _NAT[self.ip]
         if self.take(self.ip):

@@ -103,18 +103,14 @@ class Packer(NamedTuple):
 
 
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes before and the bytes after the key, in an element of a verdict map with the verdict `goto
-    chain`.
-    """
+    """Return the bytes before and after the key in an element of a verdict map with `goto chain`."""
     verdict = nested(nfta.SET_ELEM_DATA, pack_value(RuleVerdict(GOTO, chain.decode())))
     element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
     return element[: len(element) - len(verdict) - key_size], verdict
 
 
 def interval_element(key: bytes) -> bytes:
-    """Return the element of a concatenated interval set. `key` is the first key of the interval followed by the last
-    key.
-    """
+    """Return the element of a concatenated interval set; `key` is the first key of the interval, then the last one."""
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
     return nested(nfta.LIST_ELEM, first, last)

@@ -151,9 +151,7 @@ class Fib(Expression, frozen=True):
 
 
 class Lookup(Expression, frozen=True):
-    """Looks up a key in a set, or, with `dreg`, in a map: then it loads the data of the map there. `dreg` is VERDICT
-    for a verdict map.
-    """
+    """Looks up a key in a set, or loads its data in a map into `dreg` (VERDICT for a verdict map)."""
 
     KIND = "lookup"
     LAYOUT = _layout("set:text sreg dreg - flags")
@@ -317,9 +315,7 @@ class Offload(Expression, frozen=True):
 
 
 class Limit(Expression, frozen=True):
-    """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (1) per `unit` seconds; with `flags` 1,
-    ends it if there are not.
-    """
+    """Ends the rule above `rate` packets (`type` 0) or bytes (1) per `unit` seconds; with `flags` 1, up to them."""
 
     KIND = "limit"
     LAYOUT = _layout("rate:u64 unit:u64 burst type flags")
@@ -331,9 +327,7 @@ class Limit(Expression, frozen=True):
 
 
 class Update(Expression, frozen=True):
-    """Adds a key to a set (`op` 0), refreshes it (1), or deletes it (2). `timeout` is in ms, 0 for the timeout of the
-    set.
-    """
+    """Adds a key to a set (`op` 0), refreshes (1) or deletes it (2). `timeout` is in ms, 0 for that of the set."""
 
     KIND = "dynset"
     LAYOUT = _layout("set:text - op key data timeout:u64 - - flags")

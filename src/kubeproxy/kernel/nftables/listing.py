@@ -56,8 +56,7 @@ _IMPLIED: Final = (
 
 
 def shortened(text: str) -> str:
-    """Return a rule's text without conditions that its other conditions imply: `tcp dport` for `meta l4proto tcp th
-    dport`."""
+    """Return a rule's text without implied conditions: `tcp dport` for `meta l4proto tcp th dport`."""
     for condition, short in _IMPLIED:
         text = condition.sub(short, text)
     return text
@@ -124,9 +123,7 @@ class _Writer:
     _ct = _fib = _loaded
 
     def _whole(self, part: x.Payload) -> str:
-        """Return the field of which an expression loads only the first bytes: an address, if a network of whole bytes
-        is matched.
-        """
+        """Return the address field of which an expression loads the first bytes, to match a network of whole bytes."""
         for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
             load = FIELDS[name].load
             if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):

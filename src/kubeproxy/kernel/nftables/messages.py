@@ -213,9 +213,7 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges of one field. `edges` are, for each range, its first value and,
-    with True, the value after its last value.
-    """
+    """Return the messages that fill a set of ranges: edges are first values, and (True) the values after the last."""
     elements = []
     for key, ends in sorted(edges):
         flags = number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
@@ -289,8 +287,7 @@ _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONO
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported unless nf_tables works and the kernel is new enough; `otherwise` is the fix for an old
-    kernel."""
+    """Raise Unsupported unless nf_tables works and the kernel is new enough, else with the fix `otherwise`."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))

@@ -92,9 +92,7 @@ def echoed(message: bytes) -> bytes:
 
 
 def names(table: str, name: str, number: int = 2) -> bytes:
-    """Return the attributes with the name of a table and of an object in it; for most kinds of objects these are the
-    numbers 1 and 2.
-    """
+    """Return the attributes with the names of a table and of an object in it, in most kinds of objects 1 and 2."""
     return text_attribute(1, table) + text_attribute(number, name)
 
 
@@ -282,9 +280,7 @@ def _rule(data: bytes) -> Rule:
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield kind and name of each object with a handle that messages create. The name of a rule is that
-    of its chain.
-    """
+    """Yield kind and name of each object with a handle that messages create; a rule has the name of its chain."""
     for one in made:
         kind = HEADER.unpack_from(one)[1]
         if kind in _NAMES and (place := find(one, HEADER.size + GENERIC.size, len(one), _NAMES[kind])):

@@ -239,8 +239,7 @@ def _flowtables(family: int, table: str, link: Netlink) -> frozenset[str]:
 
 @understood("sets of nf_tables")
 def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
-    """Return a table's sets and maps by name, including the anonymous ones of its rules (ANONYMOUS). Raises
-    NetlinkError."""
+    """Return a table's sets and maps by name, with the anonymous ones of its rules. Raises NetlinkError."""
     places = dump(GET_SET, family, text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
     return {text_of(one[nfta.SET_NAME]): _form(one) for one in (parts(*place) for place in places)}
 

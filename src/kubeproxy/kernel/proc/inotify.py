@@ -1,6 +1,4 @@
-"""Events of files and directories, by inotify(7) through libc. A path may be impossible to watch; then `watch` returns
-False.
-"""
+"""Events of files and directories, by inotify(7) through libc. `watch` returns False for a path it cannot watch."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _BUFFER: Final = 65536
 
 
 class Inotify:
-    """One descriptor that watches any number of paths. Without a descriptor its number is -1, and there
-    are no events.
-    """
+    """One descriptor that watches any number of paths. Its number is -1, without events, if there is none."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -243,9 +243,7 @@ def raise_limit() -> int:
 
 
 def shares() -> Shares:
-    """Return the division of the current limit of open files. At least an eighth of the limit is left for the proxy
-    itself.
-    """
+    """Return the division of the limit of open files; at least an eighth is left for the proxy itself."""
     return shares_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

@@ -25,8 +25,7 @@ UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
-# The characters of a key: letters, digits and characters of interface names. A part of dots only would refer to a path
-# outside /proc/sys.
+# The characters of a key, as in interface names. A part of dots only would lead out of /proc/sys.
 _KEY: Final = re.compile(r"(?:(?!\.+(?:/|$))[A-Za-z0-9_.:@+-]+/)+(?!\.+$)[A-Za-z0-9_.:@+-]+")
 
 _REMEDY: Final = {

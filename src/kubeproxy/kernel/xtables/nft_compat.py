@@ -241,9 +241,7 @@ def _jump(chain: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(text: str, family: Family) -> tuple[bytes, bytes]:
-    """Return two values: the expressions of the options that belong to no match, and the attribute with
-    the protocol.
-    """
+    """Return the expressions of the options that belong to no match, and the attribute with the protocol."""
     found: dict[str, bytes] = {}
     compat = b""
     unequal = False

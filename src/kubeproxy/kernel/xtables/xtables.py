@@ -68,9 +68,7 @@ class RestoreError(CommandError):
 
 
 class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
-    """A chain has native rules of nft, which iptables-nft does not print. The command can still write other chains of
-    the table.
-    """
+    """A chain has native nft rules, which iptables-nft does not print. It can still write other chains of the table."""
 
 
 class SavedTable(NamedTuple):
@@ -375,8 +373,6 @@ def ensure_counter(name: str) -> bool:
 
 @understood("packet counters")
 def counted_packets(name: str, link: Netlink) -> int:
-    """Return the number of packets that a counter has counted. Raises NetlinkError, with code ENOENT if
-    it is missing.
-    """
+    """Return the packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
     places = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
     return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in places), 0)

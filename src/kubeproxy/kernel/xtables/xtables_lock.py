@@ -32,9 +32,7 @@ _LOOK: Final = 0.5
 _GLANCE: Final = 1.0
 """Seconds between two attempts of iptables before 1.8.8 to take the lock."""
 _BUSY: Final = 4.0
-"""Seconds for which this process may hold the lock nearly always while other programs wait. With -w 5 a waiting program
-fails after 5 s.
-"""
+"""Seconds this process may hold the lock nearly always while others wait, who fail after 5 s with -w 5."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
@@ -119,9 +117,7 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again. Return False if the lock was obtained or refused in the meantime; then a new place is
-        needed.
-        """
+        """Enter the queue again. Return False if the lock was obtained or refused since: a new place is needed."""
         with self._deciding:
             self._left = False
             return not self._over.is_set()
@@ -219,8 +215,7 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Acquire the lock if it is free or already obtained, or if there is no lock file; return whether the lock is
-        held. Raises ApplyError."""
+        """Acquire a lock that is free, obtained or without a file; return whether it is held. Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
