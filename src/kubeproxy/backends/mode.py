@@ -86,10 +86,7 @@ class Backend(Protocol):
     abilities: Abilities
 
     def set_world(self, world: Globals) -> bool:
-        """Set changed globals; return whether a resync is due.
-
-        Raises ApplyError; then the caller repeats the call with the same arguments.
-        """
+        """Set changed globals; return whether a resync is due. After ApplyError the caller repeats the call."""
 
     def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
         """Program changed Services, yielding the size of each transaction."""

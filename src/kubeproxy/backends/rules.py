@@ -28,10 +28,7 @@ class Jump(NamedTuple):
 
 
 def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
-    """Return the nft match for packets of pods; `ip` is nft's word for the family, `negation` is '' or '!= '.
-
-    Requires a detector that this mode implements.
-    """
+    """Return the nft match for packets of pods, by an implemented detector; `negation` is '' or '!= '."""
     if detector.kind == "network":
         return f"{ip} saddr {negation}{detector.value}"
     wildcard = "*" if detector.kind == "prefix" else ""

@@ -49,10 +49,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Return a socket connected to the process that listens at `path`, with a timeout in seconds, 0 for none.
-
-    Raises OSError.
-    """
+    """Return a socket connected to the process at `path`; the timeout is in seconds, 0 for none. Raises OSError."""
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -227,10 +227,7 @@ class Ipsets(Closing):
         self._change(_DELETE, "remove {} from", name, entries)
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
-        """Send many entries in a message.
-
-        The kernel stops at the first invalid entry; then each entry is sent in a separate message.
-        """
+        """Send many entries in a message. After a refusal, at its first invalid entry, each is sent alone."""
         head, line = _named(name), attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
         payloads = [head + line + attribute(_ENTRIES | NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]

@@ -100,10 +100,7 @@ def interface_changes() -> Announcements:
 
 
 def link_index(name: str) -> int | None:
-    """Return an interface's index, None if it is missing. Raises NetlinkError.
-
-    Other system calls run modprobe for a missing name (dev_load).
-    """
+    """Return an interface's index, None if it is missing: other calls run modprobe then. Raises NetlinkError."""
     return next((one.number for one in interfaces() if one.name == name), None)
 
 
@@ -310,10 +307,7 @@ def _number(name: str) -> int:
 
 
 def way_out(source: bytes, destination: bytes) -> str:
-    """Return the outgoing interface of a packet from this node, '' if it has no route. Addresses are packed.
-
-    Raises NetlinkError.
-    """
+    """Return the outgoing interface of a packet (packed addresses), '' for no route. Raises NetlinkError."""
     index = int.from_bytes(_route(destination, source).get(_OUT, b""), "little")
     try:
         return socket.if_indextoname(index)
@@ -322,10 +316,7 @@ def way_out(source: bytes, destination: bytes) -> str:
 
 
 def source_for(destination: bytes) -> bytes | None:
-    """Return the source address that the kernel chooses for packets to a destination, None if it has no route.
-
-    Raises NetlinkError.
-    """
+    """Return the source address that the kernel chooses for a destination, None for no route. Raises NetlinkError."""
     return _route(destination).get(_PREFERRED)
 
 

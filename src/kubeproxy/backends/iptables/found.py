@@ -96,10 +96,7 @@ def _lines(rules: str, family: Family) -> list[str]:
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
-    """Return a table with the rules of the chains to keep; by default, of the chains that belong to no single Service.
-
-    Raises Incompatible, or ApplyError.
-    """
+    """Return a table with the rules of chains to keep, by default those of no single Service. Raises ApplyError."""
     common = OWN_CHAINS | {jump.chain for jump in JUMPS if jump.table == table}
     keep = keep or common.__contains__
     numbers: dict[str, int] = {}

@@ -215,10 +215,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return for each text the first 16 characters of the base32 of its SHA-256.
-
-    Ten hashes in one call cost a fifth of ten calls.
-    """
+    """Return 16 characters of the base32 of each text's SHA-256; ten in one call cost a fifth of ten calls."""
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]

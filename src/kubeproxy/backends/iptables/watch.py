@@ -107,10 +107,7 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that is found without reading all rules; reset `touched` if there is none.
-
-        Raises ApplyError.
-        """
+        """Return a change that needs no reading of all rules; if there is none, reset `touched`. Raises ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():

@@ -105,10 +105,7 @@ _BY_NAME: Final = {scheduler.name: scheduler for scheduler in _ODD}
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """Return the properties of a scheduler by its name, '' for the default one.
-
-    Unknown names are accepted: the kernel checks them.
-    """
+    """Return a scheduler's properties by its name, '' for the default; the kernel checks unknown names."""
     return _BY_NAME.get(name) or Scheduler(name or DEFAULT_SCHEDULER)
 
 

@@ -23,10 +23,7 @@ from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Timeouts in seconds for the first, second, ... endpoint that does not answer.
-
-Source: docs/reference.md "userspace mode"; kube-proxy before v1.26.
-"""
+"""Timeouts in seconds for the first, second, ... endpoint that does not answer, as in kube-proxy before v1.26."""
 
 _KIND: Final = "connections"  # kind of descriptors
 BACKLOG: Final = 4096

@@ -381,10 +381,7 @@ class Event(NamedTuple):
 
 
 class Events(Announcements):
-    """The events of the caller's network namespace, of one in `one_in` connections.
-
-    A connection that began before `listen` is announced only when it ends.
-    """
+    """The events of one in `one_in` connections; of those before `listen` only the end is announced."""
 
     wanted = EVERYTHING
     one_in = 1

@@ -369,10 +369,7 @@ class Netlink(Closing):
         return [(data, start + header, end) for data, start, end in places]
 
     def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
-        """Send one request; return 0, or the errno of a refusal that is among the `accepted`.
-
-        Raises NetlinkError for any other refusal: "cannot WHAT".
-        """
+        """Send one request; return 0 or an `accepted` errno. Raises NetlinkError for other refusals: "cannot WHAT"."""
         ((code, text),) = self.requests(kind, [payload], f"the request to {what}", flags)
         if code and code not in accepted:
             raise NetlinkError(code, f"cannot {what}", text)

@@ -172,10 +172,7 @@ class ChangeMonitor:
             return found.changes(complete=complete, pending=self._late_since is not None)
 
     def announced(self, family: int) -> bool:
-        """Return whether a change of a family was announced since `reset`.
-
-        Unlike `changes` it only reads messages that have arrived.
-        """
+        """Return whether a change since `reset` was announced; unlike `changes`, read only arrived messages."""
         with self._lock:
             self._read()
             found = self._families.get(family)

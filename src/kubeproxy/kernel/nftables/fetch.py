@@ -114,10 +114,7 @@ class Fetcher(Closing):
         self._socket.close()
 
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return key and data of each of these keys that exists in a map of values. Raises NetlinkError.
-
-        All keys have one length, a multiple of four.
-        """
+        """Return those of these keys, of one length, that a map of values has, with their data. Raises NetlinkError."""
         found: dict[bytes, bytes] = {}
         if not keys:
             return found

@@ -126,10 +126,7 @@ class Commands(NamedTuple):
             yield line
 
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
-        """Return the rules of one chain as iptables-save prints them, None if the chain is missing.
-
-        Raises Incompatible, or ApplyError.
-        """
+        """Return a chain's rules as iptables-save prints them, None if it is missing. Raises ApplyError."""
         try:
             lines = list(_printed([self.name, "-w", str(LOCK_TIMEOUT), "-t", table, "-S", chain]))
         except CommandError as error:
@@ -250,10 +247,7 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
 
 
 def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: bool = True) -> str:
-    """Return the restore text that removes rules ("-A ...") and then chains of a table; '' for nothing.
-
-    Without `delete` the chains stay, empty.
-    """
+    """Return the restore text that removes rules ("-A ...") and empties or deletes chains; '' for nothing."""
     lines = [f":{chain} - [0:0]" for chain in chains]
     lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
     lines += [f"-X {chain}" for chain in chains] if delete else []
