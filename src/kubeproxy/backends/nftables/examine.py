@@ -327,7 +327,7 @@ def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dic
     there += map(elements.pop, slots[len(pool) :], repeat(None))
     had, asked = Counter(d for d in there if d is not None), Counter(wanted)
     if had == asked:
-        return {key: tuple([d[: -len(_PAD)] for d in there])}, {key: pool}
+        return {key: tuple([d and d[: -len(_PAD)] for d in there[: len(pool)]])}, {key: pool}
     return {key + d: count for d, count in had.items()}, {key + d: count for d, count in asked.items()}
 
 

@@ -127,6 +127,17 @@ def test_only_the_endpoint_that_is_gone_differs(ground, gone):
         assert endpoints == [(Kind.EXTRA, f"endpoint 10.244.0.{gone}:8080 of 10.96.0.1:80/tcp")]
 
 
+def test_an_endpoint_in_a_slot_past_its_pool_differs_in_one_slot(ground):
+    """The pool has as many slots of each endpoint as it should, and a hole."""
+    plans = cluster("a", endpoints=2)
+    resync(ground.start(), plans)
+    at = "10.96.0.1 . tcp . 80 . "
+    ground.disturb(f"delete element ip kube-proxy endpoints {{ {at}1 }}")
+    ground.disturb(f"add element ip kube-proxy endpoints {{ {at}3 : 10.244.0.2 . 8080 }}")
+    for found in (everything(ground, plans), some(ground, plans)):
+        assert [(one.kind, one.what) for one in found] == [(Kind.DIFFERENT, "1 of 2 slots of 10.96.0.1:80/tcp")]
+
+
 def test_an_endpoint_is_named_with_its_frontend(ground):
     plans = cluster("a", endpoints=3)
     resync(ground.start(), plans)
