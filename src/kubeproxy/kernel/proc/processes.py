@@ -161,8 +161,8 @@ def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
             # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
             if wanted in line:
                 words = line.split()
-                is_here = words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode()
-                if len(words) > 9 and is_here and _serves(words[1].decode(errors="replace"), address):
+                is_here = len(words) > 9 and words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode()
+                if is_here and _serves(words[1].decode(errors="replace"), address):
                     found.add(words[9].decode(errors="replace"))
     return found
 
