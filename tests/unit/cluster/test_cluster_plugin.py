@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.cluster.main import main
-from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.commands import NO, UNKNOWN, YES, watching
 from kubeproxy.commands.parsers import parser_of
 from support.answers import valid
 from support.kubectl_stand_in import StandIn
@@ -427,3 +427,29 @@ def test_200_nodes_are_asked_16_at_a_time(cluster: StandIn, monkeypatch: pytest.
     assert 2 < max(cluster.at_a_time) <= 16
     lacking = "endpoint 10.244.1.8:3000 (shop/web-8) (http TCP IPv4): node-000, node-080, node-160"
     assert f"3 of 200 nodes lack {lacking}" in text
+
+
+def test_watching_prints_the_facts_that_change(cluster: StandIn, run: Run, monkeypatch: pytest.MonkeyPatch):
+    for name in ("node-a", "node-b"):
+        cluster.node(name, **service("3", "10.244.0.7:8080"))
+    later = iter((service("4", "10.244.0.7:8080"), {"err": "Error: no kube-proxy answers\n", "status": 2, "out": ""}))
+
+    def wait(_: float) -> None:
+        if not (changed := next(later, None)):
+            raise KeyboardInterrupt
+        cluster.printed["kube-proxy-py-node-b"].update(changed)
+        cluster.install()
+
+    monkeypatch.setattr(watching, "_wait", wait)
+    status, text, _ = run("services", "shop/web", "-w")
+    lines = [line[13:] for line in text.splitlines() if line[2:3] == ":"]
+    assert status == YES
+    assert lines == [
+        "new     x  1 of 2 nodes alone: slice web-1 in version 3: node-a",
+        "new     x  1 of 2 nodes alone: slice web-1 in version 4: node-b",
+        "gone    ok slice web-1 in version 3",
+        "new     ok slice web-1 in version 3",
+        "new     ?  no answer of node-b: no kube-proxy answers",
+        "gone    x  1 of 2 nodes alone: slice web-1 in version 3: node-a",
+        "gone    x  1 of 2 nodes alone: slice web-1 in version 4: node-b",
+    ]
