@@ -123,8 +123,8 @@ async def test_rules_of_another_mode_are_named(live: Live) -> None:
         await each("-N")  # again: a proxy that has just started removes them once
         status, text = await live.ask("doctor")
         wanted = (
-            "left by another kube-proxy: 1 chains KUBE-... of iptables-nft",
-            "left by another kube-proxy: 1 chains KUBE-... of iptables-legacy",
+            "left by another kube-proxy: 1 chain KUBE-... of iptables-nft",
+            "left by another kube-proxy: 1 chain KUBE-... of iptables-legacy",
             "both variants of iptables have a kube-proxy's IPv4 chains: 1 in legacy and 1 in nft",
         )
         return "" if status == 1 and all(sentence in text for sentence in wanted) else text
@@ -154,7 +154,7 @@ async def test_rules_of_each_other_mode_are_named(live: Live) -> None:
         if live.mode.variant:
             wanted.append("both variants of iptables have a kube-proxy's IPv4 chains: ")
         else:
-            wanted += [f"left by another kube-proxy: 1 chains KUBE-... of {command}" for command in others]
+            wanted += [f"left by another kube-proxy: 1 chain KUBE-... of {command}" for command in others]
         return "" if status == 1 and all(sentence in text for sentence in wanted) else text
 
     try:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from lab.proxyprocess import proxy_command
 from support.live import Front, Live, slice_of
 from support.modes import modes
 
@@ -376,6 +377,8 @@ async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
     await bare.expect(front, {"pod": "a1 b1"}, "tcp")
     await asked(2, "by a reset; until a kube-proxy runs, ", f"no endpoint {a1} or {b1}")
     bare.endpoints("kept", "a1 b1")
+    await bare.run(proxy_command(), "--cleanup")
+    await asked(2, f"; until a kube-proxy runs, no rule in the kernel translates {where} (?)")
     bent = f"ip daddr {front.address} tcp dport 80 dnat to {a2}"
     text = f"table ip other {{ chain c {{ type nat hook prerouting priority -110; {bent}; }}; }}"
     async with changed(bare, (f"nft {text}", "nft delete table ip other")):

@@ -88,7 +88,9 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
     return [
-        Trace(f"{len(each)} chains KUBE-... of {name}", family, partial(_chains_catch, name, each))
+        Trace(
+            f"{len(each)} chain{'s' * (len(each) != 1)} KUBE-... of {name}", family, partial(_chains_catch, name, each)
+        )
         for (variant, family), each in sorted(found.items())
         for name in (f"{xtables.NAMES[family]}-{variant}",)
     ]

@@ -132,6 +132,8 @@ class Trace(NamedTuple):
     what: str
     family: Family | None
     catches: Callable[[Packet, bool], bool] = lambda *_: True
+    alone: str = "Services that they translate keep the endpoints that the proxy knew last"
+    """The effect while no proxy runs."""
 
 
 class Weight(NamedTuple):

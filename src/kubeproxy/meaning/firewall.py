@@ -137,7 +137,7 @@ class Firewall:
         self.family = family
         self._place = place
         self._compiled = compiled
-        self._whole = whole
+        self.whole = whole
         self._rules_of = cache(self._rules)
 
     def _rules(self, family: Family, purpose: CompiledFor) -> tuple[CompiledRules, NodePlace]:
@@ -149,7 +149,7 @@ class Firewall:
         rules, _ = self._rules_of(IP_FAMILIES.get(self.family, Family.IPV4), CompiledFor.REQUEST)
         for name, chain in rules.chains.items():
             if chain.hook is not None and not chain.hook.nat:
-                found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self._whole, 0)
+                found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self.whole, 0)
                 yield _judged(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
@@ -179,7 +179,7 @@ class Firewall:
         """Yield the packets of the table's family with their walk; nothing for a table that was not read as a whole."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
-        for packet in packets if self._whole else ():
+        for packet in packets if self.whole else ():
             family = family_of(packet.destination)
             if IP_FAMILIES.get(self.family, family) is not family:
                 continue

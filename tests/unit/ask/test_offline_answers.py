@@ -335,7 +335,7 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
     else:
         assert (status, "kube-proxy would forward it" in out) == (2, True), out
         assert "no kube-proxy runs here; the answer is from the objects alone" in out
-        assert ("forward it; until a kube-proxy runs, the rules in the kernel decide (?)" in out) is remain
+        assert "forward it; until a kube-proxy runs, no rule in the kernel translates 10.96.0.10:80 (?)" in out
         assert ("?  rules without a proxy that answers: nf_tables table ip kube-proxy" in out) is remain
         assert (f"(`kube-proxy verify {shlex.join(folder[:4])}`), and start the proxy again" in out) is remain
 

@@ -25,7 +25,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import STOPS, Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
-from kubeproxy.backends.mode import Mode, Sight
+from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
@@ -405,7 +405,10 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
         left = [one for one in left if node.concerns(one.family)]
         left = left if packet is None else [one for one in left if one.catches(packet, forwarded)]
         place = place_text(packet.destination, packet.port) if packet is not None else ""
-        yield from strangers.left_over(left, node.mode.name if node.running else "", place)
+        resets = "; this ends the connections of all Services of this node"
+        resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
+        for one in strangers.left_over(left, node.mode.name if node.running else "", place):
+            yield replace(one, fix=one.fix + resets)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
     if twice and packet is not None:
         there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet, forwarded)]
@@ -429,8 +432,14 @@ def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     assert node.first is not None  # noqa: S101 - callers ask about a connection
     first = node.first._replace(before=inf)
     foreign = {one for each in rules.others for one in each.translations(first)}
-    every = [one for each in firewalls(rules.nf_tables, frozenset()) for one in each.translations(first)]
+    tables = firewalls(rules.nf_tables, frozenset())
+    every = [one for each in tables for one in each.translations(first)]
     yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
+    by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
+    if node.targets and node.served and not every and not by_ipvs and all(each.whole for each in tables):
+        place = place_text(*first.original)
+        what = f"{strangers.UNTIL}no rule in the kernel translates {place}"
+        yield Diagnosis(Severity.UNKNOWN, "leftovers", what, "no endpoint gets the connection")
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:

@@ -46,6 +46,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
     """Check for rules of other modes than the running `mode` ('' for none), for a `place` or '' for all places."""
     caught = f", with rules for {place}" * bool(place)
+    traces = list(traces)
     places = [trace.what for trace in traces]
     for found in places if mode else ():
         what, why = f"left by another kube-proxy: {found}{caught}", "connections may still be sent to deleted endpoints"
@@ -56,7 +57,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
             severity=Severity.DEGRADED,
             about="leftovers",
             what=f"rules without a proxy that answers: {', '.join(places)}",
-            why="they serve Services with the endpoints that the proxy knew last",
+            why="; ".join(dict.fromkeys(trace.alone for trace in traces)),
             fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
             "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
             harm=MISLEADS,

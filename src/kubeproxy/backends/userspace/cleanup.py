@@ -27,7 +27,8 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
     """Return our tables in the kernel."""
-    return table_traces(sight, TABLE)
+    closed = "they lead to closed ports of the proxy: new connections to Services are refused"
+    return [trace._replace(alone=closed) for trace in table_traces(sight, TABLE)]
 
 
 def decision(table: str, chain: str) -> str | None:
