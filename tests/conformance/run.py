@@ -216,6 +216,12 @@ async def run_step(step: dict, where: str, args: argparse.Namespace, agents: Age
             target = f"{probe.get('proto', 'tcp')} {probe['dst']}:{probe['port']}"
             print(f"  {where}: {probe['what']} {probe['service']} from {probe['from']} to {target}")
             print(f"      expected {json.dumps(answer)}\n      saw      {json.dumps(got)}")
+    if args.meaning:
+        from meant import contradictions  # noqa: PLC0415 - needs the package kubeproxy
+
+        for text in await asyncio.to_thread(lambda: [*contradictions(step["probes"], seen)]):
+            wrong += 1
+            print(f"  {where}: {text}")
     return wrong
 
 
@@ -254,6 +260,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--proxy", default="kube-proxy --config {config}")
     parser.add_argument("--like", help="use this mode's recorded expectations where --mode has none of its own")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument(
+        "--meaning", action="store_true", help="also compare with the meaning of the rules in the kernel"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
