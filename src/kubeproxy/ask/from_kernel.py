@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
+from ipaddress import ip_address
 
 from msgspec import Struct
 
@@ -106,17 +107,25 @@ def on_purpose(
     strict: KubeProxyConfiguration, planner: Planner, found: Iterable[tuple[Family, Witness]]
 ) -> tuple[str, ...]:
     """Return why differences are those of docs/migrate.md, '' for any other: the present outcome is that of the
-    configuration with `strict`, which is the planner's, or a Service has the address and a problem. Raises
-    KubeProxyError.
+    configuration with `strict`, which is the planner's, or a Service has the address and a problem, or an endpoint with
+    two ports connects to itself. Raises KubeProxyError.
     """
     places = {family: place_of(family) for family in planner.world.families}
     rules = _rules_for(strict, planner, places)
     return tuple(
         "the outcome is the same with --strict"
         if alike(outcomes(rules[family], places[family], witness.packet), witness.first)
-        else _problem_at(planner, witness.packet)
+        else _problem_at(planner, witness.packet) or _to_itself(witness)
         for family, witness in found
     )
+
+
+def _to_itself(witness: Witness) -> str:
+    """Return a text if only masquerading differs, and an endpoint that has its address with two ports connects."""
+    source = int(ip_address(witness.packet.source))
+    one, other = ({each._replace(masquerade=False) for each, _ in shares} for shares in witness[1:])
+    own = [each for each in one if each.kind == "translated" and each.address == source]
+    return "an endpoint that is behind two ports connects to itself" if one == other and len(own) > 1 else ""
 
 
 def _problem_at(planner: Planner, packet: FirstPacket) -> str:
