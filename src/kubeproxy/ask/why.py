@@ -32,9 +32,10 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
-from kubeproxy.model.choosing import Absent
+from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, ServicePlan
 from kubeproxy.model.world import pod_cidrs
+from kubeproxy.report.health import TO_BE_DELETED_TAINT, eligible
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -169,8 +170,12 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
         bound = pack(host) or b""
         answers = bound == destination or not any(bound)
         if packet.protocol == PROTOCOLS["TCP"] and port == str(packet.port) and answers:
-            step = AnswerStep(True, f"{place_text(destination, packet.port)} is this proxy's own port", field)
-            return Answer(Outcome.HEALTH, (step,), Notice.ANSWER)
+            steps = [AnswerStep(True, f"{place_text(destination, packet.port)} is this proxy's own port", field)]
+            node = snapshot.planner.nodes.get(snapshot.planner.world.node_name)
+            if field == "healthzBindAddress" and node is not None and not eligible(node):
+                reason = f"/healthz answers 503: the Node is being deleted, or has the taint {TO_BE_DELETED_TAINT}"
+                return Answer(Outcome.HEALTH, (*steps, AnswerStep(False, reason, "spec.taints")), Notice.UNHEALTHY)
+            return Answer(Outcome.HEALTH, tuple(steps), Notice.ANSWER)
     return None
 
 
@@ -286,7 +291,17 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
     if made.plan is None or made.frontend is None:
         yield from _address_fixes(packet, blocking, world)
         return
-    if "spec.internalTrafficPolicy" in blocking or "spec.externalTrafficPolicy" in blocking:
+    unplaced = [one for one in made.absent if one.field == UNPLACED]
+    for one in unplaced:
+        piece = f"{made.plan.key.namespace}/{one.slice_name}"
+        yield f"set nodeName of the endpoint {unpack(one.destination[:-2])} in EndpointSlice {piece}"
+    unrecognised = "clusterCIDR" in {step.field for step in made.steps}
+    if unrecognised:
+        yield (
+            "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy "
+            "plan --cluster-cidr NETWORKS`"
+        )
+    if {"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"} & blocking and not (unplaced or unrecognised):
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
         yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:

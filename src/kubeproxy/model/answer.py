@@ -19,6 +19,7 @@ from kubeproxy.model.addresses import (
     family_of,
     is_loopback,
     network_text,
+    parse_networks,
     place_text,
     unpack,
     within,
@@ -39,6 +40,7 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import pod_cidrs
 
 _TCP = PROTOCOLS["TCP"]
 
@@ -307,11 +309,12 @@ class _Question:
         kind, field = _KINDS[frontend.kind]
         steps = [
             AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
-            AnswerStep(True, f"the client is {side.value}: {recognised}"),
+            AnswerStep(True, f"the client is {side.value}: {recognised}", "clusterCIDR" * self._is_unrecognised()),
         ]
         action = self._action(plan.traffic(frontend), side)
         turned_away = self._turned_away(plan, frontend, side, steps)
-        missing = tuple(self._absent(plan, plan.local if action.picks_local else plan.cluster, frontend))
+        is_local = action.picks_local or action is Action.DROP
+        missing = tuple(self._absent(plan, plan.local if is_local else plan.cluster, frontend))
         if turned_away and (self._habits.ranges_first or plan.usable):
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
@@ -386,7 +389,20 @@ class _Question:
             return Side.NODE, f"{source} is its address"
         if not detector.implemented:
             return Side.OUTSIDE, f"{source} is not this node's, and pods are not recognised (see clusterCIDR)"
+        if self._is_unrecognised():
+            return Side.OUTSIDE, f"{source} is in the podCIDRs of this Node, but not in {detector.words}"
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
+
+    def _is_unrecognised(self) -> bool:
+        """Return whether the client is a pod of this node that clusterCIDR does not contain: it is in the Node's
+        podCIDRs, and so is an address of the node, because not all pod networks use podCIDRs.
+        """
+        source, detector = self._packet.source, self._ours.detector
+        if source is None or source in self._local or detector.kind != "network" or detector.holds(source, ""):
+            return False
+        node = self._planner.nodes.get(self._planner.world.node_name)
+        networks = parse_networks(pod_cidrs(node), self._family)
+        return any(within(source, [one]) and any(within(each, [one]) for each in self._local) for one in networks)
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
         """Add the step of the source ranges, if there are any; return whether they exclude the client."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +16,9 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
 from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
+
+UNPLACED: Final = "endpoints[].nodeName"
+"""The field of an endpoint that lacks the name of its Node."""
 
 
 class ClientAddress(NamedTuple):
@@ -150,7 +153,9 @@ def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tu
         if not endpoint.serving:
             return "it is terminating and no longer serves", "conditions.serving"
     if local_only and endpoint.node != node:
-        return f"it is on {endpoint.node or 'no node'}, and the policy is Local", "nodeName"
+        if not endpoint.node:
+            return "its slice names no node for it, and the policy is Local", UNPLACED
+        return f"it is on {endpoint.node}, and the policy is Local", "nodeName"
     if not endpoint.ready:
         return "it is terminating, and other endpoints are ready", "conditions.terminating"
     return _hint(endpoint, node, zone)

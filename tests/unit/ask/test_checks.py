@@ -277,6 +277,18 @@ CASES: dict = {
     ),
     "pod networks": (identity.networked(node(cidrs=["10.244.0.0/24"]), "NodeCIDR"), []),
     "pod networks that nobody asks for": (identity.networked(node(), "ClusterCIDR"), []),
+    "pod networks in clusterCIDR": (
+        identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.244.0.0/16"], {pack("10.244.0.1")}),
+        [],
+    ),
+    "pod networks that the node does not use": (
+        identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.99.0.0/16"], {pack("10.99.0.1")}),
+        [],
+    ),
+    "pod networks beside clusterCIDR": (
+        identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.99.0.0/16"], {pack("10.244.0.1")}),
+        [(BROKEN, "clusterCIDR 10.99.0.0/16 does not contain podCIDRs of this Node: 10.244.0.0/24")],
+    ),
     "no pod networks": (
         identity.networked(node(), "NodeCIDR"),
         [(DEGRADED, "Node a has no podCIDRs, and detectLocalMode is NodeCIDR")],

@@ -11,9 +11,10 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.objects import NodeSpec, ServicePort, Taint
 from kubeproxy.model.plan import Detector
-from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, service, world
+from kubeproxy.report.health import TO_BE_DELETED_TAINT
+from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, node_object, service, world
 from support.snapshots import planner_of, snapshot
 
 NODE_RANGE = f"{NODE_IPS[Family.IPV4]}/32"
@@ -123,3 +124,40 @@ def test_source_ranges_of_the_other_family_alone_are_noted(ranges, noted):
     why = explain(there, packet(there, "2001:db8::50", "[2001:db8::9]:80")).why
     assert why.outcome == "forwarded"
     assert any("no source range is IPv6: all IPv6 clients are let in" in one.text for one in why.steps) is noted
+
+
+LOCAL = {"type": "NodePort", "external_traffic_policy": "Local", "internal_traffic_policy": "Local"}
+OWN = {Family.IPV4: [pack(NODE_IPS[Family.IPV4]), pack("10.244.0.1")]}
+
+
+def test_an_endpoint_without_a_node_is_named_with_its_slice():
+    planner = planner_of(world(), service(**LOCAL), endpoint_slice(endpoint("10.244.0.10", node=None)))
+    there = snapshot(planner, OWN)
+    why = explain(there, packet(there, "10.244.0.2", "10.96.0.1:80")).why
+    assert [(one.address, one.field) for one in why.missing] == [("10.244.0.10:8080", "endpoints[].nodeName")]
+    assert why.fixes == ("set nodeName of the endpoint 10.244.0.10 in EndpointSlice default/web-1",)
+
+
+@pytest.mark.parametrize(("cidr", "said"), [("10.244.0.0/24", True), ("10.99.0.0/24", False)])
+def test_a_pod_that_cluster_cidr_leaves_out_is_recognised_by_the_nodes_pod_cidrs(cidr, said):
+    """Not where the pod network does not use them: then no address of the node is in them."""
+    base = world()
+    narrow = replace(base, ipv4=replace(base.ipv4, detector=Detector("network", "10.244.128.0/17")))
+    ports = [ServicePort(port=80, node_port=30080)]
+    planner = planner_of(narrow, service(ports=ports, **LOCAL), endpoint_slice(endpoint("10.244.9.9", node="far")))
+    planner.nodes[HERE] = node_object(pod_cidrs=[cidr])
+    there = snapshot(planner, OWN)
+    why = explain(there, packet(there, "10.244.0.13", f"{NODE_IPS[Family.IPV4]}:30080")).why
+    assert why.fixes[0].startswith("have clusterCIDR contain" if said else "have an endpoint on this node")
+    assert any("in the podCIDRs of this Node, but not in" in step.text for step in why.steps) is said
+
+
+@pytest.mark.parametrize(
+    ("taints", "passes", "sees"), [((), True, "an answer"), ((Taint(TO_BE_DELETED_TAINT),), False, "503: a load")]
+)
+def test_the_health_port_of_a_node_that_is_deleted_answers_503(taints, passes, sees):
+    planner = planner_of(world())
+    planner.nodes[HERE] = replace(node_object(), spec=NodeSpec(taints=taints))
+    there = snapshot(planner, OWN)
+    why = explain(there, packet(there, "198.51.100.9", f"{NODE_IPS[Family.IPV4]}:10256")).why
+    assert (why.passes, why.client_sees.startswith(sees)) == (passes, True)

@@ -264,8 +264,9 @@ def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
     )
     if facts.node is not None:
         local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-        yield from identity.addressed(facts.node, {address for each in local.values() for address in each})
-        yield from identity.networked(facts.node, node.config.local_mode)
+        own = {address for each in local.values() for address in each}
+        yield from identity.addressed(facts.node, own)
+        yield from identity.networked(facts.node, node.config.local_mode, node.config.cluster_cidrs, own)
 
 
 def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.model.addresses import unpack
+from kubeproxy.model.addresses import Family, network_text, parse_networks, unpack, within
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import listed_addresses, pod_cidrs
 
@@ -63,13 +63,25 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
         )
 
 
-def networked(node: Node, local_mode: str) -> Iterator[Diagnosis]:
-    """If traffic of pods is recognised by podCIDRs, check whether the Node has podCIDRs."""
+def networked(
+    node: Node, local_mode: str, cluster_cidrs: Sequence[str] = (), own: Collection[bytes] = ()
+) -> Iterator[Diagnosis]:
+    """If traffic of pods is recognised by networks, check whether the Node has podCIDRs, and clusterCIDR contains those
+    that the node uses: it has an address (`own`) in them.
+    """
+    why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
-        why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
         fix = "have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode"
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
+    for family in Family if local_mode == "ClusterCIDR" else ():
+        known = parse_networks(cluster_cidrs, family)
+        used = [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
+        missing = [network_text(one) for one in used if known and not all(within(each, known) for each in one)]
+        if missing:
+            what = f"clusterCIDR {','.join(cluster_cidrs)} does not contain podCIDRs of this Node: {', '.join(missing)}"
+            fix = "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: "
+            yield Diagnosis(Severity.BROKEN, "node", what, why, f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`")
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
