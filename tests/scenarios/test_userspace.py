@@ -14,7 +14,7 @@ import pytest
 from test_udp_flows import NOBODY, client
 
 from lab.netns import run_in_async
-from support.live import Front, Live
+from support.live import Front, Live, slice_of
 
 PROXY = {"mode": "userspace", "iptables": {"minSyncPeriod": "1ms"}}
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}
@@ -78,6 +78,22 @@ async def test_rules_that_were_removed_come_back(live: Live) -> None:
     await live.nft("delete", "table", "ip", "kube-proxy-userspace")
     await live.expect(front, {"pod": "a1 b1", "outside": "a1 b1", "node": "a1 b1"})
     assert any("changed by another program" in event for event in live.events("node-a"))
+
+
+async def test_endpoints_that_do_not_answer_are_no_fault_while_another_one_does(live: Live) -> None:
+    live.service("partial", "a1")
+    ends = "10.244.0.99", live.ips["node"]["IPv4"], live.ips["a1"]["IPv4"]  # gone, refusing, answering
+    live.cluster.store.put("endpointslices", slice_of("partial", "IPv4", [{"addresses": [one]} for one in ends]))
+    front, client = live.front("partial"), live.ips["pod"]["IPv4"]
+
+    async def told() -> str:
+        status, text = await live.ask("why", client, "default/partial:80")
+        noted = text.count("  -  TCP from this node to ") == text.count(": the proxy connects to another endpoint") == 2
+        return "" if status == 0 and noted else f"{status} {text}"
+
+    await live.eventually(told)
+    answers = await live.cluster.probes("pod", "tcp", *front, 12, 3.0)
+    assert {getattr(answer, "pod", answer) for answer in answers} == {"a1"}
 
 
 @pytest.mark.quick("kill")

@@ -18,6 +18,7 @@ from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route import source_for
@@ -61,11 +62,12 @@ class Explanation(Struct, frozen=True):
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
     @property
-    def _ends(self) -> frozenset[End]:
+    def ends(self) -> frozenset[End]:
         """All endpoints of the connection."""
         return frozenset(present.end_of(one.address) for one in self.why.endpoints)
 
-    def _lost(self, *effects: Effect) -> frozenset[End]:
+    def lost(self, *effects: Effect) -> frozenset[End]:
+        """Return the endpoints of the findings with one of these effects."""
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _cause(self, *effects: Effect) -> str:
@@ -89,11 +91,11 @@ class Explanation(Struct, frozen=True):
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
             return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
         stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
-        failing = self._lost(Effect.LOSES)
+        failing = self.lost(Effect.LOSES)
         is_taken = stop is not None and stop.about == "ports"  # another program answers
-        lost_all = self._lost(Effect.DELAYS) | failing >= self._ends > frozenset()
+        lost_all = self.lost(Effect.DELAYS) | failing >= self.ends > frozenset()
         if is_taken or (self.why.passes and (stop is not None or lost_all)):
-            alone = (one for one in self.findings if one.harm.ends >= self._ends)
+            alone = (one for one in self.findings if one.harm.ends >= self.ends)
             first = stop or next(alone, None)
             cause = first.what if first is not None else "no endpoint is reached"
             return self.why.heading_with(f"it does not get through: {cause} (x)")
@@ -171,7 +173,26 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
-    return Explanation(why, tuple(findings), probes)
+    told = Explanation(why, tuple(findings), probes)
+    return _retried(told) if _ends_at_proxy(node, explained) and packet.protocol == PROTOCOLS["TCP"] else told
+
+
+def _retried(told: Explanation) -> Explanation:
+    """Return the answer for TCP that ends at the proxy, which connects to another endpoint if the first one fails."""
+    lost = told.lost(Effect.LOSES)
+    silent = lost - {present.end_of(one.address) for one in told.probes if one.refused}
+    if len(silent) >= len(DIAL_TIMEOUTS) or not lost < told.ends:
+        return told
+    found = (
+        replace(one, severity=Severity.NOTE, why=_OTHER_ENDPOINT, harm=NOTHING) if one.harm.ends else one
+        for one in told.findings
+    )
+    return replace(told, findings=tuple(found))
+
+
+_OTHER_ENDPOINT: Final = (
+    f"the proxy connects to another endpoint, after {DIAL_TIMEOUTS[0]:g} s if this one does not answer"
+)
 
 
 def _without_proxy(

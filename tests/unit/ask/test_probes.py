@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.ask.checks import routes, strangers
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.connection import Explanation
+from kubeproxy.ask.connection import Explanation, _retried
 from kubeproxy.ask.finding import Effect, Harm
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor
@@ -55,6 +55,29 @@ def test_a_route_that_drops_first_packets_has_the_effect_of_a_chain_that_drops_t
 def test_a_blackhole_of_this_nodes_probes_is_a_note_where_the_routes_are_checked(routed, answer):
     told = explanation((Probe(HOLE, "TCP", 0.0, "its route is a blackhole"),), ProbedFor(routed=routed))
     assert (told.answer, told.findings[-1].severity.mark) == (answer, "-" if routed else "x")
+
+
+ANSWERS, SILENT, REFUSES = (
+    [Probe(f"10.244.{third}.{end}:80", "TCP", 0.1, problem, refused=problem == "refused") for end in range(1, 5)]
+    for third, problem in enumerate(("", "no answer within 1 s", "refused"))
+)
+
+
+@pytest.mark.parametrize(
+    ("probes", "answer", "heading"),
+    [
+        ([*ANSWERS[:1], *SILENT[:3], *REFUSES], "yes", ""),
+        ([*ANSWERS, *SILENT], "no", ", but 50.0% of the connections do not get through: TCP from this node to 10"),
+        ([*SILENT[:1], *REFUSES[:1]], "no", ""),
+    ],
+)
+def test_a_proxy_that_connects_itself_tries_four_endpoints_that_do_not_answer(probes, answer, heading):
+    told = _retried(explanation(tuple(probes), ProbedFor()))
+    assert told.answer == answer
+    assert heading in told.heading
+    lines = [one.text for one in told.findings if one.severity.mark == "-"]
+    assert all(line.endswith("another endpoint, after 0.25 s if this one does not answer") for line in lines)
+    assert len(lines) == (sum(one.failed for one in probes) if answer == "yes" else 0)
 
 
 def test_the_fix_of_endpoints_that_refuse_this_node_names_policies_for_it_alone():
