@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -107,3 +108,17 @@ async def test_declared_differences_and_an_api_server_that_is_away_are_not_wrong
     assert status == 0, text
     assert re.search(r"-  IPv4: .*: 50.0% .*; here: .*66.7% ", text), text
     assert "not compared for a while: 1 time" in text
+
+
+@pytest.mark.slow("a third mode")
+@modes("iptables-legacy")
+async def test_a_comparison_does_not_need_the_iptables_lock(
+    bare: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bare.start()
+    path = tmp_path / "lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
+        status, text = await bare.ask("plan", "--from-kernel")
+    assert (status, text.count("proved for all packets")) == (0, 2), text

@@ -18,6 +18,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.meaning.compare import Comparison, FirstPacket, Shares, Witness, alike, compare, outcomes
 from kubeproxy.meaning.found import place_of, rules_of_kube_proxy, rules_of_kubelet
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
@@ -100,7 +101,8 @@ def _rules_for(
                     pass
             return {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
 
-    return in_empty_network(written)
+    with nobodys_lock():  # the other kube-proxy needs the usual lock, which is the same in all network namespaces
+        return in_empty_network(written)
 
 
 def on_purpose(
