@@ -105,6 +105,20 @@ async def test_a_node_that_lacks_an_endpoint(nodes: ThreeNodes) -> None:
         await nodes.admit("node-c")
 
 
+async def test_a_clients_node_without_the_api_server(nodes: ThreeNodes) -> None:
+    nodes.live.service("moved", "b1")
+    await nodes.until(0, "3 of 3 nodes answered", "services", "svc/moved")
+    await nodes.drop("node-c", "input", f"tcp sport {objects.API_PORT}")
+    try:
+        nodes.live.endpoints("moved", "a1")
+        gone = f"the API server does not have {ip(nodes, 'b1')}:3000 (100.0% of the connections) as an endpoint"
+        text = await nodes.until(1, gone, "why", "node/node-c", "svc/moved:tcp")
+    finally:
+        await nodes.admit("node-c")
+    assert "on node-c, kube-proxy forwards it, but " in first(text)
+    assert f"the proxy of node-c has outdated objects: {gone}" in first(text)
+
+
 async def test_the_wrong_mode(nodes: ThreeNodes) -> None:
     await nodes.proxies["node-c"].stop()
     await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")

@@ -77,6 +77,13 @@ class WhyAnswer(_Answer):
         """The severity of the outcome."""
         return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
 
+    def add(self, finding: Diagnosis) -> None:
+        """Add a finding of the plugin that stops connections."""
+        self.findings.insert(0, finding.row())
+        self.heading += f", but {finding.what} (x)"
+        self.answer = "no"
+        self.fixes.insert(0, finding.fix)
+
     def cause(self, *, probes: bool) -> str:
         """Return the worst finding that is an error, or leaves the answer open, '' for none; with or without probes."""
         found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]

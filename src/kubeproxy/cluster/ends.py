@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.ask.finding import Severity
+from kubeproxy.ask.finding import Diagnosis, End, Severity
+from kubeproxy.ask.kernel.present import end_of
 from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
@@ -25,6 +26,8 @@ class Delivery(Struct):
     end: Target
     reply: Reply
     answer: WhyAnswer | None = None
+    listed: bool | None = None
+    """Whether the API server has the endpoint, None if unknown."""
 
     @property
     def cause(self) -> str:
@@ -37,6 +40,13 @@ class Delivery(Struct):
         return self.answer if self.answer is not None and self.answer.why.direct else None
 
     @property
+    def fixes(self) -> list[str]:
+        """The fixes on the endpoint's node."""
+        if self.judged is not None:
+            return [f"on {self.reply.node}: {fix}" for fix in self.judged.fixes]
+        return [_api_fix(self.reply.node)] if self.answer is not None and self.listed else []
+
+    @property
     def text(self) -> str:
         """The result in one line."""
         end = f"{self.end.address} ({self.end.share:.1%} of the connections)"
@@ -44,7 +54,12 @@ class Delivery(Struct):
         if answer is None:
             return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
         if not answer.why.direct:
-            return f"the proxy of {node} does not have {end} as an endpoint"
+            lacks = f"the proxy of {node} does not have {end} as an endpoint"
+            if self.listed is None:
+                return lacks
+            if not self.listed:
+                return f"{lacks}, and the API server has it no more"
+            return f"{lacks}, which the API server has: its objects are outdated, so it could not check the delivery"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
         return f"{node} {'does not' if answer.answer == 'no' else 'may not'} deliver to {end}: {self.cause}"
@@ -53,7 +68,7 @@ class Delivery(Struct):
     def severity(self) -> Severity:
         """The severity of the result. A Go kube-proxy cannot answer, which is no error."""
         if self.judged is None:
-            return Severity.NOTE if self.reply.go else Severity.UNKNOWN
+            return Severity.NOTE if self.reply.go or self.listed is False else Severity.UNKNOWN
         return self.judged.severity
 
     @property
@@ -72,6 +87,25 @@ def asked(answer: WhyAnswer, node: str) -> dict[str, Target]:
     for one in sorted(ends, key=lambda one: one.address not in failed):
         chosen.setdefault(one.node, one)
     return dict(list(chosen.items())[:MOST]) if answer.why.forwarded and answer.why.elsewhere is None else {}
+
+
+def outdated(answer: WhyAnswer, listed: Collection[End] | None, node: str) -> Diagnosis | None:
+    """Return a finding if the proxy of a node sends the connection to endpoints that the API server has no more."""
+    gone = [one for one in answer.why.endpoints if listed is not None and end_of(one.address) not in listed]
+    if not gone:
+        return None
+    ends = ", ".join(f"{one.address} ({one.share:.1%} of the connections)" for one in gone)
+    return Diagnosis(
+        Severity.BROKEN,
+        "api",
+        f"the proxy of {node} has outdated objects: the API server does not have {ends} as an endpoint",
+        "if the endpoints have just changed, ask again",
+        _api_fix(node),
+    )
+
+
+def _api_fix(node: str) -> str:
+    return f"see whether the proxy of {node} reaches the API server: `kubectl kubeproxy doctor --node {node}`"
 
 
 def question(end: Target, destination: str) -> tuple[str, str]:

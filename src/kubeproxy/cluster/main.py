@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from kubeproxy.ask.kernel.present import end_of
 from kubeproxy.ask.question import NODE
 from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
@@ -110,7 +111,7 @@ def _run(given: argparse.Namespace) -> int:
         _warn(found.problem)
     if given.command == "why":
         fleet = _nearest(given, kubectl, found, names, _options(given))
-        return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet))
+        return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet, names))
     if given.command == "trace":
         return _trace(given, kubectl, found, names)
     arguments = [names.service(given.name)] if values.get("name") else []
@@ -176,8 +177,12 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     return followed.status
 
 
-def _deliveries(given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet) -> list[Delivery]:
-    """Query the nodes of the endpoints, if one node gave the answer. Interfaces of that node do not concern them."""
+def _deliveries(
+    given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet, names: Names
+) -> list[Delivery]:
+    """Query the nodes of the endpoints, if one node gave the answer, and compare the endpoints with the API server's.
+    Interfaces of that node do not concern the other nodes.
+    """
     near = next(iter(fleet.answers.values()), None)
     if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
         return []
@@ -187,7 +192,14 @@ def _deliveries(given: argparse.Namespace, kubectl: Kubectl, found: Survey, flee
     there = Fleet("why", (), whole=fleet.whole, each=each)
     ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
     answers = {node: one for node, one in there.answers.items() if isinstance(one, WhyAnswer)}
-    return [Delivery(chosen[reply.node], reply, answers.get(reply.node)) for reply in there.replies]
+    listed = names.listed(near.why.service) if near.why.service and near.why.endpoints else None
+    if finding := ends.outdated(near, listed, fleet.replies[0].node):
+        near.add(finding)
+        fleet.replies[0].status = NO
+    made = [Delivery(chosen[reply.node], reply, answers.get(reply.node)) for reply in there.replies]
+    for one in made:
+        one.listed = end_of(one.end.address) in listed if listed is not None else None
+    return made
 
 
 def _asked(

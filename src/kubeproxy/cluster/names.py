@@ -12,7 +12,7 @@ from kubeproxy.cluster.kubectl import Items, Kubectl
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
-from kubeproxy.model.objects import ApiStruct, Node, Service, SliceEndpoint
+from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, Service, SliceEndpoint
 from kubeproxy.model.world import pod_cidrs
 
 _KINDS: Final = {
@@ -40,6 +40,7 @@ class _Endpoint(SliceEndpoint, frozen=True):
 
 class _Slice(ApiStruct, frozen=True):
     endpoints: list[_Endpoint] | None = None
+    ports: list[EndpointPort] | None = None
 
 
 class End(NamedTuple):
@@ -134,15 +135,32 @@ class Names:
         addresses = service.spec.cluster_ips or [service.spec.cluster_ip or ""]
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 
-    def _endpoints(self, namespace: str, name: str) -> None:
-        """Keep the names of a Service's pods, if its EndpointSlices can be read."""
+    def listed(self, service: str) -> set[tuple[bytes, int]] | None:
+        """Return the endpoints of NAMESPACE/NAME that the API server has; None without EndpointSlices, or if they
+        cannot be read.
+        """
+        slices = self._endpoints(*service.split("/"))
+        ends = {
+            (pack(address) or b"", port.port or 0)
+            for piece in slices
+            for port in piece.ports or ()
+            for one in piece.endpoints or ()
+            for address in one.addresses or ()
+        }
+        return ends if slices else None
+
+    def _endpoints(self, namespace: str, name: str) -> list[_Slice]:
+        """Return a Service's EndpointSlices, none if they cannot be read, and keep the names of its pods."""
         label = f"kubernetes.io/service-name={name}"
-        with suppress(NoAnswerError):
-            found = self._kubectl.get(Items[_Slice], "endpointslices", namespace=namespace, selector=label)
-            for one in (each for piece in found.items for each in piece.endpoints or ()):
-                if one.target_ref.name:
-                    pod = f"{one.target_ref.namespace or namespace}/{one.target_ref.name}"
-                    self.known |= dict.fromkeys(one.addresses or (), pod)
+        try:
+            found = self._kubectl.get(Items[_Slice], "endpointslices", namespace=namespace, selector=label).items
+        except NoAnswerError:
+            return []
+        for one in (each for piece in found for each in piece.endpoints or ()):
+            if one.target_ref.name:
+                pod = f"{one.target_ref.namespace or namespace}/{one.target_ref.name}"
+                self.known |= dict.fromkeys(one.addresses or (), pod)
+        return found
 
     def _owner(self, address: str) -> str:
         """Return the Node with this address, '' for none."""

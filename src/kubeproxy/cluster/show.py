@@ -41,8 +41,8 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
     elsewhere = ends.drops_elsewhere(answer, deliveries)
     for fix in () if elsewhere else answer.fixes:
         output.say(f"Fix: {fix}")
-    for node, fix in ((each.reply.node, fix) for each in deliveries if each.judged for fix in each.judged.fixes):
-        output.say(f"Fix: on {node}: {fix}")
+    for fix in (fix for each in deliveries for fix in each.fixes):
+        output.say(f"Fix: {fix}")
     culprit = min(deliveries, key=lambda each: each.severity) if elsewhere else None
     where, next_ = (culprit.reply, culprit.answer and culprit.answer.next) if culprit else (reply, answer.next)
     if next_:

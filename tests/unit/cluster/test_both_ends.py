@@ -31,8 +31,11 @@ def found(severity: str, about: str, what: str) -> Json:
     return {"severity": severity, "about": about, "what": what, "why": "", "fix": f"mend {about}"}
 
 
-def why(heading: str, answer: str, destination: str, ends: list[Json], findings: tuple[Json, ...] = ()) -> Json:
+def why(
+    heading: str, answer: str, destination: str, ends: list[Json], findings: tuple[Json, ...] = (), service: str = ""
+) -> Json:
     decision = {
+        "service": service,
         "source": "10.244.0.7",
         "destination": destination,
         "outcome": "forwarded",
@@ -48,9 +51,11 @@ def why(heading: str, answer: str, destination: str, ends: list[Json], findings:
     return {"out": json.dumps(out), "status": CODES[answer]}
 
 
-def near(answer: str, *findings: Json, ends: list[Json] | None = None, heading: str = FORWARDED) -> Json:
+def near(
+    answer: str, *findings: Json, ends: list[Json] | None = None, heading: str = FORWARDED, service: str = ""
+) -> Json:
     ends = ends if ends is not None else [end("10.244.0.9:3000", "node-a"), end("10.244.1.8:3000", "node-b")]
-    return why(heading, answer, "10.96.0.10:80/tcp", ends, findings)
+    return why(heading, answer, "10.96.0.10:80/tcp", ends, findings, service)
 
 
 def far(answer: str, *findings: Json) -> Json:
@@ -194,3 +199,45 @@ def test_a_proxy_that_does_not_have_the_endpoint_cannot_tell(cluster: StandIn, a
     assert (
         f"kube-proxy forwards it; the proxy of node-b does not have {THERE} as an endpoint (?)" in text.splitlines()[1]
     )
+
+
+def listed(cluster: StandIn, *addresses: str) -> None:
+    """Add an EndpointSlice of shop/web with these addresses."""
+    labels = {"kubernetes.io/service-name": "web"}
+    ends = [{"addresses": [one]} for one in addresses]
+    made = {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "endpoints": ends}
+    cluster.objects["endpointslices"].append(made | {"ports": [{"port": 3000}]})
+
+
+UNKNOWN_THERE = why("x -> y: not ours", "no", "10.244.1.8:3000/tcp", [])
+
+
+def test_a_clients_node_with_outdated_endpoints_is_named_and_not_the_endpoints_node(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes", service="shop/web"))
+    cluster.node("node-b", **UNKNOWN_THERE)
+    listed(cluster, "10.244.0.9", "10.244.2.5")
+    status, text = ask()
+    late = f"the proxy of node-a has outdated objects: the API server does not have {THERE} as an endpoint"
+    assert (status, text.splitlines()[1]) == (NO, f"{SERVICE}: on node-a, kube-proxy forwards it, but {late} (x)")
+    assert f"  x  {late}: if the endpoints have just changed, ask again\n" in text
+    assert f"-  the proxy of node-b does not have {THERE} as an endpoint, and the API server has it no more" in text
+    assert "Fix: see whether the proxy of node-a reaches the API server: `kubectl kubeproxy doctor --node node-a`\n" in text
+    status, text = ask("-o", "json")
+    assert (status, late in valid("cluster", text)["heading"]) == (NO, True)
+
+
+def test_an_endpoints_node_with_outdated_objects_is_named(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes", service="shop/web"))
+    cluster.node("node-b", **UNKNOWN_THERE)
+    listed(cluster, "10.244.0.9", "10.244.1.8")
+    status, text = ask()
+    late = f"the proxy of node-b does not have {THERE} as an endpoint, which the API server has: its objects are "
+    assert (status, f": kube-proxy forwards it; {late}outdated, so it " in text.splitlines()[1]) == (UNKNOWN, True)
+    assert "Fix: see whether the proxy of node-b reaches the API server: `kubectl kubeproxy doctor --node node" in text
+
+
+def test_endpoints_that_cannot_be_listed_are_not_outdated(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes", service="shop/web"))
+    cluster.node("node-b", **far("yes"))
+    cluster.errors["endpointslices"] = "Error from server (Forbidden)"
+    assert ask()[0] == YES
