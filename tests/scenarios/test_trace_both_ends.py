@@ -76,6 +76,20 @@ async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, cl
     assert f': node-b drops it: the {which} was dropped by rule "{rule} drop" of table inet firewall, chain' in text
 
 
+async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
+    nodes.live.service("datagrams", "b1")
+    words = ("trace", "node/node-a", "svc/datagrams:80/udp", "--seconds", "4")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/datagrams:80/udp")
+    await nodes.drop("node-b", "forward", "udp dport 3000")
+    try:
+        status, text = await nodes.ask(*words)
+    finally:
+        await nodes.admit("node-b")
+    assert status == 1, text
+    assert ': node-b drops it: the request was dropped by rule "udp dport 3000 drop" of table inet firewall' in text
+    assert f"node-b, {ip(nodes, 'node')} (node node-a) -> {ip(nodes, 'b1')}:3000/udp:\n" in text
+
+
 async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes) -> None:
     nodes.live.service("masked", "b1", ipFamilyPolicy="RequireDualStack")
     await nodes.proxies["node-a"].stop()

@@ -19,6 +19,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from kubeproxy.ask.kernel.present import end_of
 from kubeproxy.ask.question import NODE
@@ -115,12 +116,12 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "trace":
         return _trace(given, kubectl, found, names)
     arguments = [names.service(given.name)] if values.get("name") else []
-    places = found.of(given.node)
+    asked = partial(_asked, given, kubectl, found.of(given.node), given.command, arguments, _options(given))
     if not values.get("watch"):
-        return _answer(given, _asked(given, kubectl, places, arguments), names.known)
+        return _answer(given, asked(), names.known)
 
     def look() -> watching.WatchedAnswer:
-        fleet = _asked(given, kubectl, places, arguments)
+        fleet = asked()
         rows = show.rows(fleet, names.known)
         return watching.WatchedAnswer(show.fields(fleet), lambda: show.many(fleet, names.known), rows, fleet.status())
 
@@ -141,13 +142,11 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     if not chosen:
         _warn(f"{given.client} is on no known node: all are asked; --node names the one that it connects to")
     arguments = question(source, target)
-    fleet = Fleet("why", arguments, whole=given.output == "json")
-    ask(kubectl, found.of(chosen), fleet, options, max(given.at_once, 1))
+    fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node else None
     if elsewhere is not None and elsewhere.node in found.places:
-        fleet = Fleet("why", arguments, whole=given.output == "json")
-        ask(kubectl, found.of([elsewhere.node]), fleet, options, max(given.at_once, 1))
+        fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
     return fleet
 
 
@@ -164,8 +163,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
             nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
             _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
         fleet = Fleet("trace", near.arguments, whole=near.whole, each=flows)
-        places = [found.places.get(one) or ProxyPlace(one, problem="no kube-proxy was found there") for one in flows]
-        ask(kubectl, places, fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(places))
+        ask(kubectl, found.any_of(flows), fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(flows))
         return fleet
 
     followed = follow(traced, node, client, answer.why)
@@ -187,10 +185,9 @@ def _deliveries(
     if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
         return []
     chosen = ends.asked(near, fleet.replies[0].node)
-    places = [found.places.get(node) or ProxyPlace(node, problem="no kube-proxy was found there") for node in chosen]
     each = {node: ends.question(end, near.why.destination) for node, end in chosen.items()}
-    there = Fleet("why", (), whole=fleet.whole, each=each)
-    ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
+    options = ["--no-probe"] * given.no_probe
+    there = _asked(given, kubectl, found.any_of(chosen), "why", (), options, each)
     answers = {node: one for node, one in there.answers.items() if isinstance(one, WhyAnswer)}
     listed = names.listed(near.why.service) if near.why.service and near.why.endpoints else None
     if finding := ends.outdated(near, listed, fleet.replies[0].node):
@@ -203,11 +200,17 @@ def _deliveries(
 
 
 def _asked(
-    given: argparse.Namespace, kubectl: Kubectl, places: Sequence[ProxyPlace], arguments: Sequence[str]
+    given: argparse.Namespace,
+    kubectl: Kubectl,
+    places: Sequence[ProxyPlace],
+    command: str,
+    arguments: Sequence[str],
+    options: Sequence[str],
+    each: Mapping[str, Sequence[str]] | None = None,
 ) -> Fleet:
-    """Put the question to these nodes."""
-    fleet = Fleet(given.command, arguments, whole=given.output == "json")
-    ask(kubectl, places, fleet, _options(given), max(given.at_once, 1))
+    """Put a question to these nodes; see Fleet."""
+    fleet = Fleet(command, arguments, whole=given.output == "json", each=each)
+    ask(kubectl, places, fleet, options, max(given.at_once, 1))
     return fleet
 
 

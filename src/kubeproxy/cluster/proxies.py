@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import field
@@ -93,6 +93,10 @@ class Survey(NamedTuple):
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")
         return [self.places[name] for name in dict.fromkeys(names or self.places)]
+
+    def any_of(self, names: Iterable[str]) -> list[ProxyPlace]:
+        """Return the nodes with these names, also those that are unknown."""
+        return [self.places.get(one) or ProxyPlace(one, problem="no kube-proxy was found there") for one in names]
 
 
 def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:

@@ -38,27 +38,21 @@ class WatchedAnswer(NamedTuple):
     status: int
 
 
-class RowChange(NamedTuple):
-    """A difference between two answers: NEW, CHANGED or GONE, the row's key, and the row, the former one if GONE."""
-
-    kind: str
-    key: str
-    row: Row
-
-
 def argument(parser: argparse.ArgumentParser) -> None:
     """Add the option to a command."""
     parser.add_argument("-w", "--watch", action="store_true", help="then print what changes, until Ctrl-C")
 
 
-def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> Iterator[RowChange]:
-    """Yield the differences of two answers in their text, or with the form json in their values."""
+def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> Iterator[tuple[str, str, Row]]:
+    """Yield the differences of two answers in their text, or with the form json in their values: NEW, CHANGED or GONE,
+    the row's key, and the row, the former one if it is gone.
+    """
     for key, row in after.items():
         if key not in before:
-            yield RowChange(NEW, key, row)
+            yield NEW, key, row
         elif row.fields != before[key].fields if form == "json" else row.lines != before[key].lines:
-            yield RowChange(CHANGED, key, row)
-    yield from (RowChange(GONE, key, row) for key, row in before.items() if key not in after)
+            yield CHANGED, key, row
+    yield from ((GONE, key, row) for key, row in before.items() if key not in after)
 
 
 def answered(
@@ -108,7 +102,7 @@ def _wait(seconds: float) -> None:
         raise BrokenPipeError
 
 
-def _print(found: list[RowChange], form: str) -> None:
+def _print(found: list[tuple[str, str, Row]], form: str) -> None:
     at = timestamp(time.time())
     if form == "json":
         for kind, key, row in found:
