@@ -482,6 +482,22 @@ async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported
                 await live.nft(f"delete table ip {table}")
 
 
+async def test_each_policy_keeps_a_client_at_an_endpoint_of_its_own(live: Live) -> None:
+    if live.mode.name != "nftables":
+        return  # the kernel does not list clients
+    live.service("twice", "a1 b1", type="NodePort", externalTrafficPolicy="Local", sessionAffinity="ClientIP")
+    cluster, nodeport = live.front("twice"), live.front("twice", "nodeport")
+    await live.expect(nodeport, {"outside": "a1"}, "tcp")
+    client = live.ips["outside"]["IPv4"]
+
+    async def said(front: Front, words: str) -> None:
+        _, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe")
+        assert f"session affinity keeps this client at {words} (read now)" in text, text
+
+    await said(cluster, "no endpoint yet")
+    await said(nodeport, f"{live.ips['a1']['IPv4']}:3000")
+
+
 @pytest.mark.quick("pod")
 @pytest.mark.parametrize("client", ["pod", "node"])
 async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: Live) -> None:

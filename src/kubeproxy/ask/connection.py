@@ -154,7 +154,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     rules = checkup.NodeRules(node)
     translates = asked.running and not _ends_at_proxy(node, explained)
     pin = present.pinned(explained) if translates else None
-    kept = pin[0] if pin else present.remembered(facts, explained) if asked.running else None
+    in_kernel = asked.running and not explained.relayed  # the proxy itself remembers the clients that it relays
+    kept = pin[0] if pin else present.remembered(facts, explained) if in_kernel else None
     held = tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept)
     if pin and why.endpoints and not held:  # the flow's address is no endpoint any more
         held = (Target(pin[0], 1.0, why.endpoints[0].masqueraded),)

@@ -33,7 +33,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
-from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
 from kubeproxy.model.world import pod_cidrs
 from kubeproxy.report.health import TO_BE_DELETED_TAINT, eligible
 
@@ -134,6 +134,7 @@ class Explained(Struct, frozen=True):
     world: Globals
     packet: Packet  # that of the question
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
+    policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
 
     @property
     def relayed(self) -> bool:
@@ -159,7 +160,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    return Explained(why, made.plan, snapshot.planner.world, packet, unknown)
+    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, made.policy)
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kubeproxy.model import addresses
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName, ServicePlan
+from kubeproxy.model.plan import Policy, ServiceName, ServicePlan
 
 NamedPlans = tuple[ServiceName, tuple[ServicePlan, ...]]
 """A Service and its plans."""
@@ -47,9 +47,9 @@ class Finding(NamedTuple):
 class Examiner(ABC):
     """Compares one family of the kernel with plans. Calls block; they raise ApplyError if the kernel is unreadable."""
 
-    remembered: Callable[[ServicePlan, bytes], Iterator[bytes]] | None = None
+    remembered: Callable[[ServicePlan, bytes, Policy], Iterator[bytes]] | None = None
     """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed
-    address, one per pool of the service port; None if the kernel does not list them."""
+    address in the pool of a policy; None if the kernel does not list them."""
 
     def __init__(self, family: Family, close: Callable[[], None] = lambda: None) -> None:
         self.family = family

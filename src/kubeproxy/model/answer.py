@@ -116,6 +116,7 @@ class Answer(Struct, frozen=True):
     affinity: int = 0  # seconds, 0 for none
     local_endpoints: int = 0  # the count in a health check's answer: 200 with any, 503 with none
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with the reasons
+    policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
 
 
 class Index:
@@ -337,7 +338,15 @@ class _Question:
             text = f"a client that connects again within {plan.affinity} s gets the same endpoint"
             steps.append(AnswerStep(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
         return Answer(
-            Outcome.FORWARDED, tuple(steps), Notice.ENDPOINT, plan, frontend, choices, plan.affinity, absent=missing
+            Outcome.FORWARDED,
+            tuple(steps),
+            Notice.ENDPOINT,
+            plan,
+            frontend,
+            choices,
+            plan.affinity,
+            absent=missing,
+            policy=policy,
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:

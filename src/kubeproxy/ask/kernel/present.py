@@ -79,7 +79,11 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
             return None
         with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
-            found = {destination_text(one) for remembered_by in telling for one in remembered_by(plan, client)}
+            found = {
+                destination_text(one)
+                for remembered_by in telling
+                for one in remembered_by(plan, client, explained.policy)
+            }
     except (ApplyError, Unsupported):
         return None
     return next((one.address for one in why.endpoints if one.address in found), "") if telling else None

@@ -55,7 +55,7 @@ from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
-from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Pool, ServiceName, ServicePlan
+from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Policy, Pool, ServiceName, ServicePlan
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
@@ -109,12 +109,12 @@ class NftablesExaminer(Examiner):
             parts = _parts(plans, found, taken)
         return parts
 
-    def remembered(self, plan: ServicePlan, client: bytes) -> Iterator[bytes]:
+    def remembered(self, plan: ServicePlan, client: bytes, policy: Policy) -> Iterator[bytes]:
         """See Examiner."""
         hashed, protocol = client_number(client), protocol_field(plan.key.protocol)
         fronts = list(_fronts([plan]))
         found = (self._view.lookup(name, self._fitting(name, fronts)) for name in POOL_MAPS)
-        numbers = {number for pools in found for number in pools.values()}
+        numbers = {number for pools in found for number in pools.values() if number[-1] & 1 == policy}
         known = self._view.lookup(CLIENTS, [hashed + number for number in sorted(numbers)])
         there = self._view.lookup(SetId.SESSION_ENDPOINTS, [endpoint + protocol for endpoint in known.values()])
         yield from {destination[: -len(_PAD)] for destination in there.values()}

@@ -12,6 +12,7 @@ from kubeproxy.backends.nftables.layout import CLIENTS
 from kubeproxy.backends.state import Kind
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.objects import EndpointPort
+from kubeproxy.model.plan import Policy
 from support.cluster_objects import HERE, address, dest, endpoint, parsed, service
 from support.compiled import compile_service
 from support.nftables_disturbances import DISTURBANCES, disturbed
@@ -83,7 +84,10 @@ def test_a_client_with_affinity_is_found_at_its_endpoint(ground):
     ground.disturb(f"add element ip kube-proxy {CLIENTS} {{ {client} . {number} timeout 30s expires 20s : {one} }}")
     endpoint_ = dict(element.split(" : ") for element in ground.elements("session-endpoints"))[f"{one} . tcp"]
     with closing(examiner(ground)) as made:
-        found = {client: [*made.remembered(plans[0], address(client))] for client in ("172.16.0.1", "172.16.0.2")}
+        found = {
+            client: [*made.remembered(plans[0], address(client), Policy.CLUSTER)]
+            for client in ("172.16.0.1", "172.16.0.2")
+        }
     assert found == {"172.16.0.1": [dest(endpoint_.replace(" . ", ":"))], "172.16.0.2": []}
 
 
