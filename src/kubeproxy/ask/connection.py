@@ -22,7 +22,7 @@ from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
 from kubeproxy.kernel.route import source_for
-from kubeproxy.meaning.firewall import PassingPacket
+from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import host, modes
@@ -170,12 +170,22 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         if explained.relayed or why.outcome == Outcome.HEALTH.value:
             around.look("port", lambda: checkup.taken_port(node, packet, why.steps[0].field))
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
+        if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
+            kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
         findings += [*kernel, *_hairpin(way, why), *_around(around)]
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
     told = Explanation(why, tuple(findings), probes)
     return _retried(told) if _ends_at_proxy(node, explained) and packet.protocol == PROTOCOLS["TCP"] else told
+
+
+def _untranslated(
+    kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool
+) -> tuple[Diagnosis, ...]:
+    """Return the differences of the kernel: they stop the connection if no rule translates it."""
+    first, *others = kernel
+    return (replace(first, harm=STOPS), *others) if is_all and not found else kernel
 
 
 def _retried(told: Explanation) -> Explanation:

@@ -195,6 +195,23 @@ def test_an_endpoint_whose_address_nothing_on_the_link_answers_for_fails_for_eve
         assert "does it run, and is its interface up?" in told.fixes[0]
 
 
+@pytest.mark.parametrize(
+    ("found", "is_all", "heading"),
+    [
+        ([], True, ": it does not get through: the rules do not lead there (x)"),
+        ([], False, ": kube-proxy forwards it, but not all is well: the rules do not lead there (x)"),
+        (["a chain"], True, ": kube-proxy forwards it, but not all is well: the rules do not lead there (x)"),
+    ],
+)
+def test_a_difference_of_the_kernel_stops_a_connection_that_no_rule_translates(found, is_all, heading):
+    lines = tuple(
+        Diagnosis(Severity.BROKEN, "kernel", what, harm=MISLEADS) for what in ("the rules do not lead there", "x")
+    )
+    told = Explanation(why(), connection._untranslated(lines, found, is_all))
+    assert told.heading.endswith(heading)
+    assert [one.what for one in told.findings] == [one.what for one in lines]
+
+
 def test_endpoints_that_all_refuse_this_node_have_a_fix():
     connection = ProbedFor(is_node=False, own_address=[REFUSED])
     told = Explanation(why(), tuple(present.findings(PROBED[1:], connection)), PROBED[1:])

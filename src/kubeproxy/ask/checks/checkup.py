@@ -33,7 +33,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, holder, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, Firewall, PassingPacket
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port, unpack
@@ -430,17 +430,26 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
 def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     """Check for rules that translate a connection while no proxy runs: of other programs, and leftover ones."""
     yield from _translations(node, rules, forwarded=True)
-    assert node.first is not None  # noqa: S101 - callers ask about a connection
-    first = node.first._replace(before=inf)
-    foreign = {one for each in rules.others for one in each.translations(first)}
-    tables = firewalls(rules.nf_tables, frozenset())
-    every = [one for each in tables for one in each.translations(first)]
+    every, is_all = all_translations(node, rules)
+    foreign = {one for each in rules.others for one in each.translations(_first(node))}
     yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
-    by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
-    if node.targets and node.served and not every and not by_ipvs and all(each.whole for each in tables):
-        place = place_text(*first.original)
-        what = f"{strangers.UNTIL}no rule in the kernel translates {place}"
+    if node.targets and node.served and not every and is_all:
+        what = f"{strangers.UNTIL}no rule in the kernel translates {place_text(*_first(node).original)}"
         yield Diagnosis(Severity.UNKNOWN, "leftovers", what, "no endpoint gets the connection")
+
+
+def all_translations(node: CheckedNode, rules: NodeRules) -> tuple[list[ForeignTranslation], bool]:
+    """Return two values: the chains of all programs that may translate a connection, and whether no others may."""
+    tables = firewalls(rules.nf_tables, frozenset())
+    by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
+    found = [one for each in tables for one in each.translations(_first(node))]
+    return found, not by_ipvs and all(each.whole for each in tables)
+
+
+def _first(node: CheckedNode) -> PassingPacket:
+    """Return the first packet of the checked connection, for the chains of every priority."""
+    assert node.first is not None  # noqa: S101 - callers ask about a connection
+    return node.first._replace(before=inf)
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:
