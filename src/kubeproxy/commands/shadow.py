@@ -188,17 +188,24 @@ class _Following:
         self._unknown |= {f"{family.label}: {text}": None for family, each in found.items() for text in each.unknown}
         different = [FamilyDifference(family, one) for family, each in found.items() for one in each.differences]
         news = self._shadow.compared(self._compared, different)
-        if fresh := [each for each in news if not each.ended]:
-            strict = made_strict(self._config)
-            planner = self._planner_for(settings_of_compared(self._facts, strict), known)
-            witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
-            reasons = await asyncio.to_thread(on_purpose, strict, planner, witnesses)
-            for episode, reason in zip(fresh, reasons, strict=True):
-                episode.declared = reason
+        await self._judge([each for each in news if not each.ended], known)
         if self._comparisons == 1:
             self._say(f"Compared {self._sizes()}: {counted(self._shadow.undecided, 'difference')}")
         for one in self._grouped(news):
             self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
+
+    async def _judge(self, fresh: Sequence[Episode], known: Planner) -> None:
+        """Set the reasons of differences on purpose."""
+        strict = made_strict(self._config)
+        witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
+        try:
+            planner = self._planner_for(settings_of_compared(self._facts, strict), known)
+            reasons = await asyncio.to_thread(on_purpose, strict, planner, witnesses) if fresh else ()
+        except (KubeProxyError, OSError) as error:
+            self._say(f"which of the next differences are on purpose is unknown: {error}")
+            return
+        for episode, reason in zip(fresh, reasons, strict=True):
+            episode.declared = reason
 
     def _grouped(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
         """Return the differences of episodes; those of one kind together, with the witness of the first one."""
