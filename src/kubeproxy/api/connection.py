@@ -87,11 +87,6 @@ class Exchange(Struct, kw_only=True, eq=False):
         """Whether the body goes to the sink."""
         return self.sink is not None and 200 <= self.status < 300
 
-    @property
-    def until_close(self) -> bool:
-        """Whether only the connection's end marks the body's end (RFC 9112, 6.3)."""
-        return self.status >= 200 and not {"content-length", "transfer-encoding"} & self.headers.keys()
-
 
 class ApiConnection(asyncio.Protocol):
     """An open connection. `start` begins an exchange."""
@@ -186,7 +181,9 @@ class ApiConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange: with success if the close marks the answer's end, else with ConnectionFailed."""
         exchange = self._exchange
-        if exchange is not None and exc is None and exchange.until_close:
+        # Without these headers, the close marks the end of the body (RFC 9112, 6.3).
+        framing = {"content-length", "transfer-encoding"}
+        if exchange is not None and exc is None and exchange.status >= 200 and not framing & exchange.headers.keys():
             self._end(None)
         else:
             plain = self.context is None and not self.received_any

@@ -164,10 +164,6 @@ def _nothing(*_: object) -> Any:
     return ()
 
 
-def _all_of_them(settings: Settings) -> Settings:
-    return settings
-
-
 class Operations(NamedTuple):
     """The operations of the running mode.
 
@@ -192,7 +188,7 @@ class Operations(NamedTuple):
     owns: Owns = keeps_nothing
     commands: Callable[[Family], Commands] | None = None
     remove_displaced: Callable[[], list[str]] = list
-    within: Callable[[Settings], Settings] = _all_of_them
+    within: Callable[[Settings], Settings] = lambda settings: settings
     rooms: Callable[[Sequence[Family]], Sequence[Room]] = _nothing
 
     def keeps(self, commands: Commands, table: str, chain: str) -> bool:

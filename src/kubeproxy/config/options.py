@@ -132,7 +132,7 @@ def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
     """Return a sentence on the flags of features that the mode does not support; "" for none."""
-    idle = [f"--{name}" for name in features.without_effect(given, mode.name)]
+    idle = [f"--{name}" for name, one in features.FEATURES.items() if given.get(name) and not one.supported(mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
 

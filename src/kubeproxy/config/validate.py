@@ -92,9 +92,8 @@ def _logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     mode, sync, shortest = config.of_mode, config.syncs.sync_period, config.syncs.min_sync_period
     sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
-    yield from bit_mistakes(
-        "iptables.masqueradeBit", config.iptables.masquerade_bit
-    )  # checked in every mode, as upstream
+    # checked in every mode, as upstream
+    yield from bit_mistakes("iptables.masqueradeBit", config.iptables.masquerade_bit)
     if not -1000 <= config.oom_score_adj <= 1000:
         yield Mistake("oomScoreAdj", f"must be from -1000 to 1000, got {config.oom_score_adj}")
     yield from not_positive([*((path, value_at(config, path)) for path in _POSITIVE), (sync_path, sync)])

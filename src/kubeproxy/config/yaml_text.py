@@ -124,9 +124,8 @@ def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None
     start, end, alias, scalar = yaml.CollectionStartEvent, yaml.CollectionEndEvent, yaml.AliasEvent, yaml.ScalarEvent
     seen = 0
     sizes: dict[str, int] = {}
-    open_nodes: list[
-        tuple[str | None, int]
-    ] = []  # the anchor of each open collection, and the number of values before it
+    # the anchor of each open collection, and the number of values before it
+    open_nodes: list[tuple[str | None, int]] = []
     for event in events:
         if isinstance(event, scalar):
             size = 1 + len(event.value) // _LONG  # an expanded alias repeats all of its text

@@ -293,9 +293,8 @@ class Engine:
         """Build the globals again if their inputs changed; return whether the globals changed. Raises ApplyError."""
         if not self._surroundings_changed:
             return False
-        self._surroundings_changed = (
-            False  # set before the inputs are read, because these may change during the reading
-        )
+        # set before the inputs are read, because these may change during the reading
+        self._surroundings_changed = False
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)

@@ -232,8 +232,3 @@ FEATURES: Final[dict[str, Feature[Any]]] = {
 def values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the features whose flags are set, by flag. Raises ConfigError."""
     return {name: feature.checked(flags) for name, feature in FEATURES.items() if name in flags}
-
-
-def without_effect(flags: Mapping[str, Any], mode: str) -> list[str]:
-    """Return the flags that turn on a feature which the mode does not support."""
-    return [name for name, feature in FEATURES.items() if flags.get(name) and not feature.supported(mode)]

@@ -319,9 +319,8 @@ def _traits(server: VirtualServer) -> bytes:
     if size == 4:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
-        netmask = prefixlen.to_bytes(
-            4, sys.byteorder
-        )  # a prefix length, despite the name of the attribute: ip_vs_add_service
+        # a prefix length, despite the name of the attribute: ip_vs_add_service
+        netmask = prefixlen.to_bytes(4, sys.byteorder)
     scheduler = text_attribute(_SCHEDULER, server.scheduler)
     flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)
     return scheduler + _TRAITS.pack(*flags, 8, _TIMEOUT, server.timeout, 8, _NETMASK, netmask)

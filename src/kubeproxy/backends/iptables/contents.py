@@ -123,7 +123,7 @@ class Contents:
         changed = delta.entries if delta is not None else {}
         entries = [entry for name, entry in self.entries.items() if name not in changed]
         lines = [text for entry in (*entries, *changed.values()) for text in _lines(entry.shared, place)]
-        lines.sort(key=_first_target, reverse=True)
+        lines.sort(key=lambda line: line[line.find(" -j ") :], reverse=True)
         return "".join(lines)
 
     def blocks(self, place: Place) -> list[str]:
@@ -165,7 +165,3 @@ def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place
 
 def _lines(shared: Sequence[Lines], place: Place) -> list[str]:
     return [text for part in shared if (text := part.get(place))]
-
-
-def _first_target(lines: str) -> str:
-    return lines[lines.find(" -j ") :]

@@ -99,7 +99,9 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
             _enter(objects, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
         _enter(objects, IpsetId.IPVS_IPS, SetEntry(frontend.address))
-    for set_id, entry in _memberships(frontend, keys, local=_keeps_source(plan)):
+    # External frontends keep the client's source: only connections of this node are masqueraded.
+    keeps_source = plan.policies.external is Policy.LOCAL and plan.usable
+    for set_id, entry in _memberships(frontend, keys, local=keeps_source):
         _enter(objects, set_id, entry)
     # Without endpoints, connections from all clients are refused, as in iptables mode.
     if any(action.forwards for action in traffic):
@@ -111,11 +113,6 @@ def _dropping(traffic: Traffic) -> IpsetId | None:
     if traffic.outside is not Action.DROP:
         return None
     return IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
-
-
-def _keeps_source(plan: ServicePlan) -> bool:
-    """Return whether external frontends keep the client's source: only this node's own connections are masqueraded."""
-    return plan.policies.external is Policy.LOCAL and plan.usable
 
 
 _NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {

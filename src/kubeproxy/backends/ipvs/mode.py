@@ -121,17 +121,14 @@ def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
     kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server)])
 
 
-TRIAL: Final = "\n".join(
-    (
-        "*nat",
-        ":KUBE-IPVS-TRIAL - [0:0]",
-        f"-A KUBE-IPVS-TRIAL {DROP_IN_NAT}",
-        "-F KUBE-IPVS-TRIAL",
-        "-X KUBE-IPVS-TRIAL",
-        "COMMIT",
-        "",
-    )
-)
+TRIAL: Final = f"""\
+*nat
+:KUBE-IPVS-TRIAL - [0:0]
+-A KUBE-IPVS-TRIAL {DROP_IN_NAT}
+-F KUBE-IPVS-TRIAL
+-X KUBE-IPVS-TRIAL
+COMMIT
+"""
 """The test rule has the only target of our rules that a kernel with iptables may lack."""
 
 

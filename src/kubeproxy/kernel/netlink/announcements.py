@@ -13,7 +13,6 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Final, Self
 
 from kubeproxy.kernel.netlink.protocol import (
@@ -163,11 +162,6 @@ class Announcements(Closing):
 
     def _failure(self, error: OSError) -> NetlinkError:
         return NetlinkError(error.errno or errno.EIO, f"cannot listen to {self._subject}")
-
-
-def network_namespace() -> int:
-    """Return the inode number of the caller's network namespace."""
-    return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
 def keeping(steps: Sequence[tuple[int, int]]) -> bytes:

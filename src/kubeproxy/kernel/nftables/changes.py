@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.announcements import Announcements, keeping_any, network_namespace, without_senders
+from kubeproxy.kernel.netlink.announcements import Announcements, keeping_any, without_senders
 from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, parts, text_attribute, understood
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 
@@ -311,7 +312,7 @@ def monitor(interest: Interest) -> ChangeMonitor:
     Needs CAP_NET_ADMIN. Raises NetlinkError.
     """
     with _opening:
-        key = network_namespace(), interest.word
+        key = Path("/proc/thread-self/ns/net").stat().st_ino, interest.word
         if key not in _monitors:
             opened = Announcements.open("nf_tables", (_GROUP,), _RECEIVE_BUFFER)
             _monitors[key] = ChangeMonitor(opened, key[0], interest)

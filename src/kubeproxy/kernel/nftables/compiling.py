@@ -207,9 +207,8 @@ class _Reader:
             raise ValueError(f"cannot be set, in rule: {self.text}")
         address = load.base == NETWORK
         checksum, at = (1, 10) if address and self.ip == "ip" else (0, 0)
-        yield replace(
-            load, sreg=1, checksum=checksum, checksum_offset=at, checksum_flags=int(address)
-        )  # the transport protocol's checksum covers addresses
+        # the transport protocol's checksum covers addresses
+        yield replace(load, sreg=1, checksum=checksum, checksum_offset=at, checksum_flags=int(address))
 
     def _set_mark(self, field: Field) -> Iterator[x.Expression]:
         self.expect("meta")

@@ -29,26 +29,7 @@ from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_messages, plain_element
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
-from kubeproxy.kernel.nftables.nfnetlink import (
-    CREATE,
-    DELETE_CHAIN,
-    DELETE_ELEMENT,
-    DELETE_FLOWTABLE,
-    DELETE_OBJECT,
-    DELETE_RULE,
-    DELETE_SET,
-    DELETE_TABLE,
-    NEW_CHAIN,
-    NEW_ELEMENT,
-    NEW_FLOWTABLE,
-    NEW_OBJECT,
-    NEW_RULE,
-    NEW_SET,
-    NEW_TABLE,
-    NLM_F_APPEND,
-    names,
-    nft_message,
-)
+from kubeproxy.kernel.nftables.nfnetlink import names, nft_message
 from kubeproxy.kernel.proc.modules import kernel_version
 
 _NUMBERS: Final = count(1)
@@ -70,17 +51,17 @@ def table_message(family: int, table: str, comment: str = "", flags: int = 0) ->
         payload += attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
     if flags:
         payload += number_attribute(nfta.TABLE_FLAGS, flags)
-    return nft_message(NEW_TABLE, family, payload, CREATE)
+    return nft_message(nfnetlink.NEW_TABLE, family, payload, nfnetlink.CREATE)
 
 
 def table_removal(family: int, table: str) -> bytes:
     """Return the message that removes a table with all its contents."""
-    return nft_message(DELETE_TABLE, family, text_attribute(nfta.TABLE_NAME, table))
+    return nft_message(nfnetlink.DELETE_TABLE, family, text_attribute(nfta.TABLE_NAME, table))
 
 
 def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -> bytes:
     payload = names(table, name) + number_attribute(nfta.OBJ_TYPE, _COUNTER) + data
-    return nft_message(kind, family, payload, CREATE if kind == NEW_OBJECT else NLM_F_REQUEST)
+    return nft_message(kind, family, payload, nfnetlink.CREATE if kind == nfnetlink.NEW_OBJECT else NLM_F_REQUEST)
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
@@ -91,7 +72,7 @@ def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]
     named = b"".join(text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
     number, priority = number_attribute(nfta.HOOK_NUMBER, 0), number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
     hook = nested(nfta.FLOWTABLE_HOOK, number, priority, nested(nfta.HOOK_DEVICES, named) if devices else b"")
-    return nft_message(NEW_FLOWTABLE, family, names(table, name) + hook, CREATE)
+    return nft_message(nfnetlink.NEW_FLOWTABLE, family, names(table, name) + hook, nfnetlink.CREATE)
 
 
 def chain_message(family: int, table: str, name: str, hook: tables.Hook | None = None) -> bytes:
@@ -101,7 +82,7 @@ def chain_message(family: int, table: str, name: str, hook: tables.Hook | None =
         priority = attribute(nfta.HOOK_PRIORITY, hook.priority.to_bytes(4, "big", signed=True))
         payload += nested(nfta.CHAIN_HOOK, number_attribute(nfta.HOOK_NUMBER, hook.number), priority)
         payload += number_attribute(nfta.CHAIN_POLICY, not hook.drops) + text_attribute(nfta.CHAIN_TYPE, hook.kind)
-    return nft_message(NEW_CHAIN, family, payload, CREATE)
+    return nft_message(nfnetlink.NEW_CHAIN, family, payload, nfnetlink.CREATE)
 
 
 def chain_removals(family: int, table: str, chains: Iterable[str]) -> list[bytes]:
@@ -112,18 +93,18 @@ def chain_removals(family: int, table: str, chains: Iterable[str]) -> list[bytes
 
 
 def _chain_removal(family: int, table: str, chain: str) -> bytes:
-    return nft_message(DELETE_CHAIN, family, names(table, chain, nfta.CHAIN_NAME))
+    return nft_message(nfnetlink.DELETE_CHAIN, family, names(table, chain, nfta.CHAIN_NAME))
 
 
 def rules_removal(family: int, table: str, chain: str) -> bytes:
     """Return the message that removes all rules of a chain."""
-    return nft_message(DELETE_RULE, family, names(table, chain))
+    return nft_message(nfnetlink.DELETE_RULE, family, names(table, chain))
 
 
 def objects(family: int, table: str, made: tables.Definition) -> list[bytes]:
     """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
     found = [_made_set(family, table, spec) for spec in made.sets]
-    found += [_counter(NEW_OBJECT, family, table, name, nested(nfta.OBJ_DATA)) for name in made.counters]
+    found += [_counter(nfnetlink.NEW_OBJECT, family, table, name, nested(nfta.OBJ_DATA)) for name in made.counters]
     found += [flowtable_message(family, table, name, ()) for name in made.flowtables]
     return [*found, *(chain_message(family, table, name, chain.hook) for name, chain in made.chains.items())]
 
@@ -149,11 +130,11 @@ def changes(family: int, table: str, found: tables.TableContents, wanted: tables
     chains = {name for name, chain in other.items() if name not in ours.chains or chain.hook != ours.chains[name].hook}
     written = other.keys() | {name for name, chain in found.chains.items() if _uses(chain, sets | chains)}
     removed = [rules_removal(family, table, name) for name in written]
-    removed += [nft_message(DELETE_SET, family, names(table, name)) for name in sets]
+    removed += [nft_message(nfnetlink.DELETE_SET, family, names(table, name)) for name in sets]
     removed += [_chain_removal(family, table, name) for name in chains]
-    removed += [_counter(DELETE_OBJECT, family, table, name) for name in found.counters - ours.counters]
+    removed += [_counter(nfnetlink.DELETE_OBJECT, family, table, name) for name in found.counters - ours.counters]
     flowtables = found.flowtables - ours.flowtables
-    removed += [nft_message(DELETE_FLOWTABLE, family, names(table, name)) for name in flowtables]
+    removed += [nft_message(nfnetlink.DELETE_FLOWTABLE, family, names(table, name)) for name in flowtables]
     missing = wanted._replace(
         sets=tuple([spec for spec in wanted.sets if spec.name in sets or spec.name not in found.sets]),
         chains={name: each for name, each in wanted.chains.items() if name in chains or name not in found.chains},
@@ -204,12 +185,12 @@ def _set(family: int, table: str, name: str, form: tables.SetForm, notes: bytes,
     if form.flags & tables.COUNTED:
         parts.append(nested(nfta.SET_EXPR, attribute(nfta.EXPR_NAME, b"counter\0"), nested(nfta.EXPR_DATA)))
     parts.append(attribute(nfta.SET_USERDATA, notes))
-    return nft_message(NEW_SET, family, b"".join(parts), CREATE)
+    return nft_message(nfnetlink.NEW_SET, family, b"".join(parts), nfnetlink.CREATE)
 
 
 def emptied(family: int, table: str, name: str) -> bytes:
     """Return the message that removes all elements of a set."""
-    return nft_message(DELETE_ELEMENT, family, names(table, name))
+    return nft_message(nfnetlink.DELETE_ELEMENT, family, names(table, name))
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
@@ -218,7 +199,7 @@ def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool
     for key, ends in sorted(edges):
         flags = number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
         elements.append(plain_element(key, b"", flags))
-    return element_messages(NEW_ELEMENT, family, table, name, elements)
+    return element_messages(nfnetlink.NEW_ELEMENT, family, table, name, elements)
 
 
 def _next_number() -> int:
@@ -270,7 +251,7 @@ def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[byte
         else:
             packed.append(x.pack(expression))
     payload = names(table, chain) + nested(nfta.RULE_EXPRESSIONS, *packed)
-    yield nft_message(NEW_RULE, family, payload, CREATE | NLM_F_APPEND)
+    yield nft_message(nfnetlink.NEW_RULE, family, payload, nfnetlink.CREATE | nfnetlink.NLM_F_APPEND)
 
 
 def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -> Iterator[bytes]:
@@ -279,7 +260,7 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
     notes = _note(0, _order_of(inline.key_type).to_bytes(4, "little"))
     yield _set(family, table, name, form, notes, number)
     elements = [plain_element(key[: inline.key_length], data) for key, data in sorted(inline.elements)]
-    yield from element_messages(NEW_ELEMENT, family, table, name, elements, set_id=number)
+    yield from element_messages(nfnetlink.NEW_ELEMENT, family, table, name, elements, set_id=number)
 
 
 _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})

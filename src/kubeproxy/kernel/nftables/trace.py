@@ -194,16 +194,16 @@ def read(data: bytes, start: int, end: int) -> Step:
     found = parts(data, start + GENERIC.size, end)
     end_of_rule = parts(found.get(nfta.TRACE_VERDICT, b""))
     verdict = _signed(end_of_rule.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff"))
-    kind = _KINDS.get(_number(found.get(nfta.TRACE_TYPE, b"")), "rule")
+    kind = _KINDS.get(int.from_bytes(found.get(nfta.TRACE_TYPE, b"")), "rule")
     if kind == "policy":
         verdict = _signed(found.get(nfta.TRACE_POLICY, b"\0\0\0\1"))
     network = found.get(nfta.TRACE_NETWORK_HEADER, b"")
     return Step(
-        _number(found.get(nfta.TRACE_ID, b"")),
+        int.from_bytes(found.get(nfta.TRACE_ID, b"")),
         data[start],
         _name(found.get(nfta.TRACE_TABLE, b"")),
         _name(found.get(nfta.TRACE_CHAIN, b"")),
-        _number(found.get(nfta.TRACE_RULE_HANDLE, b"")),
+        int.from_bytes(found.get(nfta.TRACE_RULE_HANDLE, b"")),
         kind,
         verdict,
         _name(end_of_rule.get(nfta.VERDICT_CHAIN, b"")),
@@ -222,18 +222,14 @@ def _headers(network: bytes, transport: bytes, found: dict[int, bytes]) -> Heade
     ported = protocol in {6, 17, 132} and len(transport) >= 4
     return Headers(
         source,
-        _number(transport[0:2]) if ported else 0,
+        int.from_bytes(transport[0:2]) if ported else 0,
         destination,
-        _number(transport[2:4]) if ported else 0,
+        int.from_bytes(transport[2:4]) if ported else 0,
         protocol,
-        transport[13] if protocol == _TCP and len(transport) > 13 else _number(transport[:2]) if not ported else 0,
-        _number(found.get(nfta.TRACE_IIF, b"")),
-        _number(found.get(nfta.TRACE_OIF, b"")),
+        transport[13] if protocol == _TCP and len(transport) > 13 else 0 if ported else int.from_bytes(transport[:2]),
+        int.from_bytes(found.get(nfta.TRACE_IIF, b"")),
+        int.from_bytes(found.get(nfta.TRACE_OIF, b"")),
     )
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "big")
 
 
 def _signed(data: bytes) -> int:

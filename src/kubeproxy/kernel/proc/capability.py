@@ -106,9 +106,8 @@ def forbid_new_privileges() -> None:
 def gives_rights(path: str) -> bool:
     """Return whether a program file grants rights: set-user-ID, set-group-ID, capabilities."""
     try:
-        return bool(Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)) or "security.capability" in os.listxattr(
-            path
-        )
+        set_id = Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+        return set_id != 0 or "security.capability" in os.listxattr(path)
     except OSError:
         return False
 
@@ -116,9 +115,8 @@ def gives_rights(path: str) -> bool:
 def _lower_bounds(mask: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = 0
-    while (
-        bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)
-    ) >= 0:  # EINVAL follows the kernel's last capability
+    # The call fails with EINVAL for the number after the kernel's last capability.
+    while (bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:
         if bounded and not mask & 1 << number and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
         number += 1

@@ -33,17 +33,9 @@ from kubeproxy.kernel.netlink.protocol import (
     understood,
 )
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
-from kubeproxy.kernel.nftables.nfnetlink import (
-    DELETE_CHAIN,
-    DELETE_RULE,
-    NEW_CHAIN,
-    NEW_RULE,
-    NLM_F_APPEND,
-    Transactions,
-    rules,
-)
+from kubeproxy.kernel.nftables.nfnetlink import Transactions, rules
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
@@ -144,7 +136,7 @@ def encode(text: str, family: Family) -> list[list[bytes]]:
             elif line.startswith(":"):
                 table.make(line)
             elif line.startswith("-X "):
-                table.messages.append(table.message(DELETE_CHAIN, 0, line[3:]))
+                table.messages.append(table.message(nfnetlink.DELETE_CHAIN, 0, line[3:]))
             elif line.startswith("*"):
                 table = _Table(family, line[1:])
             elif line == "COMMIT":
@@ -166,7 +158,7 @@ class _Table:
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
         """Return a message about a chain, or about all rules of a chain."""
-        name = nfta.CHAIN_NAME if kind in (NEW_CHAIN, DELETE_CHAIN) else nfta.RULE_CHAIN
+        name = nfta.CHAIN_NAME if kind in (nfnetlink.NEW_CHAIN, nfnetlink.DELETE_CHAIN) else nfta.RULE_CHAIN
         payload = self._start + text_attribute(name, chain)
         return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
 
@@ -175,7 +167,10 @@ class _Table:
         chain, _, rest = line[1:].partition(" ")
         if not rest.startswith("- "):
             raise Unknown(line)
-        self.messages += (self.message(NEW_CHAIN, NLM_F_CREATE, chain), self.message(DELETE_RULE, 0, chain))
+        self.messages += (
+            self.message(nfnetlink.NEW_CHAIN, NLM_F_CREATE, chain),
+            self.message(nfnetlink.DELETE_RULE, 0, chain),
+        )
 
     def append(self, line: str) -> None:
         """Append a rule to its chain."""
@@ -199,10 +194,10 @@ class _Table:
             + expressions
             + compat
         )
-        self.messages.append(HEADER.pack(HEADER.size + len(payload), NEW_RULE, _APPENDED, 0, 0) + payload)
+        self.messages.append(HEADER.pack(HEADER.size + len(payload), nfnetlink.NEW_RULE, _APPENDED, 0, 0) + payload)
 
 
-_APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_APPEND
+_APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | nfnetlink.NLM_F_APPEND
 
 
 # -- expressions of nf_tables ---------------------------------------------------------------------------------------
@@ -416,6 +411,5 @@ def _dnat(destination: str, family: Family) -> bytes:
     return _DNAT + (value.ljust(16, b"\0") * 2) + ends + bytes(8)
 
 
-_DNAT: Final = _xt("target", "DNAT", 2, bytes(48))[:-48] + struct.pack(
-    "=I", 3
-)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
+# NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
+_DNAT: Final = _xt("target", "DNAT", 2, bytes(48))[:-48] + struct.pack("=I", 3)

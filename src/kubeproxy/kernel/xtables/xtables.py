@@ -47,9 +47,8 @@ VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6table
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
 _LOCK_HELD: Final = "holding the xtables lock"
-_ODD_BYTES: Final = (
-    "surrogateescape"  # comments of other programs may be any bytes, which must be preserved to remove their rules
-)
+# comments of other programs may be any bytes, which must be preserved to remove their rules
+_ODD_BYTES: Final = "surrogateescape"
 
 
 class CommandError(ApplyError):
