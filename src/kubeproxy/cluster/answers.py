@@ -91,9 +91,10 @@ class WhyAnswer(_Answer):
         return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the outcome of the connection, and its causes."""
+        """Yield the outcome of the connection, with the Service that has the address, and the causes."""
+        served = [step.text for step in self.why.steps[:1] if self.why.service and step.passes]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
-        yield Fact(self.severity, self.heading, (*stops, *(f"Fix: {fix}" for fix in self.fixes)))
+        yield Fact(self.severity, self.heading, (*served, *stops, *(f"Fix: {fix}" for fix in self.fixes)))
 
 
 class DoctorAnswer(_Answer):

@@ -308,8 +308,10 @@ class _Question:
         """Return the answer for a frontend of a Service."""
         side, recognised = self._side()
         kind, field = _KINDS[frontend.kind]
+        others = ", ".join(self._planner.claimants(plan, frontend)[:_CLAIMANTS])
+        lost = f"; {others} claims it too, and does not get it" * bool(others)
         steps = [
-            AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}", field),
+            AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}{lost}", field),
             AnswerStep(True, f"the client is {side.value}: {recognised}", "clusterCIDR" * self._is_unrecognised()),
         ]
         action = self._action(plan.traffic(frontend), side)
@@ -473,6 +475,7 @@ class _Question:
         return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
+_CLAIMANTS = 3  # maximum number of other claimants of an address in a text
 _HEALTH = "spec.healthCheckNodePort"
 _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts

@@ -131,6 +131,11 @@ class Planner:
             return None  # an external address that is also the node's has a claim on the NodePort's key
         return owner.service
 
+    def claimants(self, plan: ServicePlan, frontend: Frontend) -> list[str]:
+        """Return NAMESPACE/NAME of the other Services that claim a frontend of a plan."""
+        own, claims = (plan.key.namespace, plan.key.name), self._claims[plan.key.family]
+        return ["/".join(name) for name in claims.asking(frontend.key) if name != own]
+
     def apply(self, events: Iterable[Event]) -> list[Rejected]:
         """Apply events; return their unusable parts."""
         return [rejected for step in self.applying(events) for rejected in step]

@@ -36,6 +36,7 @@ def doctor(*findings: Json) -> Json:
 
 def why(heading: str, answer: str = "yes", elsewhere: str = "", **fields: Any) -> Json:
     decision = {
+        "service": "shop/web",
         "source": "10.244.0.7",
         "destination": "10.96.0.10:80/tcp",
         "outcome": "forwarded",
@@ -84,9 +85,9 @@ def cluster(tmp_path: Path) -> StandIn:
         }
     )
     target = {"addresses": ["10.244.1.8"], "targetRef": {"kind": "Pod", "namespace": "shop", "name": "web-8"}}
-    labels = {"kubernetes.io/service-name": "web"}
+    labels, ports = {"kubernetes.io/service-name": "web"}, [{"port": 3000}]
     found.objects["endpointslices"].append(
-        {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "endpoints": [target]}
+        {"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "endpoints": [target], "ports": ports}
     )
     found.pod("client", "shop", "node-a", ["10.244.0.7", "fd00:244::7"])
     return found
@@ -222,6 +223,7 @@ def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run
     assert "198.51.100.9 is on no known node: all are asked" in errors
     assert "1 of 3 nodes: x -> y: dropped, the client sees a timeout: node-c" in text
     assert "2 of 3 nodes: x -> y: kube-proxy forwards it: node-a, node-b" in text
+    assert text.count("     10.96.0.10:80/TCP is the cluster IP of shop/web\n") == 2
     assert len(asked(cluster)) == 3
     status, text, _ = run("why", "198.51.100.9", "203.0.113.1:80", "--node", "node-a")
     assert (status, "asked on node-a" in text) == (YES, True)

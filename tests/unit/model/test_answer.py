@@ -59,6 +59,16 @@ def test_the_path_of_a_connection_is_reported_step_by_step():
     ]
 
 
+def test_other_claimants_of_an_address_are_named():
+    ports = [ServicePort(port=80, name="http", protocol="TCP")]
+    older = service("older", "10.96.0.11", ports=ports, external_ips=["198.51.100.7"], created="2020-01-01T00:00:00Z")
+    newer = service("newer", "10.96.0.12", ports=ports, external_ips=["198.51.100.7"], created="2021-01-01T00:00:00Z")
+    assert told(ask(planner(newer, older), "198.51.100.7")).startswith(
+        "ok 198.51.100.7:80/TCP is the external IP of default/older, port http; default/newer claims it too, and does "
+        "not get it [spec.externalIPs]\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("habits", "protocol", "address", "notice"),
     [
