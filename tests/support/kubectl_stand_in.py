@@ -1,15 +1,15 @@
-"""A stand-in for kubectl, first in PATH: it answers from a file, and records its calls.
+"""A stand-in for kubectl, first in PATH: it answers from files, and records its calls.
 
-`StandIn` writes the file. Its copy in a folder of the test is the program itself, which imports nothing of ours.
+It is a shell script, as it starts often; kubectl_get.py is its `kubectl get`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import marshal
 import os
 import sys
-import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -63,110 +63,65 @@ class StandIn:
         self.objects["pods"].append(made)
         return made
 
-    def install(self, *, quick: bool = False) -> str:
-        """Write the program and its file; return the value of PATH for it.
-
-        A `quick` one starts no Python for `exec`, whatever its arguments, and records how many run at a time.
-        """
+    def install(self) -> str:
+        """Write the program and its files; return the value of PATH for it."""
         program = self.folder / "bin/kubectl"
         program.parent.mkdir(exist_ok=True)
-        text = Path(__file__).read_text(encoding="utf-8").partition("\n")[2]
-        slow = program.with_name("kubectl.py")
-        slow.write_text(f'#!{sys.executable} -SE\n"""A stand-in.\n{text}', encoding="utf-8")
-        slow.chmod(0o755)
-        (self.folder / "cluster.json").write_text(
-            json.dumps({"objects": self.objects, "errors": self.errors, "printed": self.printed}), encoding="utf-8"
+        program.write_text(
+            _PROGRAM.format(folder=self.folder, python=sys.executable, get=Path(__file__).with_name("kubectl_get.py"))
         )
-        if quick:
-            for name in ("running", "quick"):
-                (self.folder / name).mkdir()
-            for pod, printed in self.printed.items():
-                (self.folder / "quick" / pod).write_text(printed["out"], encoding="utf-8")
-        program.write_text(_QUICK.format(folder=self.folder, case="exec" if quick else "none"), encoding="utf-8")
         program.chmod(0o755)
+        rows = {resource: [_row(one) for one in objects] for resource, objects in self.objects.items()}
+        (self.folder / "objects").write_bytes(marshal.dumps((rows, self.errors)))
+        for pod, printed in self.printed.items():
+            _write(self.folder / "printed" / pod, printed)
+            for command in [name for name, value in printed.items() if isinstance(value, dict)]:
+                _write(self.folder / "printed" / pod / command, printed | printed[command])
         return f"{program.parent}:{os.environ['PATH']}"
 
     @property
     def calls(self) -> list[list[str]]:
         """The arguments of each call."""
         path = self.folder / "calls"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call.split("\0")[:-1] for call in path.read_text().split("\n\0")[:-1]] if path.exists() else []
 
     @property
     def at_a_time(self) -> list[int]:
-        """For each quick call, how many ran."""
-        return [int(line) for line in (self.folder / "at-a-time").read_text().split()]
+        """How many of `kubectl exec` ran after each start and each end of one."""
+        return [*accumulate(map(int, (self.folder / "running").read_text().split()))]
 
 
-_QUICK = """\
+def _write(files: Path, printed: Json) -> None:
+    files.mkdir(parents=True, exist_ok=True)
+    (files / "out").write_text("x" * printed.get("flood", 0) + printed.get("out", ""), encoding="utf-8")
+    (files / "status").write_text(f"{printed.get('status', 0)}\n")
+    for name in printed.keys() & {"err", "version", "hangs"}:
+        (files / name).write_text(str(printed[name]), encoding="utf-8")
+
+
+def _row(found: Json) -> tuple[str, str, dict[str, str], str, str]:
+    """An object for kubectl_get.py: name, namespace, labels, first address, JSON."""
+    about, addresses = found["metadata"], found.get("status", {}).get("podIPs") or [{"ip": ""}]
+    return about["name"], about.get("namespace", ""), about.get("labels", {}), addresses[0]["ip"], json.dumps(found)
+
+
+_PROGRAM = """\
 #!/bin/sh
-if [ "$1" = {case} ]; then
-    : > {folder}/running/$$
-    set -- "$4" {folder}/running/*
-    pod=$1
-    shift
-    echo $# >> {folder}/at-a-time
-    cat {folder}/quick/"$pod"
-    rm {folder}/running/$$
-    exit
-fi
-exec {folder}/bin/kubectl.py "$@"
+printf '%s\\0' "$@" '
+' >> {folder}/calls
+while :; do case $1 in --*) shift ;; *) break ;; esac; done
+[ "$1" = exec ] || exec {python} -ISE {get} {folder}/objects "$@"
+shift
+while :; do case $1 in --*) shift ;; *) break ;; esac; done
+cd {folder}/printed/"$1" || exit
+[ ! -d "$4" ] || cd "$4" || exit
+echo +1 >> {folder}/running
+[ ! -e hangs ] || exec sleep 600
+case "$*" in *--version*) [ ! -e version ] || exec cat version ;; esac
+cat out
+[ ! -e err ] || cat err >&2
+read -r status < status
+[ "$status" = 0 ] || echo "command terminated with exit code $status" >&2
+echo -1 >> {folder}/running
+exit "$status"
 """
-"""`kubectl exec --namespace=… --container=… POD …`."""
-
-
-def _main(words: list[str]) -> int:
-    folder = Path(__file__).parent.parent
-    with (folder / "calls").open("a") as calls:
-        calls.write(json.dumps(words) + "\n")
-    held = json.loads((folder / "cluster.json").read_text())
-    given = [word for word in words if not word.startswith(("--context", "--kubeconfig", "--as"))]
-    return _get(held, given[1:]) if given[0] == "get" else _exec(held["printed"], given[1:])
-
-
-def _get(held: Json, words: list[str]) -> int:
-    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
-    resource, *names = [word for word in words if not word.startswith("--")]
-    if resource in held["errors"]:
-        sys.stderr.write(held["errors"][resource] + "\n")
-        return 1
-    namespace = "" if "all-namespaces" in options or resource == "nodes" else options.get("namespace", "default")
-    items = [
-        one for one in held["objects"][resource] if one["metadata"].get("namespace", "") == namespace or not namespace
-    ]
-    if selector := options.get("selector"):
-        key, _, value = selector.partition("=")
-        labels = [one["metadata"].get("labels", {}).get(key, "") for one in items]
-        items = [one for one, label in zip(items, labels, strict=True) if label and value in {"", label}]
-    if field := options.get("field-selector"):
-        items = [one for one in items if one["status"]["podIPs"][:1] == [{"ip": field.removeprefix("status.podIP=")}]]
-    if not names:
-        json.dump({"items": items}, sys.stdout)
-        return 0
-    found = [one for one in items if one["metadata"]["name"] == names[0]]
-    if not found:
-        sys.stderr.write(f'Error from server (NotFound): {resource} "{names[0]}" not found\n')
-        return 1
-    json.dump(found[0], sys.stdout)
-    return 0
-
-
-def _exec(printed: Json, words: list[str]) -> int:
-    pod = next(word for word in words if not word.startswith("--"))
-    does = printed[pod] | printed[pod].get(words[words.index("kube-proxy") + 1], {})
-    if "--version" in words and "version" in does:
-        sys.stdout.write(does["version"])
-        return 0
-    if does.get("hangs"):
-        time.sleep(600)
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write("x" * does.get("flood", 0) + does.get("out", ""))
-        sys.stdout.flush()
-    sys.stderr.write(does.get("err", ""))
-    if does.get("status"):
-        sys.stderr.write(f"command terminated with exit code {does['status']}\n")
-    return int(does.get("status", 0))
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

@@ -422,10 +422,10 @@ def test_200_nodes_are_asked_16_at_a_time(cluster: StandIn, monkeypatch: pytest.
     for number in range(200):
         ends = ["10.244.0.7:3000", *(["10.244.1.8:3000"] if number % 80 else [])]
         cluster.node(f"node-{number:03}", **service("9", *ends))
-    monkeypatch.setenv("PATH", cluster.install(quick=True))
+    monkeypatch.setenv("PATH", cluster.install())
     assert main(["services", "svc/web", "-n", "shop"]) == NO
     text = capfd.readouterr().out
-    assert len(cluster.at_a_time) == 200
+    assert len(asked(cluster)) == 200
     assert 2 < max(cluster.at_a_time) <= 16
     lacking = "endpoint 10.244.1.8:3000 (shop/web-8) (http TCP IPv4): node-000, node-080, node-160"
     assert f"3 of 200 nodes lack {lacking}" in text
