@@ -149,7 +149,7 @@ class FakeTable:
     def rules(self) -> list[nfnetlink.Rule]:
         table = self._table(TABLE)
         chains = table.chains.values() if table is not None else ()
-        return [nfnetlink.Rule(chain.name, rule.handle, b"") for chain in chains for rule in chain.rules]
+        return [rule.listed for chain in chains for rule in chain.rules]
 
     def chains(self) -> dict[str, ListedChain]:
         found = self._table(TABLE)

@@ -21,6 +21,7 @@ from support.fake_nftables.objects import TYPES, Element, RefusedError, Set, Tab
 from support.fake_nftables.transaction import Transaction
 
 _GENERIC_SIZE = 4  # struct nfgenmsg
+_INLINE = {"__map%d", "__set%d"}
 _GOTO = (-4).to_bytes(4, "big", signed=True)
 
 Parts = Mapping[int, bytes]
@@ -33,6 +34,9 @@ def execute(message: bytes, transaction: Transaction) -> None:
     """Do what one message says."""
     length, kind, flags, _, _ = HEADER.unpack_from(message)
     assert length == len(message), "a message says how long it is"
+    if kind == nfnetlink.NEW_RULE and flags & NLM_F_CREATE and flags & nfnetlink.NLM_F_APPEND:
+        _append(message, flags, transaction)
+        return
     parts = _parts(message[HEADER.size + _GENERIC_SIZE :])
     family, creating = Table.FAMILIES[message[HEADER.size]], bool(flags & NLM_F_CREATE)
     if kind == nfnetlink.NEW_TABLE:
@@ -70,14 +74,28 @@ def execute(message: bytes, transaction: Transaction) -> None:
             transaction.reported += [chain.handle] * bool(flags & NLM_F_ECHO)
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
-        case nfnetlink.NEW_RULE if creating and flags & nfnetlink.NLM_F_APPEND:
-            rule = tuple(_whole(each, transaction) for each in _parse(parts[4]))
-            made = transaction.add_rule(table, table.chain(_text(parts[2])), _printed(rule, table.family))
-            transaction.reported += [made.handle] * bool(flags & NLM_F_ECHO)
         case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:
             raise UnsupportedError(f"message {kind:#x} with flags {flags:#x}")
+
+
+def _append(message: bytes, flags: int, transaction: Transaction) -> None:
+    family, name, chain, rule, words = _rule(message)
+    table = transaction.table(family, name)
+    if not words:
+        words = _printed(tuple(_whole(each, transaction) for each in rule), family)
+    made = transaction.add_rule(table, table.chain(chain), words)
+    transaction.reported += [made.handle] * bool(flags & NLM_F_ECHO)
+
+
+@lru_cache(maxsize=16384)
+def _rule(message: bytes) -> tuple[str, str, str, x.Rule, str]:
+    """Return the table's family and name, the chain, the rule, and its text unless it has a set of its own."""
+    family, parts = Table.FAMILIES[message[HEADER.size]], _parts(message[HEADER.size + _GENERIC_SIZE :])
+    rule = _parse(parts[4])
+    words = "" if any(isinstance(each, x.Lookup) and each.set in _INLINE for each in rule) else _printed(rule, family)
+    return family, _text(parts[1]), _text(parts[2]), rule, words
 
 
 @lru_cache(maxsize=16384)
@@ -185,6 +203,6 @@ def _fill(transaction: Transaction, parts: Parts) -> None:
 
 def _whole(expression: x.Expression, transaction: Transaction) -> x.Expression:
     """Return a lookup with the set that belongs to it, which is the one that was begun first."""
-    if isinstance(expression, x.Lookup) and expression.set in {"__map%d", "__set%d"}:
+    if isinstance(expression, x.Lookup) and expression.set in _INLINE:
         return replace(expression, set=transaction.inline.pop(min(transaction.inline)))
     return expression

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.expressions import Inline
 from support.fake_nftables.objects import Chain, Element, RefusedError, Rule, Set, Table
 
@@ -139,7 +140,8 @@ class Transaction:
         for name in names.counters:
             if name not in table.counters:
                 raise RefusedError(errno.ENOENT, f"no counter {name} in table {table.family} {table.name}")
-        rule = Rule(self._handle(), text)
+        handle = self._handle()
+        rule = Rule(handle, text, nfnetlink.Rule(chain.name, handle, b""))
         chain.rules.insert(0 if first else len(chain.rules), rule)
         self._undo.append(lambda: chain.rules.remove(rule))
         return rule

@@ -115,7 +115,7 @@ class Packers:
         slots = self._slots[set_id]
         if len(slots) < count:
             between = self.new[set_id].before_data
-            slots[:] = [slot + between for slot in slot_bytes(count)]
+            slots[:] = [slot + between for slot in slot_bytes(count)[: 2 * count]]
         return slots
 
 
