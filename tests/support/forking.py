@@ -2,7 +2,7 @@
 
 `python -m support.forking FD` reads requests from a socket: the words of a command line, with the descriptors of its
 standard output, its standard error, and a pipe for the pid and then the exit status. Tests of the start itself name
-the program in `command`, so that it is executed.
+the program in `command`, so that it is executed. fork_client.py is a program that sends such a request.
 """
 
 from __future__ import annotations
@@ -12,24 +12,31 @@ import gc
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kubeproxy import cli
+from kubeproxy.cluster import main as plugin
 from lab.forking import begin_anew, end_with, ended_children, import_all, wake_for_children
 from lab.netns import settle_in
 from lab.proxyprocess import Process, proxy_command, spawn
 
+PLUGIN = "kubectl-kubeproxy"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _LARGEST = 1 << 17
 """Bytes of a request; the environment is the most of it."""
+_NAME = f"kubeproxy-forks-{os.getpid()}"
+"""Of the abstract socket that also takes requests."""
 
 
 class Forked:
@@ -67,16 +74,28 @@ def _server() -> socket.socket:
     """Start the process that forks, which ends with this one; return the socket for requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), _NAME]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # nobody waits for it: no warning when this object is collected
     return ours
 
 
-async def fork(namespace: str, words: Sequence[str], output: int, errors: int) -> Forked:
-    """Run a command line of kube-proxy in a network namespace, with these descriptors to write to."""
+def client(namespace: str) -> str:
+    """Return the start of a shell command that runs kube-proxy in a network namespace with the arguments after it."""
+    _server()
+    return shlex.join([sys.executable, "-ISE", str(Path(__file__).with_name("fork_client.py")), _NAME, namespace])
+
+
+async def fork(
+    namespace: str, words: Sequence[str], output: int, errors: int, environment: Mapping[str, str] = _NOTHING
+) -> Forked:
+    """Run a command line of kube-proxy in a network namespace, with these descriptors to write to.
+
+    It is one of the plugin for kubectl, in the namespace of this process, if it begins with the plugin's name.
+    """
     read, write = os.pipe2(os.O_CLOEXEC)
-    request = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd()), "environment": dict(os.environ)}
+    request = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd())}
+    request["environment"] = {**os.environ, **environment}
     try:
         socket.send_fds(_server(), [json.dumps(request).encode()], [output, errors, write])
     finally:
@@ -93,13 +112,15 @@ async def spawn_or_fork(namespace: str, argv: Sequence[str], log: Path) -> Proce
         return await fork(namespace, argv[1:], output.fileno(), output.fileno())
 
 
-async def ask(namespace: str, words: Sequence[str], timeout: float) -> tuple[int, str]:
+async def ask(
+    namespace: str, words: Sequence[str], timeout: float, environment: Mapping[str, str] = _NOTHING
+) -> tuple[int, str]:
     """Run a command of kube-proxy; return its exit status, and its output followed by its errors.
 
     Raises TimeoutError after killing it.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        forked = await fork(namespace, words, output.fileno(), errors.fileno())
+        forked = await fork(namespace, words, output.fileno(), errors.fileno(), environment)
         try:
             status = await asyncio.wait_for(forked.wait(), timeout)
         except BaseException:
@@ -113,23 +134,31 @@ async def ask(namespace: str, words: Sequence[str], timeout: float) -> tuple[int
 def main() -> int:
     """Serve requests until the socket ends; return in each child, with the exit status."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    clients = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    clients.bind(f"\0{sys.argv[2]}")
+    clients.listen()
     import_all()
     gc.freeze()  # otherwise a collection in a child copies every page of what is imported
     running: dict[int, int] = {}
     wake, woken = wake_for_children()
     while True:
-        ready, _, _ = select.select([requests, wake], [], [])
+        ready, _, _ = select.select([requests, clients, wake], [], [])
         if wake in ready:
             os.read(wake, 4096)
             for pid, status in ended_children():
                 _report(running.pop(pid), status)
-        if requests not in ready:
+        if requests in ready:
+            data, descriptors, *_ = socket.recv_fds(requests, _LARGEST, 3)
+            if not data:
+                return 0
+        elif clients in ready:
+            with clients.accept()[0] as connection:
+                data, descriptors, *_ = socket.recv_fds(connection, _LARGEST, 3)
+        else:
             continue
-        data, descriptors, *_ = socket.recv_fds(requests, _LARGEST, 3)
-        if not data:
-            return 0
         if not (pid := os.fork()):
-            return _child(json.loads(data), descriptors, (requests.detach(), wake, woken, *running.values()))
+            unused = (requests.detach(), clients.detach(), wake, woken, *running.values())
+            return _child(json.loads(data), descriptors, unused)
         *outputs, running[pid] = descriptors
         for number in outputs:
             os.close(number)
@@ -146,12 +175,14 @@ def _child(request: dict[str, Any], descriptors: Sequence[int], unused: Sequence
     """Run the command line in a process like one that was just started."""
     output, errors, status = descriptors
     begin_anew(output, errors, (status, *unused), "kube-proxy")
-    settle_in(request["namespace"])
+    is_plugin = request["words"][0] == PLUGIN
+    if not is_plugin:
+        settle_in(request["namespace"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    sys.argv = [proxy_command(), *request["words"]]
-    return cli.main()
+    sys.argv = [*(() if is_plugin else (proxy_command(),)), *request["words"]]
+    return plugin.main() if is_plugin else cli.main()
 
 
 if __name__ == "__main__":

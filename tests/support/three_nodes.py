@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from lab import objects
-from lab.proxyprocess import Proxy, proxy_command
+from lab.proxyprocess import Proxy
 from lab.topology import NODE_A, NODE_B, NodeNet
+from support import forking
 from support.live import TIMEOUT, Json, Live
 from support.programs import program
 
@@ -32,7 +32,7 @@ case "$pod" in
 esac
 command=$1
 shift
-exec ip netns exec $namespace {proxy} $command --control-socket $socket "$@"
+exec $run $command --control-socket $socket "$@"
 """
 """`kubectl exec --namespace=… --container=… POD -- kube-proxy COMMAND …`."""
 
@@ -60,10 +60,10 @@ class ThreeNodes:
         file = self.cluster.folder / "bin/kubectl"
         file.parent.mkdir(exist_ok=True)
         pods = "\n".join(
-            f"kube-proxy-py-{name}) namespace={proxy.namespace} socket={proxy.control} ;;"
+            f"kube-proxy-py-{name}) run='{forking.client(proxy.namespace)}' socket={proxy.control} ;;"
             for name, proxy in self.proxies.items()
         )
-        file.write_text(_KUBECTL.format(kubectl=program("kubectl"), pods=pods, proxy=proxy_command()))
+        file.write_text(_KUBECTL.format(kubectl=program("kubectl"), pods=pods))
         file.chmod(0o755)
 
     async def run(self, name: str, *command: str) -> None:
@@ -89,14 +89,8 @@ class ThreeNodes:
     async def ask(self, *words: str) -> tuple[int, str]:
         """Run the plugin; its exit code and what it printed."""
         path = f"{self.cluster.folder / 'bin'}:{os.environ['PATH']}"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kubeproxy.cluster.main", *words),
-            env={**os.environ, "PATH": path, "KUBECONFIG": str(self.cluster.kubeconfig)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        text, _ = await process.communicate()
-        return await process.wait(), text.decode()
+        environment = {"PATH": path, "KUBECONFIG": str(self.cluster.kubeconfig)}
+        return await forking.ask("", [forking.PLUGIN, *words], 4 * TIMEOUT, environment)
 
     async def until(self, status: int, said: str, *words: str) -> str:
         """Run the plugin until it ends with this exit code and says this; what it printed."""
