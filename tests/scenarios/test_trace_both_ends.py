@@ -76,6 +76,7 @@ async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, cl
     assert f': node-b drops it: the {which} was dropped by rule "{rule} drop" of table inet firewall, chain' in text
 
 
+@pytest.mark.slow("another protocol")
 async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     nodes.live.service("datagrams", "b1")
     words = ("trace", "node/node-a", "svc/datagrams:80/udp", "--seconds", "4")
@@ -90,6 +91,7 @@ async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     assert f"node-b, {ip(nodes, 'node')} (node node-a) -> {ip(nodes, 'b1')}:3000/udp:\n" in text
 
 
+@pytest.mark.slow("two traces beside another configuration")
 async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes) -> None:
     nodes.live.service("masked", "b1", ipFamilyPolicy="RequireDualStack")
     await nodes.proxies["node-a"].stop()
@@ -118,6 +120,7 @@ async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes
         await nodes.start("node-a")
 
 
+@pytest.mark.slow("two traces to their end")
 async def test_a_trace_of_packets_that_the_network_loses(nodes: ThreeNodes) -> None:
     nodes.live.service("astray", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/astray:tcp")
