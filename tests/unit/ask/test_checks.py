@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
@@ -65,6 +66,22 @@ def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
     found = reach(watched(synced=False, connected=False, stale=9), trouble=trouble)
     assert next(contact.reached(found)).fix.startswith(fix)
     assert contact.hopeless(found) is useless
+
+
+@pytest.mark.parametrize(
+    ("ends", "fix"), [(0.0, "look why the kubelet does not renew"), (9e9, "the API server does not")]
+)
+def test_refused_credentials_that_have_expired_are_renewed(ends, fix):
+    refused = watched(connected=False, stale=90, trouble=NOT_ACCEPTED)
+    found = replace(reach(refused), certificates={"token": Validity(0.0, ends)})
+    assert next(contact.reached(found)).fix.startswith(fix)
+
+
+def test_a_kubeconfig_is_read_again_after_a_restart():
+    untrusted = reach(watched(), trouble="h:6443: the server's certificate is not signed by /ca.crt")
+    assert next(contact.reached(untrusted)).fix.endswith(
+        "restart the proxy, which reads its kubeconfig only at the start"
+    )
 
 
 CASES: dict = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -78,8 +79,15 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         why, harm = effect, MISLEADS
         if not any(each.resource in _NEEDED for each in several):
             why, harm = f"changes of {names} do not get here; those of Services and endpoints do", NOTHING
-        fix = _fix(one.trouble) or "look at the API server's health and log"
+        fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
         yield Diagnosis(severity, "api", what, why, fix, harm)
+
+
+def _renewal(reach: Reach, trouble: str) -> str:
+    """Return the fix of refused credentials that have expired, '' for other errors."""
+    now = time.time()
+    expired = [name for name in ("token", "client") if name in reach.certificates and reach.certificates[name][1] < now]
+    return _RENEWALS[expired[0]] if expired and _fix(trouble) == _CREDENTIALS else ""
 
 
 def hopeless(reach: Reach) -> bool:
@@ -120,7 +128,8 @@ _CREDENTIALS: Final = (
     "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
     "replaced token file is read again by itself"
 )
-_SCHEME: Final = "have the kubeconfig's server (or --master) begin with https: its port speaks TLS"
+_RESTART: Final = "; then restart the proxy, which reads its kubeconfig only at the start"
+_SCHEME: Final = f"have the kubeconfig's server (or --master) begin with https: its port speaks TLS{_RESTART}"
 _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and api.connection
 _CLOSED: Final = "must the server's URL begin with https?"
 _SILENT: Final = "sent nothing for"
@@ -135,11 +144,11 @@ _FIXES: Final = {
     "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
     "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
     "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "
-    "(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it",
+    f"(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it{_RESTART}",
     "certificate is not for": "have the kubeconfig's server be an address that is in the server's certificate, or its "
-    "tls-server-name a name that is",
+    f"tls-server-name a name that is{_RESTART}",
     "certificate has expired": _RENEWALS["server"],
-    "does not speak TLS": "correct the kubeconfig's server: its scheme, address and port",
+    "does not speak TLS": f"correct the kubeconfig's server: its scheme, address and port{_RESTART}",
     "server's URL must begin with https": _SCHEME,
     "HTTP request to an HTTPS server": _SCHEME,  # net/http of Go
     "HTTP request was sent to HTTPS port": _SCHEME,  # nginx

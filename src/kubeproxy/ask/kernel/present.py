@@ -150,6 +150,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
         words = "do not lead" if findings else "lead"
         yield _line(severity, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
+        severity = Severity.FINE if there == count else Severity.BROKEN
         yield _line(severity, f"{there} of {count} endpoints {'is' if there == 1 else 'are'} in the kernel (read now)")
     for finding in findings[:_SHOWN]:
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
