@@ -44,6 +44,11 @@ async def test_a_client_that_is_another_node_is_asked_there(live: Live) -> None:
     assert (await live.ask("why", neighbour, "{}:{}".format(*live.front("wide", "nodeport"))))[0] == 0
     status, text = await live.ask("why", neighbour, f"{neighbour}:{live.front('wide', 'nodeport').port}")
     assert (status, "ask on node-b" in text) == (2, True), text
+    port = live.front("wide", "nodeport").port
+    for client, there in (("node", live.ips["node"]["IPv4"]), (live.ips["pod"]["IPv4"], live.ips["pod"]["IPv4"])):
+        status, text = await live.ask("why", client, f"{neighbour}:{port}")
+        assert (status, ": decided on node-b, where the destination is; here" in text) == (2, True), text
+        assert f"Fix: ask on node-b: `kube-proxy why {there} {neighbour}:{port}/tcp`" in text
     config = yaml.safe_load(live.proxy.config.read_text())["clientConnection"]["kubeconfig"]
     alone = ("--kubeconfig", config, "--hostname-override", "node-a")
     status, text = await live.ask("why", neighbour, f"{front.address}:80", *alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -112,7 +113,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
         if self.elsewhere is not None:
             node = self.elsewhere.node or "another node"
-            return f"{asked}: decided on {node}, where the client is; here it would be: {seen}"
+            return f"{asked}: decided on {node}, where the {self.elsewhere.end} is; here it would be: {seen}"
         return f"{asked}: {decision or seen}"
 
     @property
@@ -134,6 +135,7 @@ class Explained(Struct, frozen=True):
     world: Globals
     packet: Packet  # that of the question
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
+    hosted: bytes | None = None  # the destination if another Node may have it, on which it is a NodePort
     policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
 
     @property
@@ -160,7 +162,12 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, made.policy)
+    hosted = packet.destination if made.outcome is Outcome.NOT_OURS and made.steps[-1].field in _OF_NODES else None
+    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, hosted, made.policy)
+
+
+_OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")
+"""Fields of ports that answer on addresses of Nodes."""
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
@@ -376,11 +383,14 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: the name of that node ('' if unknown), the reason, and the field that is the cause."""
+    """Another node decides: the name of that node ('' if unknown), the reason, the field that is the cause, and the end
+    of the connection that is there.
+    """
 
     node: str
     reason: str
     field: str
+    end: Literal["client", "destination"] = "client"
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:

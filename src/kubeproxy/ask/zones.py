@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from kubeproxy.ask.why import Elsewhere, Explained, Why, moved
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.model.addresses import pack
+from kubeproxy.kernel.route import source_for
+from kubeproxy.model.addresses import pack, unpack
 from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.control")
@@ -94,12 +96,29 @@ class Places:
 
 
 async def with_node(made: Explained, places: Places) -> Explained:
-    """Return the answer. If the client is another Node, the answer names that Node as the one that decides."""
+    """Return the answer. If the client is another Node, or the destination is a NodePort at an address of another Node,
+    the answer names that Node as the one that decides.
+    """
+    why, host = made.why, await places.node(made.hosted) if made.hosted is not None else ""
+    if made.hosted is not None and host not in {"", made.world.node_name}:
+        address = unpack(made.hosted)
+        there = Elsewhere(host, f"{address} is {host}'s own address", f"status.addresses of Node {host}", "destination")
+        client = _own_address(made.hosted) if made.packet.source is None else why.source
+        question = moved(replace(why, source=client), there)
+        return replace(made, why=replace(why, elsewhere=there, fixes=question.fixes))
     node = await places.node(made.stranger) if made.stranger is not None else ""
     if node in {"", made.world.node_name}:
         return made
     there = Elsewhere(node, f"{made.why.source} is {node}'s own address", f"status.addresses of Node {node}")
     return replace(made, why=moved(made.why, there))
+
+
+def _own_address(destination: bytes) -> str:
+    """Return the address that the kernel picks for this node's packets to a destination, '' if there is none."""
+    found = None
+    with suppress(KubeProxyError):
+        found = source_for(destination)
+    return unpack(found) if found is not None else ""
 
 
 async def with_zones(why: Why, places: Places) -> Why:

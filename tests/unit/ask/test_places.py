@@ -146,7 +146,29 @@ def test_a_client_that_is_another_node_is_named(stranger, node, decides):
         return {ADDRESS: node} if node else {}
 
     found = asyncio.run(main())
+    assert found.elsewhere is None or found.elsewhere.end == "client"
     assert (found.elsewhere.node if found.elsewhere is not None else "") == decides
     question = "why 10.0.0.1 10.96.0.1:80/tcp"
     fix = f"ask on node-b: `kube-proxy {question}`; or with kubectl from anywhere: `kubectl kubeproxy {question}`"
     assert found.fixes == ((fix,) if decides else ())
+
+
+@pytest.mark.parametrize(("node", "decides"), [("node-b", True), ("node-a", False), ("", False)])
+def test_a_node_that_has_the_destination_is_named(node, decides):
+    why = Why(source="10.244.0.7", destination="10.0.0.2:30080/tcp", outcome="not ours", client_sees="")
+
+    async def main():
+        asked = Packet(b"\n\xf4\0\7", ADDRESS, 6, 30080)
+        made = Explained(why, None, Globals(node_name="node-a"), asked, hosted=ADDRESS)
+        return (await with_node(made, Places(nothing, nodes=nodes))).why
+
+    async def nothing(service):
+        raise AssertionError(service)
+
+    async def nodes():
+        return {ADDRESS: node} if node else {}
+
+    found = asyncio.run(main())
+    assert ("decided on node-b, where the destination is" in found.heading) is decides
+    question = "why 10.244.0.7 10.0.0.2:30080/tcp"
+    assert any(f"ask on node-b: `kube-proxy {question}`" in fix for fix in found.fixes) is decides
