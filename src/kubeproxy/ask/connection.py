@@ -13,10 +13,10 @@ from kubeproxy.ask import packets
 from kubeproxy.ask.checks import checkup, strangers
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import Explained, Target, Why
+from kubeproxy.ask.why import POLICIES, Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
@@ -122,6 +122,8 @@ class Explanation(Struct, frozen=True):
             more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
         outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
+        misnamed = next((one.what for one in self.findings if one.about == "node" and one.is_wrong), "")
+        more += f", but the proxy may have another node's name: {misnamed} (x)" * bool(misnamed)
         older = next((one for one in self.findings if one.about == "api" and one.severity is Severity.NOTE), None)
         more += f"; the objects may be old: {older.what} (-)" if older is not None else ""
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
@@ -172,7 +174,9 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
-        findings += [*kernel, *_hairpin(way, why), *_around(around)]
+        misnamed = list(_misnamed(node, facts, why))
+        why = replace(why, fixes=() if misnamed else why.fixes)
+        findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
@@ -204,6 +208,14 @@ def _retried(told: Explanation) -> Explanation:
 _OTHER_ENDPOINT: Final = (
     f"the proxy connects to another endpoint, after {DIAL_TIMEOUTS[0]:g} s if this one does not answer"
 )
+
+
+def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
+    """Check whether the proxy has the name of another node, if policy Local finds no endpoint on this node."""
+    names = checkup.Checkup([], [])
+    if any(not step.passes and step.field in POLICIES for step in why.steps):
+        names.look("Node", lambda: checkup.registered(node, facts))
+    yield from (replace(one, harm=MISLEADS) for one in names.findings if one.severity is Severity.BROKEN)
 
 
 def _without_proxy(

@@ -124,6 +124,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
 
 
+POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
@@ -309,7 +310,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
             "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy "
             "plan --cluster-cidr NETWORKS`"
         )
-    if {"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"} & blocking and not (unplaced or unrecognised):
+    if blocking & POLICIES and not (unplaced or unrecognised):
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
         yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:

@@ -32,7 +32,7 @@ from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family
-from kubeproxy.model.answer import Packet
+from kubeproxy.model.answer import AnswerStep, Packet
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support.cluster_objects import service, world
 from support.snapshots import planner_of
@@ -324,6 +324,24 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
     outdated = "the API server cannot be reached at h: refused"
     assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
+
+
+@pytest.mark.parametrize(("wrong", "blocked", "count"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, count, monkeypatch):
+    named = Diagnosis(Severity.BROKEN, "node", "Node worker-9 is another machine", "", "set hostnameOverride")
+    monkeypatch.setattr(checkup, "registered", lambda *_: [named] * wrong)
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    local = AnswerStep(not blocked, "policy Local", "spec.internalTrafficPolicy")
+    asked, advice = Asked(), "set spec.internalTrafficPolicy to Cluster"
+    dropped = replace(why("dropped"), steps=(local,), fixes=(advice,))
+    packet = Packet(b"\n\0\0\1", FRONT, 6, 80)
+    told = tell(asked, asked.facts(), Explained(dropped, None, Globals("node-a"), packet))
+    assert [one.about for one in told.findings].count("node") == count
+    assert told.answer == "no"
+    assert (advice in told.fixes, named.fix in told.fixes) == (not count, bool(count))
+    name = "but the proxy may have another node's name: Node worker-9 is another machine (x)"
+    assert (name in told.heading) is bool(count)
 
 
 @pytest.mark.parametrize(

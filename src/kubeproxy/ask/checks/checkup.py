@@ -214,7 +214,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or reach.nodes_listed:
-            named = report.look("Node", lambda: _registered(node, facts))
+            named = report.look("Node", lambda: registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
     if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings, facts.began)):
         covered.add("kernel")
@@ -258,7 +258,8 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         yield from contact.agreeing(greeting.ahead)
 
 
-def _registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
+def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
+    """Check whether the Node of the proxy's name exists, and is this machine."""
     yield from identity.registered(
         facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
     )
