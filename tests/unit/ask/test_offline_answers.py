@@ -357,6 +357,9 @@ def test_a_proxy_that_only_its_control_socket_shows_runs_here(
         assert "rules without a proxy" not in out
         run(["why", "192.0.2.8", "192.0.2.9:80", "--no-probe", *asked])
         assert f"-  a kube-proxy runs here (pid {os.getpid()}), and was not asked" in capfd.readouterr().out
+        monkeypatch.setattr(processes, "is_elsewhere", lambda pid: pid == os.getpid())
+        run(["doctor", *asked])
+        assert "?  no kube-proxy runs here" in capfd.readouterr().out
     run(["doctor", *asked])  # the file of the socket stays, but no process listens
     out = capfd.readouterr().out
     assert "?  no kube-proxy runs here" in out
@@ -381,14 +384,15 @@ def test_the_doctor_prints_first_that_no_proxy_answers(
     assert capfd.readouterr().out.splitlines()[1].strip().startswith("?  no kube-proxy answers at")
 
 
+@pytest.mark.parametrize("reads", [True, False])
 def test_the_doctor_reports_a_node_without_any_rules(
-    folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    reads: bool, folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda *_: [])
     monkeypatch.setattr(processes, "proxies", list)
-    assert run(["doctor", *folder]) == 1
+    assert run(["doctor", *(folder if reads else folder[-2:])]) == 1
     assert "no kube-proxy runs here, and no rules of one are in the kernel" in capfd.readouterr().out
 
 

@@ -44,6 +44,7 @@ def test_what_is_none(proc):
     proc(24, "/x/bin/python3", "-V")
     (proc.root / "25").mkdir()  # it has ended
     assert processes.proxies(proc.root) == []
+    assert [processes.is_elsewhere(pid, proc.root) for pid in (20, 21, 25, 26)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
         traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
             yield from programming.there(traces, node.families, node.mode.name)
-    elif node.facts is not None and not node.direct and not node.proxies:
+    elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     yield from rules_left(node, sight, forwarded=True)
     yield from _translations(node, rules, forwarded=True)

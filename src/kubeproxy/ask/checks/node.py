@@ -88,13 +88,14 @@ class CheckedNode(Struct, frozen=True):
     @property
     def proxies(self) -> list[processes.ProxyProcess]:
         """The kube-proxies that run here, asked or not: those that /proc shows, and the process that listens on the
-        control socket. /proc does not show a proxy of another PID namespace, or with a command line of another name.
+        control socket, if it may be in this network namespace. /proc does not show a proxy of another PID namespace, or
+        with a command line of another name.
         """
         found, pid = processes.proxies(), None
         with suppress(OSError):
             pid = server(self.control) if self.control else None
-        is_listed = pid is None or pid in {process.pid for process in found}
-        return found if is_listed else [*found, processes.ProxyProcess(pid or 0, (), ours=True)]
+        is_known = pid is None or pid in {process.pid for process in found} or processes.is_elsewhere(pid)
+        return found if is_known else [*found, processes.ProxyProcess(pid or 0, (), ours=True)]
 
     @property
     def mark(self) -> int:

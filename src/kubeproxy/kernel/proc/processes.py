@@ -101,6 +101,12 @@ def _namespace(process: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def is_elsewhere(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a process is surely in another network namespace than the caller."""
+    there = _namespace(proc / str(pid))
+    return there is not None and there != _namespace(proc / "self")
+
+
 class Process(NamedTuple):
     """A process: its number, as this process sees it, and the name of its command."""
 
