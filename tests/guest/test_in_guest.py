@@ -76,6 +76,7 @@ def test_status_output_and_writes_stay_apart(tmp_path: Path, monkeypatch: pytest
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "shared"]
 
 
+@pytest.mark.slow("another boot")
 @pytest.mark.timeout(200)
 def test_it_boots_and_loads_modules_where_processors_have_more_state_than_it_can_keep(
     monkeypatch: pytest.MonkeyPatch,

@@ -101,7 +101,7 @@ def opened(mode):
     return backend
 
 
-@pytest.mark.quick("nft")
+@pytest.mark.slow("a large set that another program loads again and again")
 @pytest.mark.parametrize("mode", ["nftables", "userspace", "nft"])
 def test_the_mutex_of_nf_tables(netns, mode):
     async def main():

@@ -102,10 +102,12 @@ async def test_secrets_are_in_nothing_that_is_shown(bare: Live, tmp_path: Path) 
     ]
     for number, user in enumerate(wrong_users):
         wrong = kubeconfig(bare, tmp_path / f"wrong-{number}", user)
-        words = ["timeout", "3", proxy_command(), "--kubeconfig", str(wrong), "--hostname-override", "node-a", "-v=10"]
-        _, out, err = await bare.cluster.exec("node", words)
-        assert out + err
-        assert [secret for secret in secrets if secret in out + err] == []
+        connection = {"clientConnection": {"kubeconfig": str(wrong)}}
+        proxy = await bare.start(connection, ["-v=10"], ["env", proxy_command()], ready_within=None)
+        await bare.until(lambda name=wrong.name: bare.logged(rf"{name}: users\[lab\]"), "a word of what is wrong")
+        await proxy.stop()
+        log = proxy.log.read_text(errors="replace")
+        assert [secret for secret in secrets if secret in log] == []
 
 
 def a_socket_and_its_folder_are_the_owners_alone(live: Live) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -223,9 +222,9 @@ def pods() -> Iterator[str]:
 
 @contextmanager
 def serving(name: str) -> Iterator[None]:
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "support.echo_pods", *PODS[V4]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    program = ROOT / "tests/support/echo_pods.py"
+    command = ["ip", "netns", "exec", name, sys.executable, "-ISE", program, *PODS[V4]]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
