@@ -266,9 +266,7 @@ class Lock:
             return
 
 
-@cache
-def _lock_of(path: Path) -> Lock:
-    return Lock.open(path)
+_lock_of: Final = cache(Lock.open)
 
 
 def lock() -> Lock:
@@ -360,9 +358,7 @@ class LockWatch:
         self._inotify.watch(self._path, IN_OPEN | IN_DELETE_SELF)
 
 
-@cache
-def _watch_of(path: Path) -> LockWatch:
-    return LockWatch.open(path)
+_watch_of: Final = cache(LockWatch.open)
 
 
 def lock_watch() -> LockWatch:
