@@ -121,3 +121,24 @@ async def test_a_restart_serves_again_and_ends_connections_with_a_reset(bare: Li
         assert before.keys() == after.keys()
     finally:
         lasting.close()
+
+
+async def test_a_chain_before_the_listeners_is_named(live: Live) -> None:
+    live.service("guarded", "a1 b1", type="NodePort")
+    cluster, nodeport = live.front("guarded"), live.front("guarded", "nodeport")
+    await live.expect(cluster, {"pod": "a1 b1", "node": "a1 b1"}, "tcp")
+    closed = "policy drop; iif lo accept; ct state established accept; tcp dport 22 accept;"
+    for rules, wanted in ((closed, "timeout"), (f"{closed} ct status dnat accept;", "a1 b1"),
+                          (f"tcp dport {nodeport.port} drop;", "a1 b1")):  # fmt: skip
+        await live.nft(f"table ip guard {{ chain c {{ type filter hook input priority 0; {rules} }}; }}")
+        try:
+            await live.expect(cluster, {"pod": wanted, "node": "a1 b1"}, "tcp")
+            await live.expect(nodeport, {"outside": wanted}, "tcp")
+            for client, front in (("pod", cluster), ("outside", nodeport), ("node", cluster)):
+                source = client if client == "node" else live.ips[client]["IPv4"]
+                status, text = await live.ask("why", source, f"{front.address}:{front.port}", "--no-probe")
+                lost = wanted == "timeout" and client != "node"
+                said = "it does not get through: table ip guard, chain c: drops " in text.splitlines()[0]
+                assert (status, said) == (int(lost), lost), text
+        finally:
+            await live.nft("delete table ip guard")

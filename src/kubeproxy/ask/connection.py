@@ -25,6 +25,7 @@ from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
+from kubeproxy.model.world import LOOPBACK
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
@@ -168,6 +169,9 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why)]
     if asked.running:
         way = _way(node, why, explained)
+        if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
+            with suppress(KubeProxyError, OSError):  # the checks of other rules report unreadable rules
+                way = replace(way, passing=[*way.passing, *_to_listener(way, rules)])
         around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
         if explained.relayed or why.outcome == Outcome.HEALTH.value:
             around.look("port", lambda: checkup.taken_port(node, packet, why.steps[0].field))
@@ -371,6 +375,18 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         bridged=is_bridged,
         routed=list(packets.routed(whole, () if at_proxy else known, node.mark)),
     )
+
+
+def _to_listener(way: CheckedNode, rules: checkup.NodeRules) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection to the proxy's listener, to which the rules in the kernel redirect it."""
+    assert way.packet is not None  # noqa: S101 - the way is that of a connection
+    family = family_of(way.packet.destination)
+    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    whole = packets.CheckedConnection(way.packet, local, arrival=arrival(way, way.packet))
+    for address, port in checkup.listeners(way, rules):
+        if any(address) or whole.is_local:
+            end = address if any(address) else LOOPBACK[family]
+            yield from packets.translated(replace(whole, local=(*local, end)), (end, port), masqueraded=False)
 
 
 _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})

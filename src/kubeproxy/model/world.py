@@ -91,7 +91,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
         for entry, address in listed:
             if entry.type == kind and family_of(address) is family:
                 return (address,)
-    return (_LOOPBACK[family],)
+    return (LOOPBACK[family],)
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
@@ -103,7 +103,7 @@ def primary_family(settings: Settings, node: Node | None) -> Family | None:
 
 
 _KINDS = ("InternalIP", "ExternalIP")
-_LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
+LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
 
 
 def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
