@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -30,7 +31,10 @@ LIST: Final = 500 * 3 << 19
 LEAST_PROGRESS: Final = 16 << 10
 """Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
-# A lost peer is detected within half a minute.
+_LOST: Final = 30.0
+"""Seconds without a packet of the peer after which the kernel closes a connection, by these _SOCKET_OPTIONS."""
+_SILENT: Final = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""The errors of such a connection (tcp_write_err in net/ipv4/tcp_timer.c)."""
 _SOCKET_OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -190,7 +194,8 @@ class ApiConnection(asyncio.Protocol):
             what = "without an answer to HTTP" if plain else "before the end of the answer"
             why = f": {os_reason(exc)}" if isinstance(exc, OSError) else ""
             why += "; must the server's URL begin with https?" * plain
-            self._end(ConnectionFailed(f"{self._peer}: the connection was closed {what}{why}"))
+            silent = _LOST if isinstance(exc, OSError) and exc.errno in _SILENT else 0.0
+            self._end(ConnectionFailed(f"{self._peer}: the connection was closed {what}{why}", silent))
         self._parser = None  # the exchange refers to this connection
         self._on_lost(self)
         if not self.lost.done():

@@ -40,7 +40,13 @@ class Status(Struct, frozen=True):
 
 
 class ConnectionFailed(SourceError):
-    """No answer, or an incomplete one: the connection was refused or lost, the name is unknown, or TLS failed."""
+    """No answer, or an incomplete one: the connection was refused or lost, the name is unknown, or TLS failed. The peer
+    sent no packet in the last `silent` seconds.
+    """
+
+    def __init__(self, text: str, silent: float = 0.0) -> None:
+        super().__init__(text)
+        self.silent = silent
 
 
 class MalformedAnswer(SourceError):

@@ -18,7 +18,7 @@ from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identi
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
 from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget, targets
-from kubeproxy.api.status import MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
+from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
 from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.errors import SourceError
 from kubeproxy.model.balancing import weighs_zones
@@ -109,6 +109,7 @@ class Reflector:
         self._recovery = Recovery(target, self.status, client, support, pace, self._deliver_absence)
         self._silence = Silence(pace)
         self._initial: _Initial | None = None
+        self._silent = 0.0  # seconds without a packet of the server before the last request failed
 
     @property
     def is_listed(self) -> bool:
@@ -120,14 +121,14 @@ class Reflector:
         while True:
             delay = await self._step()
             if self.status.connected:
-                # Changes arrived until now: TCP keepalive finds a dead connection within half a minute.
+                # TCP keepalive finds a dead connection; until then, changes arrived.
                 self.status.connected = False
-                self.status.last_contact = time.monotonic()
+                self.status.last_contact = max(self.status.last_contact, time.monotonic() - self._silent)
             await self._recovery.pause(delay)
 
     async def _step(self) -> float:
         """List, or watch until the watch ends; return the seconds to wait before the next step."""
-        started, version = time.monotonic(), self.status.resource_version
+        started, version, self._silent = time.monotonic(), self.status.resource_version, 0.0
         listing = self._recovery.list_needed
         # Read once, before the list: while it runs, another reflector may find that the server has no streamed lists.
         streamed = listing and self._recovery.streamed
@@ -140,6 +141,7 @@ class Reflector:
             else:
                 await self._stream({"resourceVersion": self.status.resource_version})
         except SourceError as error:
+            self._silent = error.silent if isinstance(error, ConnectionFailed) else 0.0
             # A completed WatchList continues as a watch.
             return self._recovery.react(error, listing=listing and self._recovery.list_needed, streamed=streamed)
         except Exception:

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 
 import msgspec
+import pytest
 
 from kubeproxy.api.cluster import Cluster, Trust, parse_server
+from kubeproxy.api.connection import ApiConnection, Exchange
 from kubeproxy.api.credentials import Credentials
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import WatchListSupport
@@ -52,6 +55,45 @@ def test_an_absent_server_is_waited_for_with_one_line(caplog):
     assert together < 0.5  # an answer to one wakes the others
     assert 1 <= caplog.text.count("connection refused") <= 2  # before, and after the end
     assert caplog.text.count("answers") == 1
+
+
+@pytest.mark.parametrize(("code", "age"), [(errno.ETIMEDOUT, 30.0), (errno.ECONNRESET, 0.0)])
+def test_a_connection_that_keepalive_ends_was_silent_before(code, age, monkeypatch):
+    lost = []
+
+    async def script(request, reply):
+        await lists(service("a"))(request, reply)
+
+    async def stream(client, *_, on_open, **__):
+        if lost:
+            await asyncio.sleep(60)
+        on_open()
+        reflector.status.last_contact -= 100.0
+        connection = ApiConnection("h:6443", lambda _: None)
+        connection._exchange = exchange = Exchange(idle_timeout=1.0, on_headers=lambda _: None)
+        connection.connection_lost(OSError(code, "lost"))
+        lost.append(connection)
+        await exchange.done
+
+    async def main():
+        nonlocal reflector
+        async with Server(script) as server:
+            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
+            support = WatchListSupport()
+            support.supported = False
+            reflector = Reflector(client, SERVICES, lambda _: None, support=support, pace=PACE)
+            task = asyncio.create_task(reflector.run())
+            await eventually(lambda: lost and not reflector.status.connected)
+            found = reflector.status.staleness(time.monotonic())
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await client.close()
+            return found
+
+    reflector = None
+    monkeypatch.setattr(HttpClient, "stream", stream)
+    assert age <= asyncio.run(main()) < age + 20.0
 
 
 def test_a_bug_in_the_sink_does_not_end_the_watch(caplog):
