@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
-from kubeproxy.model.answer import Index, Outcome, Packet, answer
+from kubeproxy.model.answer import Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
+from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
     Detector,
     FamilyGlobals,

@@ -372,15 +372,17 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
     fields = [one.field for one in made.absent]
     if count := fields.count("conditions.ready"):
         what = "1 endpoint is" if count == 1 else f"{count} endpoints are"
-        yield f"{what} not ready: look at their pods' readiness probes ({kubectl} describe pod)"
+        yield f"{what} not ready: look at the readiness probes of the pods ({kubectl} describe pod)"
     if "ports" in fields:
         yield (
             f"the EndpointSlices of {service} have no port named '{key.port_name}': its spec.ports[].targetPort must "
             f"be the number, or the name, of a port of the pods' containers ({kubectl} get pods -o yaml); in a slice "
             "made by hand, ports[].name must be that of spec.ports"
         )
-    if "conditions.serving" in fields:
-        yield "all endpoints are terminating: start others"
+    if count := fields.count("conditions.serving"):
+        all_of_them = count == len(fields)
+        what = "all endpoints are" if all_of_them else "1 endpoint is" if count == 1 else f"{count} endpoints are"
+        yield f"{what} terminating: start others"
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):

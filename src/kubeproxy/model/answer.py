@@ -5,12 +5,12 @@ left out (choosing.py). The recorded conformance cases check the outcomes agains
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
-from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kubeproxy.model.addresses import (
     PROTOCOL_NAMES,
@@ -26,6 +26,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
 from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, counted, departed, shares, sharing_text
+from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
     Action,
     FamilyGlobals,
@@ -35,7 +36,6 @@ from kubeproxy.model.plan import (
     Loopback,
     Policy,
     Pool,
-    ServiceName,
     ServicePlan,
     Traffic,
 )
@@ -119,37 +119,6 @@ class Answer(Struct, frozen=True):
     policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
 
 
-class Index:
-    """Services by address and by health check port, of a planner with fixed plans; computed at the first use."""
-
-    def __init__(self, planner: Planner) -> None:
-        self._compiled = planner.compiled
-
-    @cached_property
-    def by_address(self) -> Mapping[bytes, Collection[ServiceName]]:
-        """The Services that have a frontend at a packed address, b'' for NodePorts."""
-        found: dict[bytes, dict[ServiceName, None]] = {}
-        for name, compiled in self._compiled.items():
-            for plan in compiled.plans:
-                for frontend in plan.frontends:
-                    found.setdefault(frontend.address, {})[name] = None
-        return found
-
-    @cached_property
-    def hairpins(self) -> frozenset[bytes]:
-        """The addresses of the endpoints, of any Service, whose connections to themselves are masqueraded."""
-        return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
-
-    @cached_property
-    def by_health_port(self) -> Mapping[int, Collection[ServiceName]]:
-        """The Services that have a health check port."""
-        found: dict[int, list[ServiceName]] = {}
-        for name, compiled in self._compiled.items():
-            if compiled.health is not None:
-                found.setdefault(compiled.health.port, []).append(name)
-        return found
-
-
 def answer(
     planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None, index: Index | None = None
 ) -> Answer:
@@ -193,11 +162,11 @@ class _Question:
         if owned is None or owned[0].external.outside.forwards:
             return None
         plan, frontend = owned
-        step = AnswerStep(
-            False, f"{self._where()} is closed: a NodePort of {_named(plan)} without endpoints", "spec.ports"
-        )
+        reason, field = _unavailable(plan)
+        step = AnswerStep(False, f"{self._where()} is closed: a NodePort of {_named(plan)}: {reason}", field)
+        missing = tuple(self._absent(plan, plan.local if plan.usable else plan.cluster, frontend))
         refused = plan.external.outside is Action.REJECT
-        return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], ())
+        return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], missing)
 
     def on_loopback(self) -> Answer | None:
         """Return the answer of a NodePort on loopback if the proxy relays or refuses such connections, else None."""
@@ -218,9 +187,13 @@ class _Question:
                 *[AnswerStep(True, words, "metadata.annotations") for words in sharing],
             )
             return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
-        reason = "there is no eligible endpoint" if relayed else _NOT_RELAYED[care]
+        reason, field = _unavailable(plan) if relayed and not pool else (_NOT_RELAYED[care], _NODEPORTS)
+        if relayed and destination not in _RELAYED:
+            reason, field = "the proxy relays only from 127.0.0.1 and ::1", _NODEPORTS
+        missing = tuple(self._absent(plan, pool, frontend)) if not pool else ()
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
-        return self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, _NODEPORTS)], ())
+        made = self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, field)], missing)
+        return replace(made, notice=Notice.RESET) if relayed and destination in _RELAYED else made
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         name = self._planner.owner(self._family, key)
@@ -322,12 +295,12 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
         if action is Action.REJECT:
-            steps.append(AnswerStep(False, "no endpoint anywhere takes new connections"))
+            steps.append(AnswerStep(False, _NO_ENDPOINT))
             if side is Side.NODE and frontend.kind is not FrontendKind.CLUSTER and not self._refuses_node(frontend):
                 return self._ended(plan, frontend, Outcome.NOT_OURS, steps, missing)
             return self._ended(plan, frontend, Outcome.REFUSED, steps, missing)
         if action is Action.DROP:
-            steps.append(AnswerStep(False, "policy Local, and none of the Service's endpoints is on this node", field))
+            steps.append(AnswerStep(False, _NONE_HERE, field))
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are eligible"
@@ -476,6 +449,15 @@ class _Question:
 
 
 _CLAIMANTS = 3  # maximum number of other claimants of an address in a text
+_NO_ENDPOINT = "no endpoint anywhere takes new connections"
+_NONE_HERE = "policy Local, and none of the Service's endpoints is on this node"
+
+
+def _unavailable(plan: ServicePlan) -> tuple[str, str]:
+    """Return the reason why a NodePort has no eligible endpoint on this node, and its field, '' for none."""
+    return (_NONE_HERE, "spec.externalTrafficPolicy") if plan.usable else (_NO_ENDPOINT, "")
+
+
 _HEALTH = "spec.healthCheckNodePort"
 _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
 _RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts

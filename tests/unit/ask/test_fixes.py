@@ -11,7 +11,7 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.objects import NodeSpec, ServicePort, Taint
+from kubeproxy.model.objects import EndpointPort, NodeSpec, ServicePort, Taint
 from kubeproxy.model.plan import Detector
 from kubeproxy.report.health import TO_BE_DELETED_TAINT
 from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, node_object, service, world
@@ -161,3 +161,22 @@ def test_the_health_port_of_a_node_that_is_deleted_answers_503(taints, passes, s
     there = snapshot(planner, OWN)
     why = explain(there, packet(there, "198.51.100.9", f"{NODE_IPS[Family.IPV4]}:10256")).why
     assert (why.passes, why.client_sees.startswith(sees)) == (passes, True)
+
+
+@pytest.mark.parametrize(
+    ("serving", "said"),
+    [
+        ((False, False), ["all endpoints are terminating: start others"]),
+        ((False, None), ["1 endpoint is not ready: look at the readiness", "1 endpoint is terminating: start others"]),
+    ],
+)
+def test_terminating_endpoints_are_counted(serving, said):
+    states = [
+        {"ready": False} if one is None else {"ready": False, "terminating": True, "serving": one} for one in serving
+    ]
+    ends = [endpoint(f"10.244.1.{number}", HERE, **state) for number, state in enumerate(states, 1)]
+    slices = endpoint_slice(*ends, ports=[EndpointPort(port=8080)])
+    made = snapshot(planner_of(world(), service("web", "10.96.0.10"), slices))
+    fixes = explain(made, packet(made, "192.0.2.77", "10.96.0.10:80")).why.fixes
+    assert len(fixes) == len(said)
+    assert all(fix.startswith(begin) for fix, begin in zip(fixes, said, strict=True)), fixes

@@ -273,6 +273,50 @@ def test_nodeports_on_loopback(care, protocol, outcome, said):
 
 
 @pytest.mark.parametrize(
+    ("address", "place", "said", "notice"),
+    [
+        ("127.0.0.2", HERE, "the proxy relays only from 127.0.0.1 and ::1 [nodePortAddresses]", Notice.RESET),
+        (
+            "127.0.0.1",
+            THERE,
+            "policy Local, and none of the Service's endpoints is on this node [spec.ext",
+            Notice.RESET,
+        ),
+        ("127.0.0.1", "", "no endpoint anywhere takes new connections", Notice.RESET),
+        ("::1", "", "no endpoint anywhere takes new connections", Notice.RESET),
+    ],
+)
+def test_a_nodeport_on_loopback_that_is_not_relayed_has_its_cause(address, place, said, notice):
+    family = Family.IPV6 if ":" in address else Family.IPV4
+    cluster, end = ("10.96.0.10", "10.244.1.1") if family is Family.IPV4 else ("fd00:96::a", "fd00:244:1::1")
+    ports = [ServicePort(port=80, node_port=30080)]
+    local = {"external_traffic_policy": "Local"} if place == THERE else {}
+    web = service("web", cluster, ports=ports, type="NodePort", **local)
+    made = planner(web, *([slice_of(endpoint(end, place), ports=UNNAMED)] if place else []))
+    part = {family.label.lower(): replace(made.world.of(family), loopback=Loopback.RELAYED)}
+    made.set_world(replace(made.world, **part))
+    answered = ask(made, address, 30080, None, TCP)
+    assert (answered.outcome, said in told(answered)) == (Outcome.REFUSED, True), told(answered)
+    assert answered.notice is notice
+
+
+def test_a_closed_nodeport_has_its_cause():
+    ports = [ServicePort(port=80, node_port=30080)]
+    far = service("web", "10.96.0.10", ports=ports, type="NodePort", external_traffic_policy="Local")
+    for pieces, said in (
+        (
+            [slice_of(endpoint("10.244.1.1", THERE), ports=UNNAMED)],
+            "policy Local, and none of the Service's endpoints is on this node",
+        ),
+        ([], "no endpoint anywhere takes new connections"),
+    ):
+        made = planner(far, *pieces, nodeports="all")
+        made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, nodeport_ips=())))
+        answered = ask(made, NODE_IPS[Family.IPV4], 30080, STRANGER, habits=iptables.MODE.habits)
+        assert f"is closed: a NodePort of default/web: {said}" in told(answered), told(answered)
+
+
+@pytest.mark.parametrize(
     ("loopback", "outcome"), [(Loopback.SERVED, Outcome.FORWARDED), (Loopback.NOTHING, Outcome.NOT_OURS)]
 )
 def test_nodeports_answer_on_loopback_in_iptables_mode_only_if_configured(loopback, outcome):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.model.addresses import PROTOCOLS, destination_text, pack
-from kubeproxy.model.answer import Answer, Index, Notice, Outcome, Packet, answer
+from kubeproxy.model.answer import Answer, Notice, Outcome, Packet, answer
+from kubeproxy.model.index import Index
 from kubeproxy.setup import modes
 from support.iptables_cases import LOCAL, case, planner_of
 from support.places import CASES
