@@ -119,6 +119,18 @@ async def test_a_clients_node_without_the_api_server(nodes: ThreeNodes) -> None:
     assert f"the proxy of node-c has outdated objects: {gone}" in first(text)
 
 
+async def test_a_chain_of_a_device(nodes: ThreeNodes) -> None:
+    nodes.live.service("device", "b1")
+    chain = "add table netdev cloud; add chain netdev cloud guard { type filter hook ingress device eth0 priority 0; }"
+    await nodes.run("node-b", "nft", f"{chain}; add rule netdev cloud guard tcp dport 3000 drop")
+    seen = "node-b, table netdev cloud, chain guard may drop packets, and is not evaluated"
+    try:
+        text = await nodes.until(2, seen, "why", "pod/a1", "svc/device:tcp")
+    finally:
+        await nodes.run("node-b", "nft", "delete table netdev cloud")
+    assert "node-b delivers it: see the network between the nodes; on node-b, table netdev cloud" in first(text)
+
+
 async def test_the_wrong_mode(nodes: ThreeNodes) -> None:
     await nodes.proxies["node-c"].stop()
     await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")

@@ -22,6 +22,10 @@ from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
 
+_AVOIDED: Final = (
+    "a load balancer must not send to a node without an endpoint: if it does, see whether it obeys the health check at "
+    "spec.healthCheckNodePort (`kube-proxy why CLIENT NODE-IP:PORT` has the node's answer)"
+)
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -54,6 +58,7 @@ class _Answer(Struct, rename="camel", kw_only=True):
 class _Probe(Struct):
     address: str
     problem: str
+    unanswered: bool = False  # over UDP
 
 
 class WhyAnswer(_Answer):
@@ -78,10 +83,10 @@ class WhyAnswer(_Answer):
         return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
 
     def add(self, finding: Diagnosis) -> None:
-        """Add a finding of the plugin that stops connections."""
+        """Add a finding of the plugin, which is an error, or leaves the answer open."""
         self.findings.insert(0, finding.row())
-        self.heading += f", but {finding.what} (x)"
-        self.answer = "no"
+        self.heading += f", but {finding.what} ({finding.severity.mark})"
+        self.answer = "no" if finding.is_wrong or self.answer == "no" else "unknown"
         self.fixes.insert(0, finding.fix)
 
     def cause(self, *, probes: bool) -> str:
@@ -90,10 +95,22 @@ class WhyAnswer(_Answer):
         kept = [one for one in found if probes or one.about != "endpoints"]
         return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
 
+    @property
+    def avoided(self) -> bool:
+        """Whether a load balancer that obeys the health check sends no connections to the node: under policy Local, it
+        has no endpoint.
+        """
+        first, blocking = self.why.steps[:1], [one.field for one in self.why.steps if not one.passes]
+        is_balanced = [one.field for one in first] == ["status.loadBalancer.ingress"]
+        return is_balanced and blocking == ["spec.externalTrafficPolicy"]
+
     def facts(self) -> Iterator[Fact]:
         """Yield the outcome of the connection, with the Service that has the address, and the causes."""
         served = [step.text for step in self.why.steps[:1] if self.why.service and step.passes]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
+        if self.avoided:
+            yield Fact(Severity.NOTE, self.heading, (*served, *stops, _AVOIDED))
+            return
         yield Fact(self.severity, self.heading, (*served, *stops, *(f"Fix: {fix}" for fix in self.fixes)))
 
 
@@ -136,7 +153,7 @@ class VerifyAnswer(_Answer):
         """Yield the differences of each node between API server, plan and kernel."""
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
-        yield from (Fact(Severity.BROKEN, text) for text in self.troubles)
+        yield from (Fact(Severity.UNKNOWN, text) for text in self.troubles)
         yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
         yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)
         yield from (Fact(Severity.NOTE, text) for text in self.caveats)

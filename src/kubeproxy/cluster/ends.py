@@ -12,7 +12,7 @@ from kubeproxy.ask.kernel.present import end_of
 from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
-from kubeproxy.commands import exit_code
+from kubeproxy.commands import UNKNOWN, exit_code
 
 MOST: Final = 4
 """Maximum number of nodes of endpoints that are queried."""
@@ -38,6 +38,12 @@ class Delivery(Struct):
     def judged(self) -> WhyAnswer | None:
         """The answer, None without one, or if the node's proxy does not have the endpoint."""
         return self.answer if self.answer is not None and self.answer.why.direct else None
+
+    @property
+    def suspects(self) -> list[str]:
+        """The chains of the node that may drop the packets."""
+        found = self.judged.diagnoses if self.judged is not None else []
+        return [one.what for one in found if one.about == "firewall" and one.severity is Severity.NOTE]
 
     @property
     def fixes(self) -> list[str]:
@@ -108,6 +114,18 @@ def _api_fix(node: str) -> str:
     return f"see whether the proxy of {node} reaches the API server: `kubectl kubeproxy doctor --node {node}`"
 
 
+def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
+    """Add a finding to the answer of the endpoint's node if it got a UDP reply, and the client's node got none."""
+    quiet = {one.address for one in near.probes if one.unanswered}
+    if far.judged is None or far.judged.answer != "yes" or far.end.address not in quiet:
+        return
+    if any(one.address == far.end.address and not (one.problem or one.unanswered) for one in far.judged.probes):
+        what = f"{node} got no UDP reply, and {far.reply.node} got one"
+        why = "; ".join(far.suspects) or "see the network between the nodes"
+        far.judged.add(Diagnosis(Severity.UNKNOWN, "firewall", f"{what}: {why}"))
+        far.reply.status = UNKNOWN
+
+
 def question(end: Target, destination: str) -> tuple[str, str]:
     """Return the arguments of `kube-proxy why` on the node of an endpoint; `destination` is that of the connection."""
     return end.client, f"{end.address}/{destination.rpartition('/')[2]}"
@@ -136,7 +154,8 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         else:
             yield f"on {node}, {decision.replace('this node', node)}"
             if fine and not answer.cause(probes=False):
-                yield f"{carried}: see the network between the nodes"
+                seen = [f"; on {one.reply.node}, {what}" for one in deliveries for what in one.suspects]
+                yield f"{carried}: see the network between the nodes{''.join(seen)}"
     for one in sorted(deliveries, key=lambda one: one.severity):
         if one.severity < Severity.NOTE:
             text = one.text if one.answer is not None else one.text.partition(": ")[0]  # the reason has its own line

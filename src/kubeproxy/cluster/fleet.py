@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.ask.finding import Severity
-from kubeproxy.cluster.answers import DoctorAnswer, Fact, NodeAnswer, decoded
+from kubeproxy.cluster.answers import DoctorAnswer, Fact, NodeAnswer, WhyAnswer, decoded
 from kubeproxy.cluster.kubectl import Container, Kubectl
 from kubeproxy.cluster.proxies import ProxyPlace
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
@@ -129,7 +129,10 @@ class Fleet:
     def status(self) -> int:
         """Return the exit code: the worst of the nodes, NO if they differ, UNKNOWN if one gave no answer."""
         differ = any(one.fact.expected for one in self._differences())
-        codes = {reply.status for reply in self.replies if not reply.go}
+        answers = {node: one for node, one in self.answers.items() if isinstance(one, WhyAnswer)}
+        served = len(self.replies) > 1 and any(one.answer == "yes" for one in answers.values())
+        avoided = {node for node, one in answers.items() if one.avoided and served}
+        codes = {reply.status for reply in self.replies if not reply.go and reply.node not in avoided}
         return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self.examined)
 
 
@@ -163,7 +166,7 @@ def _reply(
         printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place.node)])
         if not printed.text.lstrip().startswith(b"{"):
             reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
-            reply.problem = "" if reply.go else printed.reason
+            reply.problem = "" if reply.go else _explained(printed.reason, where)
             return reply, None, ()
         answer, facts = decoded(printed.text, fleet.command, fleet.arguments)
     except NoAnswerError as error:
@@ -175,6 +178,20 @@ def _reply(
         reply.version, reply.mode = answer.version, answer.mode
     reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
     return reply, answer, facts
+
+
+def _explained(reason: str, where: Container) -> str:
+    """Return the reason why there is no answer, with a fix for a user of the plugin."""
+    head, _, rest = reason.partition(": ")
+    if "pods/exec" in rest and "forbidden" in rest:
+        user = rest.partition("forbidden: ")[2]
+        can = f"`kubectl auth can-i create pods/exec -n {where.namespace}`"
+        return f"{user}: give your user the right to create pods/exec in namespace {where.namespace} ({can})"
+    if head.startswith("no kube-proxy answers at "):
+        return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
+    if head.startswith("the proxy at ") and "did not answer within" in head:
+        return f"{head}: see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`)"
+    return reason
 
 
 def _go(kubectl: Kubectl, where: Container) -> str:

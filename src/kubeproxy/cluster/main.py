@@ -196,6 +196,7 @@ def _deliveries(
     made = [Delivery(chosen[reply.node], reply, answers.get(reply.node)) for reply in there.replies]
     for one in made:
         one.listed = end_of(one.end.address) in listed if listed is not None else None
+        ends.doubt(near, fleet.replies[0].node, one)
     return made
 
 

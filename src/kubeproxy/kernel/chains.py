@@ -44,6 +44,13 @@ def chains() -> list[Chain]:
     ]
 
 
+def unevaluated() -> list[Chain]:
+    """Return the base chains of devices and bridges, whose rules are not evaluated. Raises NetlinkError."""
+    with Netlink.open() as link:
+        there = [(TABLE_FAMILIES.get(one.family, ""), one) for one in listed_chains(link) if one.hook is not None]
+    return [Chain(family, one.table, one.name) for family, one in there if family in {"netdev", "bridge"}]
+
+
 def _hook(one: ListedChain) -> str:
     hook = one.hook
     if hook is None:

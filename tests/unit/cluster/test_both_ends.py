@@ -136,7 +136,7 @@ def test_the_first_line_names_the_node_that_drops(
     code, text = ask()
     assert text.splitlines()[1] == f"{SERVICE}: {decision}"
     assert code == status
-    assert "gave no answer" not in decision or "gave no answer: no kube-proxy answers at /run/x\n" in text
+    assert "gave no answer" not in decision or "gave no answer: no kube-proxy answers at /run/x: `kubectl" in text
     assert asked(cluster) == [
         ["node-a", "10.244.0.7", "10.96.0.10:80"],
         ["node-b", "10.244.0.7", "10.244.1.8:3000/tcp"],
@@ -244,3 +244,28 @@ def test_endpoints_that_cannot_be_listed_are_not_outdated(cluster: StandIn, ask:
     cluster.node("node-b", **far("yes"))
     cluster.errors["endpointslices"] = "Error from server (Forbidden)"
     assert ask()[0] == YES
+
+
+MAY_DROP = found("note", "firewall", "table netdev cloud, chain guard may drop packets, and is not evaluated")
+
+
+def test_chains_that_may_drop_are_named_together_with_the_network(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("unknown", NEAR_DOUBT, heading=f"{SERVICE}: forwarded, if this node can (?)"))
+    cluster.node("node-b", **far("yes", MAY_DROP))
+    status, text = ask()
+    assert status == UNKNOWN
+    line = f"node-b delivers it: see the network between the nodes; on node-b, {MAY_DROP['what']}"
+    assert text.splitlines()[1].endswith(line)
+
+
+@pytest.mark.parametrize("note", [(MAY_DROP,), ()])
+def test_a_udp_reply_that_only_the_endpoints_node_got_is_a_doubt(cluster: StandIn, ask: Ask, note: tuple[Json, ...]):
+    here, there = near("yes"), far("yes", *note)
+    for name, made, unanswered in (("node-a", here, True), ("node-b", there, False)):
+        answer = json.loads(made["out"])
+        answer["probes"][0] |= {"protocol": "UDP", "unanswered": unanswered}
+        cluster.node(name, **made | {"out": json.dumps(answer)})
+    status, text = ask()
+    cause = MAY_DROP["what"] if note else "see the network between the nodes"
+    line = f"node-b may not deliver to {THERE}: node-a got no UDP reply, and node-b got one: {cause} (?)"
+    assert (status, text.splitlines()[1]) == (UNKNOWN, f"{FORWARDED}; {line}")

@@ -285,6 +285,71 @@ def test_differences_of_the_kernel_are_named_by_node(cluster: StandIn, run: Run)
     assert "ok compared 5 Services" in text
 
 
+def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, run: Run):
+    lists: Json = {key: [] for key in ("findings", "behind", "onTheirWay", "restless", "caveats")}
+    for name, troubles in (("node-a", []), ("node-b", ["the API server did not answer within 10 s"])):
+        out = made(mode="nftables", services=1, troubles=troubles, **lists)
+        cluster.node(name, out=out, status=2 * len(troubles))
+    status, text, _ = run("verify", "shop/web")
+    assert status == UNKNOWN
+    assert "?  1 of 2 nodes: the API server did not answer within 10 s: node-b\n" in text
+    assert "Fix: " not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            'Error from server (Forbidden): pods "{pod}" is forbidden: User "dev" cannot create resource "pods/exec"',
+            (
+                'no answer of node-a, node-b: User "dev" cannot create resource "pods/exec": give your user the right '
+                "to create pods/exec in namespace kube-system (`kubectl auth can-i create pods/exec -n kube-system`)\n"
+            ),
+        ),
+        (
+            "Error: no kube-proxy answers at /run/x: ask where it runs, or do without one by --manifests",
+            (
+                "no answer of node-a, node-b: no kube-proxy answers at /run/x: `kubectl kubeproxy doctor` has the "
+                "reason; the rules of a stopped proxy still decide\n"
+            ),
+        ),
+        (
+            "Error: the proxy at /run/x did not answer within 10 s: see its log and /livez",
+            (
+                "no answer of node-b: the proxy at /run/x did not answer within 10 s: see its log (`kubectl -n "
+                "kube-system logs kube-proxy-py-node-b -c kube-proxy`)\n"
+            ),
+        ),
+    ],
+)
+def test_a_node_without_an_answer_has_a_fix_for_a_user_of_kubectl(error: str, says: str, cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b"):
+        cluster.node(name, err=error.format(pod=f"kube-proxy-py-{name}") + "\n", status=2)
+    status, text, _ = run("verify")
+    assert (status, says in text) == (UNKNOWN, True), text
+
+
+def test_nodes_that_a_load_balancer_avoids_are_no_error(cluster: StandIn, run: Run):
+    for name in ("node-a", "node-b"):
+        cluster.node(name, **why("x -> y: kube-proxy forwards it"))
+    answer = json.loads(why("x -> y: dropped, the client sees a timeout", "no")["out"])
+    answer["why"] |= {"outcome": "dropped", "endpoints": []}
+    address = {"passes": True, "text": "203.0.113.1:80/TCP is the load balancer address", "field": FRONT}
+    answer["why"]["steps"] = [address, {"passes": False, "text": "policy Local", "field": "spec.externalTrafficPolicy"}]
+    avoided = {"out": json.dumps(answer | {"fixes": ["set the policy"]}), "status": 1}
+    cluster.printed["kube-proxy-py-node-b"] = avoided
+    status, text, _ = run("why", "198.51.100.9", "203.0.113.1:80")
+    assert status == YES
+    assert "-  1 of 2 nodes: x -> y: dropped, the client sees a timeout: node-b\n" in text
+    assert "see whether it obeys the health check at spec.healthCheckNodePort" in text
+    assert "set the policy" not in text
+    cluster.printed["kube-proxy-py-node-a"] = avoided
+    assert run("why", "198.51.100.9", "203.0.113.1:80")[0] == NO
+
+
+FRONT = "status.loadBalancer.ingress"
+
+
 def test_connections_of_all_nodes_are_added_up(cluster: StandIn, run: Run):
     for name, count in (("node-a", 3), ("node-b", 4)):
         used = {"connections": count, "closing": 0, "unanswered": count - 3, "newPerSecond": 0.5}
@@ -349,7 +414,7 @@ def test_missing_rights_are_named(cluster: StandIn, run: Run):
     assert (
         "nodes could not be listed, so those without a kube-proxy are unknown: Error from server (Forbidden)" in errors
     )
-    assert "no answer of node-b: Error from server (Forbidden): pods/exec is forbidden" in text
+    assert 'no answer of node-b: User "me" cannot list resource: give your user the right to create pods/exec' in text
     cluster.errors["pods"] = denied.format("pods")
     status, text, errors = run("doctor")
     assert (status, text) == (UNKNOWN, "")

@@ -183,6 +183,7 @@ def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
 
 def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     sight = _sight(report, rules)
+    report.look("rules of devices", lambda: strangers.unevaluated(chains.unevaluated()))
     if node.bridged:
         if sight is not None:
             report.look("rules", lambda: _chains(node, rules, ends_here=False))

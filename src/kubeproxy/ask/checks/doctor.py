@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks import identity, strangers
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.finding import Diagnosis, UnreadError, worst_first
+from kubeproxy.ask.finding import Diagnosis, Severity, UnreadError, worst_first
 from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
@@ -29,6 +29,10 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     except KubeProxyError as error:
         before = [error.finding] if isinstance(error, UnreadError) else []
         silence = "" if before else str(error)
+        if isinstance(error.__cause__, TimeoutError):
+            why = "changes of Services and endpoints do not get into the kernel, whose last rules decide"
+            fix = "see its log; then end the process, and the kubelet or systemd starts it again"
+            before = [Diagnosis(Severity.BROKEN, "proxy", "the proxy hangs: it did not answer", why, fix)]
         config = KubeProxyConfiguration()
         try:
             named = ("config", given.config), ("proxy-mode", given.proxy_mode)

@@ -9,7 +9,7 @@ from typing import Final
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
-from kubeproxy.kernel.chains import RuleChain
+from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.meaning.firewall import Drop, Filter, ForeignTranslation
@@ -26,6 +26,15 @@ def unasked(proxies: Sequence[ProxyProcess]) -> str:
     if not pids:
         return "no kube-proxy runs here"
     return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
+
+
+def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
+    """Report chains whose rules are not evaluated."""
+    for one in found:
+        what = f"table {one.family} {one.table}, chain {one.name} may drop packets, and is not evaluated"
+        why = f"where a connection hangs, one of its rules may be why (`nft list table {one.family} {one.table}`)"
+        fix = "let it accept packets of the pod network and of Services"
+        yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
