@@ -11,8 +11,17 @@ from msgspec.structs import replace
 from kubeproxy.model.addresses import Family, is_loopback, pack
 from kubeproxy.model.answer import Outcome, answer
 from kubeproxy.model.answer import Packet as AnsweredPacket
-from kubeproxy.model.objects import Service
-from kubeproxy.model.plan import Compiled, FamilyGlobals, FrontendKind, Globals, Loopback, ServiceName, ServicePlan
+from kubeproxy.model.objects import Node, Service
+from kubeproxy.model.plan import (
+    Compiled,
+    FamilyGlobals,
+    Frontend,
+    FrontendKind,
+    Globals,
+    Loopback,
+    ServiceName,
+    ServicePlan,
+)
 from support.cluster_objects import NODE_IPS
 from support.fake_nftables import FakeKernel, Packet
 from support.fake_nftables.packets import INTERFACES, Fate, Forwarded, Origin, fate
@@ -76,6 +85,7 @@ class _Cluster:
     def __init__(self, world: Globals, plans: Iterable[ServicePlan]) -> None:
         self.world = world
         self.departures = None
+        self.nodes: Mapping[str, Node] = {}
         self.services: Mapping[ServiceName, Service] = {}
         self.slices: Mapping[ServiceName, Mapping[str, Slice]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
@@ -88,6 +98,9 @@ class _Cluster:
 
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
         return self._owners.get((family, key))
+
+    def claimants(self, plan: ServicePlan, frontend: Frontend) -> list[str]:
+        return []
 
 
 def _wanted(cluster: _Cluster, packet: Packet, hairpin: set[bytes]) -> Fate:
