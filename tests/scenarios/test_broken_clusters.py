@@ -131,6 +131,23 @@ async def test_a_chain_of_a_device(nodes: ThreeNodes) -> None:
     assert "node-b delivers it: see the network between the nodes; on node-b, table netdev cloud" in first(text)
 
 
+@pytest.mark.parametrize("at", ["node-a", "node-b"])
+async def test_a_silent_next_hop(nodes: ThreeNodes, at: str) -> None:
+    """Of requests on the client's node, or of answers on the endpoint's node."""
+    nodes.live.service(f"next-{at}", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", f"svc/next-{at}:tcp")
+    pods, hop = f"{ip(nodes, 'b1' if at == 'node-a' else 'a1')}/32", "192.168.100.77"
+    await nodes.run(at, "ip", "route", "add", pods, "via", hop)
+    await nodes.run(at, "bash", "-c", f"echo > /dev/udp/{pods[:-3]}/9")  # a packet, as those of clients' connections
+    try:
+        status, text = await nodes.ask("why", "pod/a1", f"svc/next-{at}:tcp")
+    finally:
+        await nodes.run(at, "ip", "route", "del", pods, "via", hop)
+    assert status in {1, 2}, text
+    assert f"is silent: nothing answers ARP for {hop}" in first(text), text
+    assert f"see `ip route get {pods[:-3]}`" in text
+
+
 async def test_the_wrong_mode(nodes: ThreeNodes) -> None:
     await nodes.proxies["node-c"].stop()
     await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")

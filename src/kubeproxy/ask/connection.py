@@ -34,6 +34,7 @@ _OPEN: Final = (
     "endpoints",
     "proxy",
     "arrival",
+    "routes",
     "leftovers",
     *_FOREIGN,
 )  # the checks that can make the whole answer unknown
@@ -112,6 +113,7 @@ class Explanation(Struct, frozen=True):
             one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
             more += f", but {one} this node (?)" * self._leaves_open("endpoints")
             more += ", unless its packets arrive by another interface (?)" * self._leaves_open("arrival")
+            more += ", unless a next hop is silent (?)" * self._leaves_open("routes")
             more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)

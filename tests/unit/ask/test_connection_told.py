@@ -326,6 +326,26 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_itself", "marks"),
+    [
+        ("nothing answers ARP for 10.0.0.9 (INCOMPLETE in `ip neighbour`)", False, ["x"]),
+        ("nothing answers ARP for 10.0.0.9 (FAILED in `ip neighbour`)", False, ["?"]),
+        ("nothing answers ARP for 10.0.0.1 (FAILED in `ip neighbour`)", True, []),
+        ("", False, []),
+    ],
+)
+def test_a_next_hop_that_is_silent_is_named(text, is_itself, marks, monkeypatch):
+    monkeypatch.setattr(routes, "silent_neighbour", lambda _: (text, is_itself))
+    config = KubeProxyConfiguration()
+    node = CheckedNode(None, 0, MODE, config, routed=[RoutedPacket(None, b"\n\0\0\1")])
+    found = list(routes.unanswered(node))
+    assert [one.severity.mark for one in found] == marks
+    assert all(one.what.endswith(text) and "ip route get 10.0.0.1" in one.fix for one in found)
+    told = Explanation(why(), tuple(around(Checkup(found, []))))
+    assert told.answer == {"": "yes", "x": "no", "?": "unknown"}["".join(marks)]
+
+
 @pytest.mark.parametrize(("wrong", "blocked", "count"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, count, monkeypatch):
     named = Diagnosis(Severity.BROKEN, "node", "Node worker-9 is another machine", "", "set hostnameOverride")

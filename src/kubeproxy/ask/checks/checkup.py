@@ -204,6 +204,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     report.look("conntrack", nodes.full_conntrack)
     report.look("interfaces", lambda: nodes.interfaces_down(node))
     report.look("routes", lambda: routes.refused(node))
+    report.look("next hops", lambda: routes.unanswered(node))
 
 
 def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:

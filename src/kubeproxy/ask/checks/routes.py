@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 
 from msgspec.structs import replace
@@ -12,7 +13,8 @@ from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_p
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
 from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, Harm, Severity
-from kubeproxy.kernel.route import local_addresses, way_out
+from kubeproxy.kernel.netlink.protocol import NetlinkError
+from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, is_loopback, unpack, within
 
@@ -57,6 +59,26 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
             requested = node.ends_at(packet.destination)
             harm = node.harm(requested or node.ends_at(packet.source) or [None], again=bool(requested) and is_silent)
             yield _stopped(packet, by, harm, is_silent=is_silent)
+
+
+def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether the next hop of a packet of the checked connection answers for its address. An entry FAILED may be
+    old, because no packet has used it since.
+    """
+    for packet in {one.destination: one for one in node.routed}.values():
+        text, is_itself = "", False
+        with suppress(NetlinkError):  # without a route; `refused` reports it
+            text, is_itself = silent_neighbour(packet.destination)
+        if text and not is_itself:
+            end = unpack(packet.destination)
+            yield Diagnosis(
+                severity=Severity.BROKEN if "INCOMPLETE" in text else Severity.UNKNOWN,
+                about="routes",
+                what=f"the next hop of packets to {end} is silent: {text}",
+                why="the packets do not leave this node",
+                fix=f"see `ip route get {end}`: correct the route, or have that next hop answer",
+                harm=node.harm(node.ends_at(packet.destination) or node.ends_at(packet.source or b"") or [None]),
+            )
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
