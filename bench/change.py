@@ -268,8 +268,8 @@ def _growth(rows: Sequence[Row]) -> Iterator[str]:
             least, most = limits[f"1kx10 {case}"], limits[f"44kx10 {case}"]
             kernel_ = most.median / least.median if isinstance(least, Spread) and isinstance(most, Spread) else 0.0
             yield (
-                f"{case}: 44k takes {large.median / small.median:.2f} times 1k (the limit itself {kernel_:.2f} times; "
-                f"goal: at most {GROWTH})."
+                f"{case}: 44k takes {large.median / small.median:.2f} times as long as 1k "
+                f"(the limit: {kernel_:.2f} times; goal: at most {GROWTH})."
             )
 
 

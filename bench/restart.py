@@ -214,9 +214,10 @@ def row(with_: Run, size: str, count: int) -> Row:
 
 
 NOTES = (
-    "From exec, with the lab's API server, a Python process, on the same CPUs. write: of a slice, to the transaction.",
+    "Times begin at exec. The lab's API server, a Python process, uses the same CPUs.",
+    "write: from the write of a slice to its transaction.",
     "held: the slowest answer of /livez in that time. written: elements that the restart wrote or removed.",
-    "compared: a full sync of a table that is already correct; dump: reading its elements only, in CPU time.",
+    "compared: a full sync of a table that is already correct; dump: only the read of its elements; both in CPU time.",
 )
 
 

@@ -130,9 +130,9 @@ def _load(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"kubeconfig: {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"kubeconfig: {path} is no YAML: {error}") from error
+        raise ConfigError(f"kubeconfig: {path} is not YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"kubeconfig: {path} is no kubeconfig: expected an object at the top")
+        raise ConfigError(f"kubeconfig: {path} is not a kubeconfig: expected an object at the top")
     return document
 
 

@@ -160,7 +160,7 @@ class Recovery:
             case StatusError(code=403):
                 self._met(self._permission(error))
             case StatusError(code=404) if self._target.optional:
-                self._missing(f"the API server has no {resource}, looking again from time to time")
+                self._missing(f"the API server has no {resource}; the proxy asks again later")
                 return self._pace.absent * random.uniform(0.8, 1.2)  # noqa: S311 - randomness only to spread load
             case StatusError(expired=True):
                 return self._expired(backoff, listing=listing)

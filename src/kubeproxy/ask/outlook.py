@@ -122,7 +122,7 @@ def _moved(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Yield a sentence if the new configuration recognises pods by a missing interface."""
+    """Return a sentence if the new configuration recognises pods by an interface that this node does not have."""
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []

@@ -88,7 +88,7 @@ class Shift(Struct, frozen=True, rename="camel"):
 
     @property
     def text(self) -> str:
-        """The shift as a sentence."""
+        """A sentence that describes this change of outcomes."""
         where, who = ", ".join(self.where), ", ".join(self.who)
         count = f"{len(self.services)} Services: " if len(self.services) > 1 else ""
         shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")

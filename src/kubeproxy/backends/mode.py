@@ -4,7 +4,8 @@ that runs.
 Each mode has a folder with its name. `__init__.py` defines MODE and imports little, because it is loaded in every mode;
 `mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
 mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, except those that the
-running mode uses under the same name, and returns the failures. `traces(sight, owns)` returns the objects that exist.
+running mode uses under the same name, and returns the failures. `traces(sight, owns)` returns the mode's objects that
+exist in the kernel.
 """
 
 from __future__ import annotations

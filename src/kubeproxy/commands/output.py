@@ -62,7 +62,7 @@ def marked(mark: str, text: str) -> None:
 
 
 def json(value: Any) -> None:
-    """Print an answer, a Struct or dictionary, as JSON of docs/answers.schema.json, with this command's version."""
+    """Print an answer (a Struct or dictionary) and this command's version as JSON of docs/answers.schema.json."""
     sys.stdout.buffer.write(msgspec.json.format(json_bytes(versioned(value)), indent=2) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -30,7 +30,9 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 class PageAccess(NamedTuple):
-    """The networks whose clients may open the page, none for no page, and the accepted names and addresses."""
+    """The networks whose clients may open the page, and the names and addresses by which a browser may request it.
+    Without networks there is no page.
+    """
 
     networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()

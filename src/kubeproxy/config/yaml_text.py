@@ -20,7 +20,7 @@ DEPTH: Final = 64
 VALUES: Final = 2_000_000
 """Maximum number of values of one document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
 
-_LONG: Final = 64  # this number of characters of text counts as one more value
+_LONG: Final = 64  # each 64 characters of a text count as one more value
 _TAG: Final = "tag:yaml.org,2002:"
 _POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # Helm writes 1000000 as 1e+06
 

@@ -110,7 +110,7 @@ class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
 
 
 def retries() -> Backoff:
-    """Return the delays of attempts after a refusal by the kernel."""
+    """Return the delays between attempts to write a change that the kernel refused."""
     return Backoff(FIRST_RETRY, SLOWEST_RETRY)
 
 

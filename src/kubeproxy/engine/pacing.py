@@ -172,7 +172,7 @@ class Intake:
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:
-        """Apply or queue events; return whether some concern the node, which are applied at once."""
+        """Apply events of the node at once, and queue the others; return whether there are events of the node."""
         about_node = [event for event in events if _is_about_node(event)]
         if about_node:
             self._reject_all(self._planner.apply(about_node))

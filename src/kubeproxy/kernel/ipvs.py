@@ -197,7 +197,7 @@ class Ipvs(Closing):
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Make packed changes; `named` returns the change with a number in the sequence. Raises RefusedError."""
+        """Make packed changes; `named` returns the change at an index of `payloads`. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
             (change := named(number), NetlinkError(code, f"cannot {change}", text))

@@ -273,8 +273,8 @@ class _Rule:
         self._inside(term, [(low, high)], size, op in {1, 7})
 
     def _inside(self, term: Term, ranges: Sequence[tuple[int, int]], size: int, negated: bool) -> bool:
-        """Append the test whether the first `size` bytes of a field are in one of these ranges; return False if no
-        operation expresses it.
+        """Append a test that the first `size` bytes of a field are in one of these ranges; return False if no operation
+        expresses the test.
         """
         field = term.field
         if field is Property.SOURCE and term.modulus:  # fib saddr type

@@ -461,7 +461,7 @@ class Walk:
         return []
 
     def _write(self, field: Property, value: Any, flow: PacketSet) -> list[PacketSet]:
-        """Write a field of the packet; return the parts that must be split off."""
+        """Write a field of the packets; return the packets that it does not apply to, as separate flows."""
         if field is Property.SOURCE:
             flow.hidden = None if value is None else flow.destination
         elif field is Property.DESTINATION:

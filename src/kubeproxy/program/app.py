@@ -128,8 +128,9 @@ async def opened(
     options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
     """Return the program, ready to run. Steps that may fail without changing the host are first. `give_up` drops
-    capabilities (lifetime.py). It is called when the host is prepared and no thread runs yet, with the files that are
-    read again later and the program that creates credentials. Raises ConfigError, Unsupported or ApplyError.
+    capabilities (lifetime.py). It is called after the host is prepared and before the first thread starts. Its
+    arguments are the files that the proxy reads again later, and the program that creates credentials.
+    Raises ConfigError, Unsupported or ApplyError.
     """
     config, operations = options.config, mode.operations()
     metrics = ProxyMetrics()

@@ -204,7 +204,7 @@ def user_agent(pid: int, mode: str) -> str:
 
 
 class Neighbours:
-    """The other kube-proxies of this node; `say` is called with a sentence about such a kube-proxy.
+    """The other kube-proxies of this node; `say` gets a sentence about each that uses a port of this proxy.
 
     A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
     User-Agent. So each of the two proxies reports the other. Only digits and lower-case letters of another proxy's text

@@ -282,7 +282,7 @@ class ServerConnection(asyncio.Protocol):
                     await self._writable.wait()
             except Exception:
                 _log.exception("Serving %r failed", self._url)
-                self.abort()  # the missing end of the body shows the error to the client
+                self.abort()  # the body has no end, so the client notices the error
                 return
         self._write(b"0\r\n\r\n" * chunked)
         if self._transport is not None:

@@ -1,7 +1,7 @@
-"""Compares the kernel with the plans until each difference is confirmed, because the proxy and other programs change it
-in the meantime. A Service's difference counts if two readings show it, and the proxy had the same plan of the Service
-before, between and after these readings. An element without a Service counts as a difference if it has no Service in
-two passes over everything.
+"""Compares the kernel with the plans, and confirms each difference by further readings, because the proxy and other
+programs may change the rules during a comparison. A Service's difference counts if two readings show it, and the proxy
+had the same plan of the Service before, between and after these readings. An element without a Service counts as a
+difference if it has no Service in two passes over everything.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _by_service(findings: Iterable[Finding]) -> dict[ServiceName, list[Finding]]
 
 @contextmanager
 def examiners(facts: Facts, families: Iterable[Family]) -> Iterator[list[Examiner]]:
-    """Open the examiners of these families, for the mode in a proxy's facts. Raises KubeProxyError."""
+    """Open the examiners of these families, for the mode that the proxy reports. Raises KubeProxyError."""
     examine = modes.named(facts.mode).operations().examine
     config = facts.configuration()
     with ExitStack() as opened:

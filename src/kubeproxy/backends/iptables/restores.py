@@ -28,7 +28,7 @@ _FIRST: Final = 1000
 
 
 class Work(NamedTuple):
-    """The chains of Services, grouped by Service, and, by table, the lines to write before and after these chains.
+    """The chains of each Service, and for each table the lines to write before and after these chains.
 
     `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
     rules of built-in chains that jump to the chains in `after`. `guards`: the lines that are written to the filter

@@ -31,7 +31,9 @@ from kubeproxy.model.addresses import Family
 REST: Final = 20.0
 """Pause after an audit, in durations of that audit, because it reads all rules."""
 FAINT_REST: Final = 200.0
-"""The pause after another program took the lock and left the table's size: in most cases it only lists rules."""
+"""The pause, in durations of an audit, after another program took the lock and did not change the size of the table. In
+most cases such a program only lists rules.
+"""
 
 
 def _with_jumps(table: str) -> set[str]:
@@ -172,7 +174,7 @@ class LegacyWatch:
         self._taken = self._lock.taken()
         before = self._look()
         yield
-        self._known = before  # a change in the meantime shows as a different size of the table
+        self._known = before  # a change during the read shows later, as a different size
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead

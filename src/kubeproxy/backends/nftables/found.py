@@ -85,8 +85,8 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan with the slots and numbers that its endpoints have in the kernel. If this is passed to
-    `render.place`, the result differs from the kernel only where a resync must write.
+    """Return a plan with the slots and numbers that its endpoints have in the kernel. `render.place` of
+    the result differs from the kernel only in the elements that a resync must write.
     """
     cluster: Pool = ()
     local: Pool = ()
@@ -157,7 +157,7 @@ class FoundElements:
         self._ranges = ranges_by_list(self.left)
         self._frontends = {name: _slots(name, self.left) for name in _FRONTENDS}
         for pool in chain.from_iterable(self.left[name].values() for name in POOL_MAPS):
-            # A pool without its class keeps its slots.
+            # A pool for which the kernel has no class keeps its slots.
             self._frontends[SetId.SESSION_SLOTS].setdefault(pool, (1, CLASSES[-1]))
         self._taken = dict.fromkeys(_READ_BY_KEY, 0)  # number of elements that Services need
 

@@ -87,7 +87,7 @@ class UserspaceBackend:
         return [port for port in self._listeners.ports(key).values() if port is not None]
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals; return whether they change the rules, so that a resync is needed."""
+        """Replace the globals; return whether the rules change, so that a resync is needed."""
         self._world = world
         return self._update_rules()
 

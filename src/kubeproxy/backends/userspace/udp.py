@@ -35,10 +35,10 @@ milliseconds.
 """
 
 UNANSWERED: Final = 30.0
-"""Seconds a session waits for an answer: nf_conntrack_udp_timeout, because later answers do not reach the client."""
+"""Seconds that a session waits for an answer; after nf_conntrack_udp_timeout an answer reaches no client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout. Each uses a port, so the oldest above it end."""
+"""Maximum number of sessions that wait longer than udpIdleTimeout. Each uses a port; above it the oldest end."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "

@@ -288,7 +288,7 @@ class Orphans:
             self.reap()
 
     def reap(self) -> int:
-        """Reap the orphans that the previous check found too; return their number."""
+        """Reap the zombies that the previous check also found; return their number."""
         ended = frozenset(_strangers()) if _any_ended() else frozenset()
         gone = ended & self._seen
         self._seen = ended - gone
