@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from lab.answers import AnswerError, Answers
@@ -122,6 +123,8 @@ class Kubelets:
         self._waiting: dict[Key, None] = {}
         self._starter: asyncio.Task[None] | None = None
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._forced: dict[str, asyncio.Event] = {}
+        """By uid of a pod that drains: set when it is deleted by force."""
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -147,6 +150,8 @@ class Kubelets:
         uid = pod["metadata"]["uid"]
         if change.type != "DELETED":
             self._look_at(pod)
+        elif uid in self._forced:
+            self._forced[uid].set()
         elif uid in self._nets and uid not in self._ending:
             # Deleted by force, without the kubelet: what is left of it goes at once.
             self._end(pod, 0.0)
@@ -224,7 +229,10 @@ class Kubelets:
         metadata = pod["metadata"]
         key = _key(pod)
         if after:
-            await asyncio.sleep(after)
+            forced = self._forced[metadata["uid"]] = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(forced.wait(), after)
+            del self._forced[metadata["uid"]]
         net = self._nets.pop(metadata["uid"], None)
         try:
             if net is not None:

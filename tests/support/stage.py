@@ -92,9 +92,9 @@ class Stage:
         annotations = {READY_ANNOTATION: str(succeeds).lower()}
         self.cluster.patch("pods", name, {"metadata": {"annotations": annotations}}, self.namespace)
 
-    def delete_pod(self, name: str) -> None:
-        """Delete a pod, which is terminating until its drain time is over."""
-        self.cluster.delete("pods", name, self.namespace)
+    def delete_pod(self, name: str, grace: int | None = None) -> None:
+        """Delete a pod, which is terminating until its drain time is over; with a `grace` of 0 it ends at once."""
+        self.cluster.delete("pods", name, self.namespace, grace)
 
     async def gone(self, name: str) -> None:
         """Wait until a deleted pod has ended."""
