@@ -28,8 +28,9 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
     """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
-    For two families, the larger number is used, because a dual-stack pod has an address in each family. Endpoints of a
-    slice without ports (no container has the named targetPort), and drained ones (weight 0), are never ready.
+    For two families, those of the family with more ready ones are counted, because a dual-stack pod has an address in
+    each family. Endpoints of a slice without ports (no container has the named targetPort), and drained ones (weight
+    0), are never ready.
     """
     pieces = list(slices)
     drained = {one for plan in plans if plan.balance is not None for one in plan.balance.drained}
@@ -38,7 +39,7 @@ def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> Endpoint
         return EndpointCount(count, count)
     families = {piece.family for piece in pieces}
     each = [_counted((piece for piece in pieces if piece.family is family), drained) for family in families]
-    return max(each, key=lambda count: (count.total, count.ready), default=EndpointCount(0, 0))
+    return max(each, default=EndpointCount(0, 0))
 
 
 def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:

@@ -36,6 +36,12 @@ def test_a_pod_with_an_address_of_each_family_counts_once() -> None:
     assert endpoints([], ()) == EndpointCount(0, 0)
 
 
+def test_the_family_with_more_ready_endpoints_is_counted() -> None:
+    four = endpoint_slice(*(endpoint(f"10.244.1.{n}", ready=False) for n in (1, 2)), ports=PORTS)
+    six = endpoint_slice(endpoint("fd00:10:244:1::1"), ports=PORTS, family="IPv6", name="web-6")
+    assert endpoints([parse_slice(four), parse_slice(six)], ()) == EndpointCount(1, 1)
+
+
 @pytest.mark.parametrize(
     ("ports", "count"),
     [
