@@ -142,7 +142,7 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
         count.ready,
         count.total,
         (service.spec.type or "ClusterIP") if service is not None else "",
-        flags(plans, slices) + "T" * (not count.ready and any(plan.serving for plan in plans)),
+        flags(plans, slices) + "T" * (not count.ready and any(plan.usable for plan in plans)),
         list(addresses(plans)),
         max(seen, changed_at(service, slices)),
         list(unserved(plans)),

@@ -29,13 +29,15 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.page.news import MOST_CHANGES, MOST_ROWS, News, row_of
 from kubeproxy.report import journal as module
 from kubeproxy.report.journal import Journal
-from support.snapshots import snapshot
+from support import cluster_objects as kubernetes
+from support.snapshots import planner_of, snapshot
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
 CONDITIONS = {
     "": None,
     "unready": EndpointConditions(ready=False, serving=False),
     "draining": EndpointConditions(ready=False, serving=True, terminating=True),
+    "serving": EndpointConditions(ready=False, serving=True),
 }
 
 
@@ -239,8 +241,18 @@ def test_a_service_with_terminating_endpoints_alone_is_not_without_endpoints(nod
     node.hears(service("web"), endpoints("web", "10.244.0.1/draining", "10.244.0.2/unready"))
     node.hears(service("none", 2), endpoints("none", "10.244.0.3/unready"))
     node.hears(service("both", 3), endpoints("both", "10.244.0.4/draining", "10.244.0.5"))
-    rows = {row[0]: (row[2:4], row[5]) for row in node.news.take()["rows"]}
-    assert rows == {"default/web": ((0, 2), "T"), "default/none": ((0, 1), ""), "default/both": ((1, 2), "")}
+    node.hears(service("unready", 4), endpoints("unready", "10.244.0.6/serving"))
+    rows = {row[0].removeprefix("default/"): (row[2:4], row[5]) for row in node.news.take()["rows"]}
+    assert rows == {"web": ((0, 2), "T"), "none": ((0, 1), ""), "both": ((1, 2), ""), "unready": ((0, 1), "")}
+
+
+def test_a_service_with_a_ready_endpoint_of_one_family_is_not_served_by_terminating_ones():
+    web = kubernetes.service("web", "10.96.0.10", "fd00:10:96::10", ports=[ServicePort(port=80)])
+    four = kubernetes.endpoint_slice(kubernetes.endpoint("10.244.1.1", ready=False, serving=False))
+    six = kubernetes.endpoint_slice(kubernetes.endpoint("fd00:10:244:1::1"), family="IPv6", name="web-6")
+    planner = planner_of(kubernetes.world(families=list(Family)), web, four, six)
+    row = row_of(snapshot(planner), ("default", "web"))
+    assert (row[2:4], row[5], row[8]) == ((1, 1), "", ["80/TCP (IPv4)"])
 
 
 def test_hints_that_exclude_endpoints_are_reported(node):
