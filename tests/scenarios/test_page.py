@@ -154,6 +154,28 @@ async def test_names_that_others_may_have_are_refused(live: Live, path: str, hos
     assert reader is not None
 
 
+async def test_the_form_reports_the_cause_while_the_proxy_has_no_list(bare: Live) -> None:
+    bare.service("before")
+    await bare.start()
+    await bare.proxy.stop()
+    await bare.cluster.server.refuse()
+    proxy = await bare.start(ready_within=None)
+
+    async def check() -> str:
+        try:
+            reader, writer, status = await opened(proxy, "/ui/api/why?from=node&to=before:80")
+        except OSError as error:  # it does not listen yet
+            return str(error)
+        try:
+            text = (await reader.read()).decode()
+        finally:
+            writer.close()
+        is_right = "never had a list" in text and "API server cannot be reached at" in text
+        return "" if status == 503 and is_right else f"{status} {text}"
+
+    await bare.eventually(check)
+
+
 async def test_a_proxy_that_is_killed_takes_its_companions_along(bare: Live) -> None:
     proxy = await bare.start()
     async with page(proxy) as events:

@@ -17,10 +17,11 @@ import msgspec
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.source import knowing
 from kubeproxy.ask.zones import Zones
 from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.pacing import in_turns
-from kubeproxy.errors import QuestionError
+from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import PROTOCOL_NAMES, is_loopback, pack, place_text, unpack, within
 from kubeproxy.model.plan import ServiceName
@@ -153,7 +154,10 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
     given = dict(request.parameters)
     question = {"source": given.get("from", ""), "target": given.get("to", ""), "interface": given.get("interface", "")}
     try:
+        knowing(desk)
         made = desk.why(**question)
+    except NoAnswerError as error:
+        return refused(503, str(error))
     except QuestionError as error:
         return refused(400, str(error))
 

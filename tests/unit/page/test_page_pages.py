@@ -46,6 +46,7 @@ NAMES = [("default", f"s{number}") for number in range(250)]
 
 
 class FakeDesk:
+    listed = True
     snapshot = SimpleNamespace(names=NAMES)
 
     def __init__(self, places):
@@ -57,8 +58,9 @@ class FakeDesk:
     def facts(self):
         families = {Family.IPV4: FamilyGlobals(nodeport_ips=(bytes([192, 0, 2, 1]),)), Family.IPV6: None}
         world = SimpleNamespace(node_name="node-a", features=Features(), families=[*families], of=families.get)
+        state = {"unready": {}, "awaits": "", "listed": self.listed, "reach": None}
         return SimpleNamespace(
-            world=world, version="1", mode="nftables", pid=1, started=2.0, services=250, endpoint_slices=3, unready={}
+            world=world, version="1", mode="nftables", pid=1, started=2.0, services=250, endpoint_slices=3, **state
         )
 
     def service(self, name):
@@ -195,6 +197,12 @@ def test_answers(path, more, status, text):
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+def test_a_proxy_that_never_had_a_list_answers_no_question(monkeypatch):
+    monkeypatch.setattr(FakeDesk, "listed", False)
+    response = ask("/ui/api/why?from=x&to=y")
+    assert (response.status, b"never had a list of all Services" in body_of(response)) == (503, True)
 
 
 def test_the_paths_are_those_that_load_it():
