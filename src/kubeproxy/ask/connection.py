@@ -13,7 +13,7 @@ from kubeproxy.ask import packets
 from kubeproxy.ask.checks import checkup, strangers
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import POLICIES, Explained, Target, Why
@@ -66,7 +66,7 @@ class Explanation(Struct, frozen=True):
     @property
     def ends(self) -> frozenset[End]:
         """All endpoints of the connection."""
-        return frozenset(present.end_of(one.address) for one in self.why.endpoints)
+        return frozenset(end_of(one.address) for one in self.why.endpoints)
 
     def lost(self, *effects: Effect) -> frozenset[End]:
         """Return the endpoints of the findings with one of these effects."""
@@ -105,7 +105,7 @@ class Explanation(Struct, frozen=True):
         cause = self._cause(*Effect)
         more = f", but not all is well: {cause} (x)" * (self.why.passes and self.answer == "no" and not taken)
         if failing and self.why.passes:
-            lost = sum(one.share for one in self.why.endpoints if present.end_of(one.address) in failing)
+            lost = sum(one.share for one in self.why.endpoints if end_of(one.address) in failing)
             cause = self._cause(Effect.LOSES)
             more = f", but {lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
         if self.why.elsewhere is None and self.answer == "unknown":
@@ -201,7 +201,7 @@ def _untranslated(
 def _retried(told: Explanation) -> Explanation:
     """Return the answer for TCP that ends at the proxy, which connects to another endpoint if the first one fails."""
     lost = told.lost(Effect.LOSES)
-    silent = lost - {present.end_of(one.address) for one in told.probes if one.refused}
+    silent = lost - {end_of(one.address) for one in told.probes if one.refused}
     if len(silent) >= len(DIAL_TIMEOUTS) or not lost < told.ends:
         return told
     found = (
@@ -267,7 +267,7 @@ def _probed_for(
     node: CheckedNode, rules: checkup.NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
     """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
-    failed = {present.end_of(one.address): one.address for one in probes if one.failed}
+    failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.ProbedFor()
     packet, local = explained.packet, host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -294,7 +294,7 @@ def _unreturned(why: Why) -> Iterator[Diagnosis]:
         lost = [one for one in why.endpoints if not one.returns and one.is_unnamed(why.source) is is_client]
         if lost:
             what = f"{sum(one.share for one in lost):.1%} of the connections time out"
-            harm = Harm(Effect.LOSES, frozenset(present.end_of(one.address) for one in lost))
+            harm = Harm(Effect.LOSES, frozenset(end_of(one.address) for one in lost))
             yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix, harm)
         reason = (
             "client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint answers "
@@ -337,7 +337,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     taken_in = bool(node.mode.interface) and not why.direct
     whole = packets.CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct)
-    ends = [(*present.end_of(one.address), one.masqueraded) for one in why.endpoints]
+    ends = [(*end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
     at_proxy, relayed = _ends_at_proxy(node, explained), explained.relayed
     crosses = not at_proxy and not whole.is_local and any(address not in local for address, _, _ in known)

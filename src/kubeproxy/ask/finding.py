@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.model.addresses import pack, place_of_text
 from kubeproxy.server.text import timestamp
 
 
@@ -30,6 +31,12 @@ class Severity(IntEnum):
 
 
 End = tuple[bytes, int]  # an endpoint: packed address and port
+
+
+def end_of(address: str) -> End:
+    """Return the packed address and the port from an endpoint's text."""
+    host, port = place_of_text(address)
+    return pack(host) or b"", port
 
 
 class Effect(Enum):

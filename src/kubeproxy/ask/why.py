@@ -35,8 +35,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
-from kubeproxy.model.world import pod_cidrs
-from kubeproxy.report.health import TO_BE_DELETED_TAINT, eligible
+from kubeproxy.model.world import TO_BE_DELETED_TAINT, eligible, pod_cidrs
 
 
 class Target(Struct, frozen=True, rename="camel"):

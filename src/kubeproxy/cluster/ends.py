@@ -7,8 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.ask.finding import Diagnosis, End, Severity
-from kubeproxy.ask.kernel.present import end_of
+from kubeproxy.ask.finding import Diagnosis, End, Severity, end_of
 from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from kubeproxy.ask.kernel.present import end_of
+from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE
 from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer

@@ -14,7 +14,7 @@ from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.following import Followed
 from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
-from kubeproxy.commands.trace import show_packets
+from kubeproxy.commands.paths import show_packets
 from kubeproxy.commands.watching import Row
 
 _NODES = 10

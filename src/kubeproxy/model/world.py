@@ -28,6 +28,7 @@ from kubeproxy.model.plan import Detector, ExternalIPs, FamilyGlobals, Globals, 
 
 LocalMode = Literal["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
 PRIMARY = "primary"
+TO_BE_DELETED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 
 class Settings(Struct, frozen=True):
@@ -111,6 +112,14 @@ def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
     entries = (node.status.addresses if node is not None and node.status is not None else None) or ()
     packed = ((entry, pack(entry.address)) for entry in entries if entry.type in _KINDS)
     return [(entry, address) for entry, address in packed if address is not None]
+
+
+def eligible(node: Node | None) -> bool:
+    """Return whether load balancers may send traffic to a Node: it exists and no deletion is announced."""
+    if node is None or node.metadata.deletion_timestamp:
+        return False
+    taints = (node.spec.taints if node.spec else None) or ()
+    return all(taint.key != TO_BE_DELETED_TAINT for taint in taints)
 
 
 def pod_cidrs(node: Node | None) -> tuple[str, ...]:

@@ -37,14 +37,14 @@ from kubeproxy.kernel.route import AddressMonitor
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
-from kubeproxy.model.world import Settings, pod_cidrs, primary_family
+from kubeproxy.model.world import Settings, eligible, pod_cidrs, primary_family
 from kubeproxy.program import lifetime, startup_taint
 from kubeproxy.program.serving import Served, Servers
 from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
-from kubeproxy.report.health import Notifier, ProxyHealth, ServiceHealth, eligible
+from kubeproxy.report.health import Notifier, ProxyHealth, ServiceHealth
 from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter

@@ -18,26 +18,16 @@ from msgspec import Struct
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.objects import Node
 from kubeproxy.registry import CounterMetric, MetricFamily
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.http import JSON, Handler, Request, Response
 from kubeproxy.server.server import RETRY_SECONDS, HttpServer, bind_exactly
 from kubeproxy.server.text import clean, json_bytes, printable, timestamp
 
-TO_BE_DELETED_TAINT: Final = "ToBeDeletedByClusterAutoscaler"
 NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 ReadyCheck = Callable[[], str | None]
 """Returns the reason why the proxy is not ready, or None. Quick, and raises nothing."""
-
-
-def eligible(node: Node | None) -> bool:
-    """Return whether load balancers may send traffic to a Node: it exists and no deletion is announced."""
-    if node is None or node.metadata.deletion_timestamp:
-        return False
-    taints = (node.spec.taints if node.spec else None) or ()
-    return all(taint.key != TO_BE_DELETED_TAINT for taint in taints)
 
 
 class ProxyHealth(Struct):

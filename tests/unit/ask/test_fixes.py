@@ -13,7 +13,7 @@ from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, NodeSpec, ServicePort, Taint
 from kubeproxy.model.plan import Detector
-from kubeproxy.report.health import TO_BE_DELETED_TAINT
+from kubeproxy.model.world import TO_BE_DELETED_TAINT
 from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, node_object, service, world
 from support.snapshots import planner_of, snapshot
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from kubeproxy.model.objects import Node, NodeSpec, ObjectMeta, Taint
-from kubeproxy.report.health import ProxyHealth, eligible
+from kubeproxy.model.world import eligible
+from kubeproxy.report.health import ProxyHealth
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.http import Request
 

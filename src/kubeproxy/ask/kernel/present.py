@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, Harm, Severity, end_of
 from kubeproxy.ask.kernel.journeys import kept_flow
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
@@ -40,7 +40,6 @@ from kubeproxy.model.addresses import (
     PROTOCOLS,
     destination_text,
     family_of,
-    pack,
     place_of_text,
     unpack,
 )
@@ -354,12 +353,6 @@ def _attempt(protocol: int, address: str) -> Probe:
         why, seconds = f"no answer, as {silent}" * bool(silent), time.monotonic() - began
         return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent, unanswered=not why)
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
-
-
-def end_of(address: str) -> End:
-    """Return the packed address and the port from an endpoint's text."""
-    host, port = place_of_text(address)
-    return pack(host) or b"", port
 
 
 def _silent(address: str) -> tuple[str, bool]:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.checks.checkup import leftovers
+from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.kernel import journeys as paths
-from kubeproxy.ask.kernel.present import MOST, end_of, flows_to, selection_of
+from kubeproxy.ask.kernel.present import MOST, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.netlink.protocol import Netlink

@@ -1,0 +1,43 @@
+"""The text about traced packets, of `kube-proxy trace` and of the plugin for kubectl, which has no HTTP library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubeproxy.ask.kernel.journeys import Journey, Verdict
+from kubeproxy.commands import output
+
+_SHOWN = 6  # maximum number of paths of packets in the text; `-o json` has all packets
+
+
+def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legacy: int) -> None:
+    """Print each different path of packets once, and the verdict; for the numbers see Traced."""
+    ways: dict[tuple[object, ...], list[Journey]] = {}
+    for one in journeys:
+        ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
+    for one, *others in list(ways.values())[:_SHOWN]:
+        why = ": ".join(filter(None, (one.refusal, one.reason)))
+        alike = f", and {len(others)} more packet{'s' * (len(others) > 1)} the same way" if others else ""
+        what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
+        output.marked(output.BAD if one.lost or one.refusal else output.OK, what)
+        for line in _lines(one):
+            output.say(line)
+    if more := sum(map(len, list(ways.values())[_SHOWN:])):
+        output.marked(output.NOTE, f"more packets went other ways: {more}; -o json has them")
+    output.say(f"Verdict: {verdict.text}")
+    if lost:
+        output.marked(output.NOTE, f"{lost} times more was traced than could be read: some steps are missing")
+    if legacy:
+        output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {legacy}")
+
+
+def _lines(one: Journey) -> list[str]:
+    """Return a line for each chain that a packet passed, with the destination if it changed."""
+    lines = []
+    before = one.destination
+    for met in one.met:
+        to = f" (to {met.destination})" if met.destination != before else ""
+        before = met.destination
+        words = "; ".join(met.words) or "nothing matched"
+        lines.append(f"       {met.hook:<11} {met.table} {met.chain}{to}: {words}: {met.verdict}")
+    return lines
