@@ -78,7 +78,7 @@ def test_it_completes_as_kubectl_asks(plugin: Path, tmp_path: Path) -> None:
         assert last == ":4"
         return found
 
-    assert following("") == ["why", "doctor", "verify", "services", "flows"]
+    assert following("") == ["why", "trace", "doctor", "verify", "services", "flows"]
     assert following("why", "-n", "shop", "")[-2:] == ["pod/client", "node/node-a"]
     assert following("why", "--namespace", "shop", "pod/client", "svc/") == ["svc/web"]
     assert following("doctor", "--node", "") == ["node-a"]

@@ -53,7 +53,7 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
 
 def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
     """Print the result of `trace`, and the packets on each node in the form of the node's command."""
-    output.say(f"asked on {', '.join(f'{reply.node}, {_pod(reply)}' for reply in followed.fleet.replies)}")
+    output.say(f"asked on {', '.join(f'{reply.node}, {_pod(reply)}' for reply in followed.fleet.replies if reply.pod)}")
     output.say(named(heading, known))
     for node, (client, destination) in followed.flows.items():
         answer = followed.fleet.answers.get(node)
