@@ -59,7 +59,8 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
         text = f"{here}; {where}, which has {kept.endpoint}, gave no answer: {reply.reason}"
         return Followed(fleet, flows, text, UNKNOWN)
     fleet.answers[where] = far
-    if far.journeys:
+    # Answers of the client's earlier connections to the endpoint may still be on their way.
+    if any(one.direction == "request" for one in far.journeys):
         return Followed(fleet, flows, *_arrived(node, where, kept.endpoint, far, second))
     if second is not None and _left(second, kept, client) >= _CERTAIN:
         text = f"it leaves {node} for {kept.endpoint}, but no rule of {where} meets it: see the network between them"
