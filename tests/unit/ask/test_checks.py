@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask.checks import contact, identity, programming, settings, strangers
+from kubeproxy.ask.checks import checkup, contact, identity, programming, settings, strangers
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.config.load import read_text
+from kubeproxy.config.types import made_strict
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
@@ -547,3 +551,12 @@ def test_lists_that_could_be_read_are_not_called_unread():
     refused = watched("endpointslices", synced=False, connected=False, trouble="not allowed (code 403)")
     assert contact.unread(reach(watched(), refused), "late").why == "without endpointslices nothing else can be checked"
     assert contact.unread(reach(refused), "late").why.startswith("no object of the cluster can be read")
+
+
+@pytest.mark.parametrize("text", ["mode: nftables", "mode: nftables\nstrict: true"])
+def test_the_flag_strict_beside_a_file_is_no_difference(tmp_path, text):
+    file = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    file.write_text(f"{head}{text}\n", encoding="utf-8")
+    config = made_strict(read_text(file.read_text(encoding="utf-8"))[0])
+    assert list(checkup._configured(SimpleNamespace(config=config, path=lambda _: file), "/c")) == []

@@ -27,7 +27,7 @@ from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
 from kubeproxy.config.load import read_text
-from kubeproxy.config.types import KubeProxyConfiguration, differences
+from kubeproxy.config.types import KubeProxyConfiguration, differences, made_strict
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
@@ -280,6 +280,7 @@ def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
     except OSError as error:
         yield from identity.configured(path, f"{path}: {error.strerror}", ())
     else:
+        config = made_strict(config) if node.config.strict else config  # --strict applies with a file, too
         lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
         yield from identity.configured(path, "", lines)
 
