@@ -74,7 +74,7 @@ def _print(report: Report, repair: str) -> None:
     families = " and ".join(family.label for family in facts.world.families)
     where = f"({facts.mode}, {families})"
     if seen.findings:
-        output.say(f"{counted(len(seen.findings), 'difference')} in {counted(seen.services, 'Service')} {where}")
+        output.say(f"{counted(len(seen.findings), 'difference')}; {counted(seen.services, 'Service')} compared {where}")
         output.say(f"Fix: {repair}")
     elif seen.services or not report.troubles:
         output.marked(output.OK, f"{counted(seen.services, 'Service')} in the kernel as planned {where}")

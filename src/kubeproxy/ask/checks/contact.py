@@ -126,7 +126,7 @@ _UNREAD: Final = "no object of the cluster can be read, so Services and this Nod
 _REFUSED_CREDENTIALS: Final = "(code 401)"  # texts of StatusError
 _CREDENTIALS: Final = (
     "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
-    "replaced token file is read again by itself"
+    "replaced token file is read again by itself, a changed kubeconfig when the proxy starts again"
 )
 _RESTART: Final = "; then restart the proxy, which reads its kubeconfig only at the start"
 _SCHEME: Final = f"have the kubeconfig's server (or --master) begin with https: its port speaks TLS{_RESTART}"
