@@ -28,12 +28,12 @@ from kubeproxy.model.plan import (
     ServicePlan,
 )
 from kubeproxy.model.planner import Planner
+from kubeproxy.model.world import LOOPBACK
 
 _OUTSIDE: Final = {
     Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
     Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
 }
-_LOOPBACK: Final = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\1"}
 _KINDS: Final = {
     FrontendKind.CLUSTER: "cluster IPs",
     FrontendKind.EXTERNAL: "external IPs",
@@ -135,15 +135,16 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     clients = {family: _clients(family, before, after, pods) for family in Family}
     away = {pod.address for pod in pods if pod.node != before.planner.world.node_name}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):
+        service = "/".join(name)
         for where, client, packet in _questions(name, (before, after), clients, away, local):
             old, new = (
                 _met(side, packet, here, index, to_itself=client.is_endpoint)
                 for side, index in zip((before, after), indices, strict=True)
             )
-            protocols.setdefault((where, "/".join(name)), set()).add(packet.protocol)
+            protocols.setdefault((where, service), set()).add(packet.protocol)
             if old != new and old is not None and new is not None:
                 key = (where, client.words, old.words, new.words if old.words != new.words else "other endpoints")
-                found.setdefault(key, {}).setdefault("/".join(name), set()).add(packet.protocol)
+                found.setdefault(key, {}).setdefault(service, set()).add(packet.protocol)
     named: dict[tuple[str, str, str, str], list[str]] = {}
     for (where, who, old_words, new_words), services in found.items():
         for service, some in services.items():
@@ -239,7 +240,7 @@ def _packets(
     if frontend.kind is not FrontendKind.NODEPORT:
         places = [(f"{family.label} {_KINDS[frontend.kind]}", frontend.address)]
     else:
-        addresses = dict.fromkeys((*local.get(family, ()), _LOOPBACK[family]))
+        addresses = dict.fromkeys((*local.get(family, ()), LOOPBACK[family]))
         places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
     for where, address in places:
         for client in clients:

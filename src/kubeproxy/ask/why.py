@@ -123,6 +123,10 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
 
 
+WIDEN_CLUSTER_CIDR = (
+    "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy plan "
+    "--cluster-cidr NETWORKS`"
+)
 POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
@@ -305,10 +309,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
         yield f"set nodeName of the endpoint {unpack(one.destination[:-2])} in EndpointSlice {piece}"
     unrecognised = "clusterCIDR" in {step.field for step in made.steps}
     if unrecognised:
-        yield (
-            "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy "
-            "plan --cluster-cidr NETWORKS`"
-        )
+        yield WIDEN_CLUSTER_CIDR
     if blocking & POLICIES and not (unplaced or unrecognised):
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
         yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"

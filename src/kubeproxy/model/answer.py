@@ -19,7 +19,6 @@ from kubeproxy.model.addresses import (
     family_of,
     is_loopback,
     network_text,
-    parse_networks,
     place_text,
     unpack,
     within,
@@ -40,7 +39,7 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 from kubeproxy.model.planner import Planner
-from kubeproxy.model.world import pod_cidrs
+from kubeproxy.model.world import used_pod_networks
 
 _TCP = PROTOCOLS["TCP"]
 
@@ -279,13 +278,13 @@ class _Question:
 
     def served(self, plan: ServicePlan, frontend: Frontend) -> Answer:
         """Return the answer for a frontend of a Service."""
-        side, recognised = self._side()
+        side, recognised, unrecognised = self._side()
         kind, field = _KINDS[frontend.kind]
         others = ", ".join(self._planner.claimants(plan, frontend)[:_CLAIMANTS])
         lost = f"; {others} claims it too, and does not get it" * bool(others)
         steps = [
             AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}{lost}", field),
-            AnswerStep(True, f"the client is {side.value}: {recognised}", "clusterCIDR" * self._is_unrecognised()),
+            AnswerStep(True, f"the client is {side.value}: {recognised}", unrecognised),
         ]
         action = self._action(plan.traffic(frontend), side)
         turned_away = self._turned_away(plan, frontend, side, steps)
@@ -362,31 +361,24 @@ class _Question:
             return Notice.RESET
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
-    def _side(self) -> tuple[Side, str]:
+    def _side(self) -> tuple[Side, str, str]:
+        """Return the side of the client, the reason, and the field that is to be corrected, '' for none."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
-            return Side.NODE, "the connection begins here"
+            return Side.NODE, "the connection begins here", ""
         source = unpack(packet.source)
         if detector.holds(packet.source, packet.interface):
-            return Side.POD, f"{source} is recognised by {detector.words}"
+            return Side.POD, f"{source} is recognised by {detector.words}", ""
         if packet.source in self._local:
-            return Side.NODE, f"{source} is its address"
+            return Side.NODE, f"{source} is its address", ""
         if not detector.implemented:
-            return Side.OUTSIDE, f"{source} is not this node's, and pods are not recognised (see clusterCIDR)"
-        if self._is_unrecognised():
-            return Side.OUTSIDE, f"{source} is in the podCIDRs of this Node, but not in {detector.words}"
-        return Side.OUTSIDE, f"{source} is neither a pod's nor this node's"
-
-    def _is_unrecognised(self) -> bool:
-        """Return whether the client is a pod of this node that clusterCIDR does not contain: it is in the Node's
-        podCIDRs, and so is an address of the node, because not all pod networks use podCIDRs.
-        """
-        source, detector = self._packet.source, self._ours.detector
-        if source is None or source in self._local or detector.kind != "network" or detector.holds(source, ""):
-            return False
+            return Side.OUTSIDE, f"{source} is not this node's, and pods are not recognised (see clusterCIDR)", ""
         node = self._planner.nodes.get(self._planner.world.node_name)
-        networks = parse_networks(pod_cidrs(node), self._family)
-        return any(within(source, [one]) and any(within(each, [one]) for each in self._local) for one in networks)
+        own = used_pod_networks(node, self._family, self._local) if detector.kind == "network" else ()
+        if within(packet.source, own):
+            text = f"{source} is in the podCIDRs of this Node, but not in {detector.words}"
+            return Side.OUTSIDE, text, "clusterCIDR"
+        return Side.OUTSIDE, f"{source} is neither a pod's nor this node's", ""
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
         """Add the step of the source ranges, if there are any; return whether they exclude the client."""

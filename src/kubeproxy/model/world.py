@@ -14,6 +14,7 @@ from kubeproxy.features import Features
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     Family,
+    Range,
     covers_all,
     family_of,
     is_loopback,
@@ -128,6 +129,11 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
     if spec is None:
         return ()
     return tuple(spec.pod_cidrs or ((spec.pod_cidr,) if spec.pod_cidr else ()))
+
+
+def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes]) -> list[Range]:
+    """Return the pod networks of a Node in which it has an address (`own`): not all pod networks use podCIDRs."""
+    return [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
 
 
 def remembering(before: Node | None, node: Node) -> Node:

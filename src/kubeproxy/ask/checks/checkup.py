@@ -460,10 +460,8 @@ def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
     """Return the addresses and ports to which the mode's own table translates the checked connection; an address of
     zeros is one of this node. Raises KubeProxyError.
     """
-    assert node.first is not None  # noqa: S101 - callers ask about a connection
-    first = node.first._replace(before=inf)
     without = frozenset(chain.table for chain in rules.nf_tables) - {node.mode.table}
-    found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(first)]
+    found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first(node))]
     return {end for one in found if one.where.endswith(f" {node.mode.table}") for end in one.ends}
 
 

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.why import WIDEN_CLUSTER_CIDR
 from kubeproxy.model.addresses import Family, network_text, parse_networks, unpack, within
 from kubeproxy.model.objects import Node
-from kubeproxy.model.world import listed_addresses, pod_cidrs
+from kubeproxy.model.world import listed_addresses, pod_cidrs, used_pod_networks
 
 _WHY_NAME: Final = (
     "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
@@ -76,12 +77,11 @@ def networked(
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     for family in Family if local_mode == "ClusterCIDR" else ():
         known = parse_networks(cluster_cidrs, family)
-        used = [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
+        used = used_pod_networks(node, family, own)
         missing = [network_text(one) for one in used if known and not all(within(each, known) for each in one)]
         if missing:
             what = f"clusterCIDR {','.join(cluster_cidrs)} does not contain podCIDRs of this Node: {', '.join(missing)}"
-            fix = "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: "
-            yield Diagnosis(Severity.BROKEN, "node", what, why, f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`")
+            yield Diagnosis(Severity.BROKEN, "node", what, why, WIDEN_CLUSTER_CIDR)
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
