@@ -15,6 +15,7 @@ import pytest
 from lab.cluster import LabCluster
 from support.live import Live, leftovers
 from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridged_packets
+from support.three_nodes import ThreeNodes
 
 DRAWS = {"iptables-legacy": 3}
 """How often a mode is drawn for the quick set where others are once: few scenarios are meant for this one."""
@@ -40,6 +41,15 @@ def live(request: pytest.FixtureRequest, loop, mode: ScenarioMode) -> Iterator[L
         yield made
     finally:
         _down(loop, made)
+
+
+@pytest.fixture(scope="module")
+def nodes(loop, live: Live) -> ThreeNodes:
+    """Three nodes with a proxy each, in the cluster of `live`, whose own proxy ends."""
+    made = ThreeNodes(live)
+    loop.run(live.proxy.stop())
+    loop.run(made.up())
+    return made
 
 
 @pytest.fixture

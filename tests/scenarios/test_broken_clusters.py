@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from lab import objects
 from lab.netns import run_in
 from support.answers import valid
-from support.live import Live
 from support.modes import MODES
-from support.three_nodes import ThreeNodes
+from support.three_nodes import ThreeNodes, ip
 from support.tracked_flows import LEAKING, fill, flush, limit
 
 OUTSIDE = "192.168.100.50"
 
 
-@pytest.fixture(scope="module")
-def nodes(loop, live: Live) -> Iterator[ThreeNodes]:
-    made = ThreeNodes(live)
-    loop.run(live.proxy.stop())
-    loop.run(made.up())
-    return made
-
-
 def first(text: str) -> str:
     """The first line of an answer of `why`, below the line with the node that was asked."""
     return text.splitlines()[1]
-
-
-def ip(nodes: ThreeNodes, place: str) -> str:
-    return nodes.live.ips[place]["IPv4"]
 
 
 async def test_both_ends_of_a_healthy_connection(nodes: ThreeNodes) -> None:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from support.answers import valid
-from support.live import Live
-from support.three_nodes import ThreeNodes
-
-
-@pytest.fixture(scope="module")
-def nodes(loop, live: Live) -> Iterator[ThreeNodes]:
-    made = ThreeNodes(live)
-    loop.run(live.proxy.stop())
-    loop.run(made.up())
-    return made
-
-
-def ip(nodes: ThreeNodes, place: str) -> str:
-    return nodes.live.ips[place]["IPv4"]
+from support.three_nodes import ThreeNodes, ip
 
 
 async def sending(nodes: ThreeNodes, service: str, *words: str) -> tuple[int, str]:

@@ -113,3 +113,8 @@ def _pod(node: NodeNet) -> Json:
         "spec": {"nodeName": node.name, "hostNetwork": True, "containers": [{"name": "kube-proxy"}]},
         "status": {"phase": "Running", "podIPs": [{"ip": node.ip}]},
     }
+
+
+def ip(nodes: ThreeNodes, place: str) -> str:
+    """Return the IPv4 address of a place."""
+    return nodes.live.ips[place]["IPv4"]
