@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need; the demo needs less.
 PY := .venv/bin/python
 # The cases and their runner: a set that several checkouts share if there is one, else this repository's.
-CONFORMANCE ?= $(if $(wildcard ../shared/conformance/run.py),../shared/conformance,tests/conformance)
+CONFORMANCE ?= tests/conformance
 KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
 GUESTS ?= $(shell nproc)

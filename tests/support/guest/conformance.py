@@ -2,8 +2,8 @@
 
     python -m support.guest.conformance FOLDER [CASE.json ...]
 
-FOLDER holds run.py and cases/; the cases are dealt out to guests. Exit status 1 when a probe saw what it should not
-(differences.py), after a line that names the folder with the proxies' logs.
+FOLDER holds cases/; they are dealt out to guests and played by tests/conformance/run.py. Exit status 1 when a probe
+saw what it should not (differences.py), after a line that names the folder with the proxies' logs.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class Printer:
         sys.stdout.flush()
 
 
-def inside(folder: Path, mode: str, like: str, logs: Path, cases: list[str]) -> int:
+def inside(mode: str, like: str, logs: Path, cases: list[str]) -> int:
     """Run cases in this guest. The proxy watches its configuration, so that is kept on the guest's own file system."""
     # Pods of one bridge answer each other over it, and a node sees to it that they still pass its netfilter hooks.
     subprocess.run(["modprobe", "br_netfilter"], check=True)
     with tempfile.TemporaryDirectory() as temporary:
         proxy = f"{ROOT}/.venv/bin/kube-proxy --config {{config}}"
-        command = [sys.executable, str(folder / "run.py"), "--mode", mode, "--like", like, "--proxy", proxy, *cases]
+        runner = str(ROOT / "tests/conformance/run.py")
+        command = [sys.executable, runner, "--mode", mode, "--like", like, "--proxy", proxy, *cases]
         done = subprocess.run(command, check=False, env={**os.environ, "TMPDIR": temporary})
         for log in Path(temporary, WORK).glob("*.log"):
             shutil.copy(log, logs)
@@ -103,7 +104,7 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder.resolve()
     if given.inside:
-        return inside(folder, given.mode, given.like, given.inside, given.cases)
+        return inside(given.mode, given.like, given.inside, given.cases)
     cases = [str(Path(case).resolve()) for case in given.cases] or sorted(map(str, folder.glob("cases/*.json")))
     if not cases:
         print(f"no conformance cases below {folder}", file=sys.stderr)
