@@ -689,3 +689,31 @@ async def test_a_proxy_without_a_list_reports_it_for_all_services(bare: Live) ->
 async def test_only_root_may_ask(live: Live) -> None:
     mode = live.proxy.control.stat().st_mode
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+
+
+async def test_endpoints_that_answer_a_client_outside_directly_for_want_of_a_pod_network_are_reported(
+    bare: Live,
+) -> None:
+    await bare.start({"clusterCIDR": "10.244.0.0/16"})
+    for family, kept in (("IPv4", False), ("IPv6", bare.mode.name != "userspace")):
+        for number, ends in enumerate(("a1", "b1")):
+            name = f"kept{number}-{family.lower()}"
+            bare.service(name, ends, ipFamilies=[family], type="NodePort")
+            front, ported = bare.front(name, family=family), bare.front(name, "nodeport", family)
+            await bare.programmed(front, ends)
+            for client in ("outside", "pod", "a2", "node"):
+                lost = kept and (client, ends) == ("outside", "b1")
+                answers = await bare.cluster.probes(client, "tcp", *front, 1)
+                assert [str(answer) == "timeout" for answer in answers] == [lost], (client, ends, answers)
+                source = client if client == "node" else bare.ips[client][family]
+                status, text = await bare.ask("why", source, f"default/{name}:tcp")
+                assert (status, "clusterCIDR has no IPv6 network" in text.partition("\n")[0]) == (lost, lost), text
+                assert ("Fix: add the IPv6 network of all nodes' pods to clusterCIDR" in text) is lost, text
+            answers = await bare.cluster.probes("outside", "tcp", *ported, 1)
+            assert [answer.pod for answer in answers] == [ends]
+            place = f"[{ported.address}]" if family == "IPv6" else ported.address
+            status, text = await bare.ask("why", bare.ips["outside"][family], f"{place}:{ported.port}")
+            assert status == 0, text
+    status, text = await bare.ask("plan", "--cluster-cidr", "10.244.0.0/16,fd00:244::/32")
+    lost = "IPv6 cluster IPs, for outside: served, except that answers of endpoints on other nodes bypass this node"
+    assert (status, lost in text) == ((0, False) if bare.mode.name == "userspace" else (1, True)), text

@@ -58,7 +58,10 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     objects = tuple(asked.objects())
     before, after = planned(facts.world, objects), planned(world, objects)
     slices = [piece for each in objects for piece in each.slices.values()]
-    sides = ConfiguredNode(before, old_mode.habits), ConfiguredNode(after, mode.habits)
+    sides = (
+        ConfiguredNode(before, old_mode.habits, now.local_mode),
+        ConfiguredNode(after, mode.habits, new.local_mode),
+    )
     same = mode.name == old_mode.name
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local), *leftovers(mode, unknown)]
     pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, is_loopback, parse_network, unpack
+from kubeproxy.ask.why import unmasqueraded
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, family_of, is_loopback, parse_network, unpack
 from kubeproxy.model.answer import Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.index import Index
@@ -42,6 +43,7 @@ _KINDS: Final = {
 _SHOWN: Final = 5
 _SERVED: Final = "served"
 _HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
+_OUTSIDER: Final = "outside"
 _NOTHING: Final = "not answered by Services"
 _WORDS: Final = {
     Outcome.NOT_OURS: _NOTHING,
@@ -51,10 +53,11 @@ _WORDS: Final = {
 
 
 class ConfiguredNode(NamedTuple):
-    """The node under one configuration: its compiled plans, and the habits of its mode."""
+    """The node under one configuration: its compiled plans, the habits of its mode, and its detectLocalMode."""
 
     planner: Planner
     habits: Habits
+    local_mode: str = "ClusterCIDR"
 
 
 class ClientKind(NamedTuple):
@@ -138,7 +141,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
         service = "/".join(name)
         for where, client, packet in _questions(name, (before, after), clients, away, local):
             old, new = (
-                _met(side, packet, here, index, to_itself=client.is_endpoint)
+                _met(side, packet, here, index, client, away)
                 for side, index in zip((before, after), indices, strict=True)
             )
             protocols.setdefault((where, service), set()).add(packet.protocol)
@@ -172,9 +175,13 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
     return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
 
 
-def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, *, to_itself: bool) -> _Met | None:
-    """Return the outcome for a client. `to_itself`: of its connections to itself, None without any."""
-    made = answer(side.planner, packet, here, side.habits, index)
+def _met(
+    side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, client: ClientKind, away: Collection[bytes]
+) -> _Met | None:
+    """Return the outcome for a client. If only its connections to itself are compared, the outcome of these, or None
+    without any. `away` are endpoints on other nodes.
+    """
+    made, to_itself = answer(side.planner, packet, here, side.habits, index), client.is_endpoint
     own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
     if to_itself and not own:
         return None
@@ -188,6 +195,11 @@ def _met(side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, *
     shown = own if to_itself else [choice for choice in made.choices if choice not in own] or own
     hidden = any(choice.masqueraded for choice in shown)
     endpoints = frozenset(choice.destination for choice in made.choices)
+    astray = client == ClientKind(_OUTSIDER, packet.source) and made.keeps_outside and not hidden
+    if astray and any(one[:-2] in away for one in endpoints):
+        reason, _ = unmasqueraded(side.local_mode, family_of(packet.destination))
+        lost = "answers of endpoints on other nodes bypass this node"
+        return _Met(f"{_SERVED}, except that {lost} ({reason})", endpoints)
     return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
 
 
@@ -258,7 +270,7 @@ def _clients(
     two configurations recognises as a pod. Known pods are grouped by the configurations that recognise them; without
     known pods, a made-up pod represents each configuration.
     """
-    found = [ClientKind("this node", None), ClientKind("outside", _OUTSIDE[family])]
+    found = [ClientKind("this node", None), ClientKind(_OUTSIDER, _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
     if len(detectors) == 1:
         return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]

@@ -35,7 +35,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
-from kubeproxy.model.world import TO_BE_DELETED_TAINT, eligible, pod_cidrs
+from kubeproxy.model.world import TO_BE_DELETED_TAINT, eligible, pod_cidrs, used_pod_networks
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -127,6 +127,19 @@ WIDEN_CLUSTER_CIDR = (
     "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy plan "
     "--cluster-cidr NETWORKS`"
 )
+
+
+def unmasqueraded(local_mode: str, family: Family) -> tuple[str, str]:
+    """Return the reason why this node keeps the addresses of clients outside to cluster IPs of a family: it recognises
+    pods by their network, and no network is of the family; and the fix.
+    """
+    if local_mode == "NodeCIDR":
+        fix = f"have the controller manager allocate {family.label} podCIDRs (--cluster-cidr), or use clusterCIDR"
+        return f"the podCIDRs of this Node have no {family.label} network (detectLocalMode is NodeCIDR)", fix
+    fix = f"add the {family.label} network of all nodes' pods to clusterCIDR; see first what that changes here: "
+    return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
+
+
 POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
@@ -141,6 +154,7 @@ class Explained(Struct, frozen=True):
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
     hosted: bytes | None = None  # the destination if another Node may have it, on which it is a NodePort
     policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
+    keeps_outside: bool = False  # see model.answer.Answer; False if the client is known to be a pod of this node
 
     @property
     def relayed(self) -> bool:
@@ -167,7 +181,8 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
     hosted = packet.destination if made.outcome is Outcome.NOT_OURS and made.steps[-1].field in _OF_NODES else None
-    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, hosted, made.policy)
+    kept = made.keeps_outside and not _is_own_pod(snapshot, packet.source)
+    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, hosted, made.policy, kept)
 
 
 _OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")
@@ -417,6 +432,14 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
         reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
         return Elsewhere("", reason, "spec.podCIDRs of this Node")
     return None
+
+
+def _is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
+    """Return whether slices, or the podCIDRs of this Node, have a client's address as one of this node's pods."""
+    own, local = snapshot.planner.world.node_name, snapshot.addresses
+    if source is None or own in dict(_nodes(snapshot, source)):
+        return True
+    return within(source, used_pod_networks(snapshot.planner.nodes.get(own), family_of(source), local))
 
 
 def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:

@@ -116,6 +116,9 @@ class Answer(Struct, frozen=True):
     local_endpoints: int = 0  # the count in a health check's answer: 200 with any, 503 with none
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with the reasons
     policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
+    keeps_outside: bool = False
+    """The endpoints see the address of a client outside, only because no pod network of the family is configured. The
+    answers of endpoints on other nodes then bypass this node, unless they route to the client through it."""
 
 
 def answer(
@@ -321,6 +324,7 @@ class _Question:
             plan.affinity,
             absent=missing,
             policy=policy,
+            keeps_outside=side is Side.OUTSIDE and action is Action.CLUSTER and not self._ours.detector.implemented,
         )
 
     def _action(self, traffic: Traffic, side: Side) -> Action:

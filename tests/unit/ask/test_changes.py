@@ -316,3 +316,21 @@ def test_a_planner_takes_over_the_objects_of_another():
     second.take()
     assert second.compiled == first.compiled
     assert second.objects.endpoints == first.objects.endpoints
+
+
+def test_answers_that_bypass_this_node_for_want_of_a_pod_network_are_reported():
+    """Only those of endpoints on other nodes, for clients outside, to cluster IPs."""
+    web, near = service("web", "10.96.0.10"), service("near", "10.96.0.11")
+    local = endpoint_slice(endpoint("10.244.0.7"), name="near-1", of="near")
+    ends = endpoint_slice(endpoint("10.244.1.7", THERE)), local
+    known, none = (world(families=[V4], detector=one) for one in (True, False))
+    old, new = (ConfiguredNode(planner_of(one, web, near, *ends), Habits()) for one in (known, none))
+    lost = "answers of endpoints on other nodes bypass this node"
+    for mode, reason in (
+        ("ClusterCIDR", "clusterCIDR has no IPv4 network"),
+        ("NodeCIDR", "the podCIDRs of this Node have no IPv4 network (detectLocalMode is NodeCIDR)"),
+    ):
+        pods = [KnownPod(pack("10.244.1.7"), "10.244.1.7", THERE), KnownPod(pack("10.244.0.7"), "10.244.0.7", HERE)]
+        made = shifts(old, new._replace(local_mode=mode), LOCAL, pods)
+        found = [(one.who, one.services) for one in made if f"except that {lost} ({reason})" in one.after]
+        assert found == [(("outside",), ("default/web",))], [one.text for one in made]

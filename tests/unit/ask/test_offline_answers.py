@@ -328,7 +328,7 @@ def test_without_a_proxy_the_answer_is_what_one_would_do(
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if remain and mode.name == "nftables" else [])
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(pid, (), ours=True) for pid in pids])
-    status = run(["why", "192.0.2.8", "shop/web:80", "--no-probe", *folder])
+    status = run(["why", "node", "shop/web:80", "--no-probe", *folder])
     out = capfd.readouterr().out
     if pids:
         assert (status, "kube-proxy forwards it" in out, "(pid 812), and was not asked" in out) == (0, True, True)

@@ -206,6 +206,23 @@ def test_unrecognisable_pods_are_reported():
     assert made.steps[1].text.endswith("10.244.7.7 is not this node's, and pods are not recognised (see clusterCIDR)")
 
 
+@pytest.mark.parametrize(
+    ("detector", "source", "policies", "kept"),
+    [
+        (Detector(), POD, {}, True),
+        (Detector(), None, {}, False),  # this node
+        (Detector(), POD, {"internal_traffic_policy": "Local"}, False),
+        (True, POD, {}, False),
+        (True, STRANGER, {}, False),
+    ],
+)
+def test_a_client_outside_keeps_its_address_if_no_pod_network_is_configured(detector, source, policies, kept):
+    web = service("web", "10.96.0.10", ports=WEB.spec.ports, **policies)
+    made = ask(planner(web, slice_of(endpoint("10.244.1.1", HERE)), detector=detector), "10.96.0.10", source=source)
+    assert (made.outcome, made.keeps_outside) == (Outcome.FORWARDED, kept)
+    assert not ask(planner(web, slice_of(endpoint("10.244.1.1"))), NODE_IPS[Family.IPV4], 30080).keeps_outside
+
+
 def test_a_nodeport_is_known_on_an_address_that_does_not_answer_it():
     made = planner(WEB, slice_of(endpoint("10.244.1.1", HERE)))
     made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, nodeport_ips=(pack("192.0.2.9"),))))
