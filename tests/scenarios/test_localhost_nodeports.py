@@ -126,6 +126,15 @@ async def test_a_port_of_another_program_is_not_the_proxys(bare: Live) -> None:
         status, text = await bare.ask("why", "node", f"{front.address}:{front.port}")
         said = f": {front.address}:{front.port} is not the proxy's: process "
         assert (status, said in text.splitlines()[0], "Fix: stop the other program" in text) == (1, True, True), text
+    for command in (("doctor",), ("verify",), ("verify", "taken"), ("verify", "checked")):
+        status, text = await bare.ask(*command)
+        named = [line for line in text.splitlines() if "is not the proxy's: process " in line]
+        wanted = [("spec.ports[].nodePort", "taken", taken[0]), ("spec.healthCheckNodePort", "checked", taken[1])]
+        for field, name, front in wanted:
+            line = f"  x  {field} of default/{name}: {front.address}:{front.port} is not the proxy's: process "
+            is_asked = command[1:] in {(), (name,)}
+            assert any(one.startswith(line) for one in named) == is_asked, text
+        assert (status, "Fix: stop the other program" in text) == (1, True), text
     for one in sockets:
         one.close()
 
@@ -134,6 +143,9 @@ async def test_a_port_of_another_program_is_not_the_proxys(bare: Live) -> None:
         return "" if "is not the proxy's" not in text and "answered by the proxy" in text else f"{status} {text}"
 
     await bare.eventually(served)
+    for command in ("doctor", "verify"):
+        _, text = await bare.ask(command)
+        assert "is not the proxy's" not in text, text
 
 
 @pytest.mark.quick("addresses0")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, strangers
+from kubeproxy.ask.checks import checkup, ports, strangers
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
@@ -178,7 +178,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
                 way = replace(way, passing=[*way.passing, *_to_listener(way, rules)])
         around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
         if explained.relayed or why.outcome == Outcome.HEALTH.value:
-            around.look("port", lambda: checkup.taken_port(node, packet, why.steps[0].field))
+            around.look("port", lambda: ports.asked(node, asked, packet, why.steps[0].field))
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))

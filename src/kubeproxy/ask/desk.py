@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from kubeproxy.ask import state
-from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
+from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.ask.state import Query
@@ -17,7 +17,9 @@ from kubeproxy.ask.why import Explained, explain
 from kubeproxy.ask.zones import Places, with_node, with_zones
 from kubeproxy.config.types import describe
 from kubeproxy.errors import QuestionError
-from kubeproxy.model.plan import NOTHING, FrontendKind, ServiceName
+from kubeproxy.model.addresses import PROTOCOLS
+from kubeproxy.model.answer import HEALTH_FIELD, RELAYED_AT
+from kubeproxy.model.plan import NOTHING, Compiled, FrontendKind, Loopback, ServiceName
 from kubeproxy.release import build
 from kubeproxy.report.journal import Past
 
@@ -70,6 +72,31 @@ class Desk:
             for plan in compiled.plans
             for frontend in plan.frontends
         )
+
+    def listeners(self) -> list[NodeListener]:
+        """Return the ports on which the proxy listens for Services: health check ports, and NodePorts that it relays on
+        loopback; the cost grows with the number of Services.
+        """
+        compiled = self.snapshot.planner.compiled
+        return [one for name, each in compiled.items() for one in self._listeners("/".join(name), each)]
+
+    def _listeners(self, service: str, compiled: Compiled) -> Iterator[NodeListener]:
+        parts = self.snapshot.planner.world.parts
+        if compiled.health is not None:
+            addresses: list[bytes] = []
+            for family, _ in compiled.health.counts:
+                served = parts[family].health_check_ips if family in parts else ()
+                addresses += (bytes(family.address_size),) if served is None else served
+            yield NodeListener(service, HEALTH_FIELD, tuple(addresses), compiled.health.port)
+        relayed: dict[int, list[bytes]] = {}
+        for plan in compiled.plans:
+            part = parts.get(plan.key.family)
+            if part is not None and part.loopback is Loopback.RELAYED and plan.key.protocol == PROTOCOLS["TCP"]:
+                here = [one for one in RELAYED_AT if len(one) == plan.key.family.address_size]
+                for frontend in plan.frontends:
+                    if frontend.kind is FrontendKind.NODEPORT:
+                        relayed.setdefault(frontend.port, []).extend(here)
+        yield from (NodeListener(service, "spec.ports[].nodePort", tuple(some), port) for port, some in relayed.items())
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
         """Return the decision about a connection; see ask.question for arguments. Raises QuestionError."""

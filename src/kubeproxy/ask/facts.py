@@ -64,6 +64,15 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
 
 
+class NodeListener(Struct, frozen=True):
+    """A port on which the proxy itself listens for a Service; an address of zeros stands for all addresses."""
+
+    service: str  # NAMESPACE/NAME
+    field: str
+    addresses: tuple[bytes, ...]
+    port: int
+
+
 class Objects(Struct, frozen=True):
     """The inputs of a Service's plans: the Service, None if only slices name it, and its slices by name."""
 

@@ -50,6 +50,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
     return {
         "/facts": answered(lambda _: desk.facts()),
         "/node-ports": answered(lambda _: desk.has_node_ports()),
+        "/listeners": answered(lambda _: desk.listeners()),
         "/why": answered(lambda given: desk.why(**{"source": "", "target": "", **given})),
         "/services": services,
         "/objects": lambda _: Response(200, _PACKED, _streamed(desk.objects, desk.watched)),

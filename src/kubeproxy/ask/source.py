@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.ask.checks import contact
-from kubeproxy.ask.facts import Facts, Objects, ProgrammedService
+from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
 from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError, NoAnswerError
@@ -65,6 +65,10 @@ class Running:
     def has_node_ports(self) -> bool:
         """See Desk."""
         return self.client.ask("/node-ports", bool)
+
+    def listeners(self) -> list[NodeListener]:
+        """See Desk."""
+        return self.client.ask("/listeners", list[NodeListener])
 
     def objects(self) -> Iterator[Objects]:
         """See Desk."""

@@ -114,6 +114,10 @@ class WhyAnswer(_Answer):
         yield Fact(self.severity, self.heading, (*served, *stops, *(f"Fix: {fix}" for fix in self.fixes)))
 
 
+def _of_finding(one: Diagnosis) -> Fact:
+    return Fact(one.severity, one.what, (one.why, f"Fix: {one.fix}"), numbered=True)
+
+
 class DoctorAnswer(_Answer):
     """An answer of `doctor`; `pid` is 0 if no proxy answered the command."""
 
@@ -123,8 +127,7 @@ class DoctorAnswer(_Answer):
 
     def facts(self) -> Iterator[Fact]:
         """Yield the findings."""
-        for one in map(Diagnosis.from_row, self.findings):
-            yield Fact(one.severity, one.what, (one.why, f"Fix: {one.fix}"), numbered=True)
+        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
         for text in self.unknown:
             yield Fact(Severity.UNKNOWN, text, numbered=True)
 
@@ -148,11 +151,13 @@ class VerifyAnswer(_Answer):
     restless: list[str]
     caveats: list[str]
     troubles: list[str]
+    ports: list[dict[str, str]] = []  # older releases do not have it
 
     def facts(self) -> Iterator[Fact]:
         """Yield the differences of each node between API server, plan and kernel."""
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
+        yield from map(_of_finding, map(Diagnosis.from_row, self.ports))
         yield from (Fact(Severity.UNKNOWN, text) for text in self.troubles)
         yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
         yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)

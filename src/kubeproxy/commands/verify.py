@@ -54,6 +54,7 @@ def _rows(report: Report) -> dict[str, Row]:
     """Return the differences and troubles by their text."""
     found: dict[str, object] = {difference(*one): one._asdict() for one in (*report.seen.findings, *report.behind)}
     found |= {text: {"trouble": text} for text in report.troubles}
+    found |= {one.what: one.row() for one in report.ports}
     return {text: Row((text,), fields) for text, fields in found.items()}
 
 
@@ -63,6 +64,9 @@ def _print(report: Report, repair: str) -> None:
         for finding in findings[:_SHOWN]:
             output.marked(output.BAD, difference(*finding))
         output.more(len(findings) - _SHOWN)
+    for one in report.ports:
+        output.marked(one.severity.mark, one.text)
+        output.say(f"     Fix: {one.fix}")
     for trouble in report.troubles:
         output.marked(output.BAD, trouble)
     for caveat in seen.caveats:

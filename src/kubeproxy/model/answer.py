@@ -179,7 +179,7 @@ class _Question:
         plan, frontend = owned
         relayed = care is Loopback.RELAYED and self._packet.protocol == _TCP
         pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
-        if relayed and pool and destination in _RELAYED:
+        if relayed and pool and destination in RELAYED_AT:
             text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
             shared = shares(carried(plan), pool, plan.policies.external, self._client)
             choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
@@ -190,12 +190,12 @@ class _Question:
             )
             return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
         reason, field = _unavailable(plan) if relayed and not pool else (_NOT_RELAYED[care], _NODEPORTS)
-        if relayed and destination not in _RELAYED:
+        if relayed and destination not in RELAYED_AT:
             reason, field = "the proxy relays only from 127.0.0.1 and ::1", _NODEPORTS
         missing = tuple(self._absent(plan, pool, frontend)) if not pool else ()
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         made = self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, field)], missing)
-        return replace(made, notice=Notice.RESET) if relayed and destination in _RELAYED else made
+        return replace(made, notice=Notice.RESET) if relayed and destination in RELAYED_AT else made
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         name = self._planner.owner(self._family, key)
@@ -220,7 +220,7 @@ class _Question:
             return None
         name, count = checked
         text = f"port {self._packet.port} of this node is the health check of {name}"
-        steps = AnswerStep(True, text, _HEALTH), AnswerStep(count > 0, f"ready endpoints on this node: {count}")
+        steps = AnswerStep(True, text, HEALTH_FIELD), AnswerStep(count > 0, f"ready endpoints on this node: {count}")
         notice = Notice.ANSWER if count else Notice.UNHEALTHY
         return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
 
@@ -268,7 +268,7 @@ class _Question:
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
         elif checked is not None:
-            kind, field, answering = f"health check port of {checked[0]}", _HEALTH, self._ours.health_check_ips
+            kind, field, answering = f"health check port of {checked[0]}", HEALTH_FIELD, self._ours.health_check_ips
         else:
             return None
         if destination not in self._local and not is_loopback(destination):
@@ -454,9 +454,9 @@ def _unavailable(plan: ServicePlan) -> tuple[str, str]:
     return (_NONE_HERE, "spec.externalTrafficPolicy") if plan.usable else (_NO_ENDPOINT, "")
 
 
-_HEALTH = "spec.healthCheckNodePort"
+HEALTH_FIELD = "spec.healthCheckNodePort"
 _NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
-_RELAYED = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
+RELAYED_AT = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
 _NOT_RELAYED = {
     Loopback.RELAYED: "the proxy relays only TCP from loopback",
     Loopback.REFUSED: "nodePortAddresses has no loopback network",

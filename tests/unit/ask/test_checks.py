@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask.checks import checkup, contact, identity, programming, settings, strangers
+from kubeproxy.ask.checks import checkup, contact, identity, ports, programming, settings, strangers
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
@@ -324,19 +324,37 @@ CASES: dict = {
         [(DEGRADED, "/c differs from what runs: mode: 1 -> 2; x: 1 -> 2")],
     ),
     "ports": (
-        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (7, "kube-proxy"))], 7),
+        ports.check([ports.ListeningPort("healthzBindAddress", ":1", True, (7, "kube-proxy"))], 7),
         [],
     ),
     "port of nobody": (
-        identity.listening([identity.ListeningPort("metricsBindAddress", ":1", False)], 7),
+        ports.check([ports.ListeningPort("metricsBindAddress", ":1", False)], 7),
         [(DEGRADED, "metricsBindAddress: :1 is not the proxy's: nobody listens there")],
     ),
     "port of another": (
-        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True, (8, "nginx"))], 7),
+        ports.check([ports.ListeningPort("healthzBindAddress", ":1", True, (8, "nginx"))], 7),
         [(DEGRADED, "healthzBindAddress: :1 is not the proxy's: process nginx (pid 8) listens there")],
     ),
+    "health check port of another": (
+        ports.check([ports.ListeningPort("spec.healthCheckNodePort", ":1, :1", True, (8, "nginx"), "a/b")], 7),
+        [
+            (
+                DEGRADED,
+                "spec.healthCheckNodePort of a/b: :1, :1 is not the proxy's: process nginx (pid 8) listens there",
+            )
+        ],
+    ),
+    "NodePort of a process that is not visible": (
+        ports.check([ports.ListeningPort("spec.ports[].nodePort", ":1", True, ports.HIDDEN, "a/b")], 7),
+        [
+            (
+                DEGRADED,
+                "spec.ports[].nodePort of a/b: :1 is not the proxy's: a process not visible here listens there",
+            )
+        ],
+    ),
     "port of a process that hides": (
-        identity.listening([identity.ListeningPort("healthzBindAddress", ":1", True)], 7),
+        ports.check([ports.ListeningPort("healthzBindAddress", ":1", True)], 7),
         [],
     ),
     "alone": (strangers.second([], "nftables"), []),

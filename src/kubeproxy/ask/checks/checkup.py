@@ -18,11 +18,11 @@ from kubeproxy.api.cluster import Cluster, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
-from kubeproxy.ask.checks import contact, identity, programming, routes, settings, strangers
+from kubeproxy.ask.checks import contact, identity, ports, programming, routes, settings, strangers
 from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import STOPS, Diagnosis, End, Severity, worst_first
+from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
@@ -31,12 +31,12 @@ from kubeproxy.config.types import KubeProxyConfiguration, differences, made_str
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
-from kubeproxy.kernel.proc.processes import Listening, holder, listening
+from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, split_host_port, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -226,7 +226,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     if facts.config_file and node.running:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:
-        report.look("ports", lambda: identity.listening(list(_ports(node)), node.pid))
+        report.look("ports", lambda: ports.own(node))
         open_files = processes.descriptors(node.pid)
         if open_files is not None:
             report.look("descriptors", lambda: settings.opened(open_files, node.pid))
@@ -283,30 +283,6 @@ def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
         config = made_strict(config) if node.config.strict else config  # --strict applies with a file, too
         lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
         yield from identity.configured(path, "", lines)
-
-
-def _ports(node: CheckedNode) -> Iterator[identity.ListeningPort]:
-    listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
-    for field, address in node.config.own_addresses.items():
-        place = split_host_port(address) if address else None
-        if place is not None:
-            number = int(place[1])
-            bound = any(one.port == number for one in listened)
-            who = holder(number, "kube-proxy") if bound else None
-            yield identity.ListeningPort(field, address, bound, (who.pid, who.command) if who is not None else None)
-
-
-def taken_port(node: CheckedNode, packet: Packet, field: str) -> Iterator[Diagnosis]:
-    """Check whether the proxy listens on the port of a connection that it answers itself; `field` has the port."""
-    family, place = family_of(packet.destination), place_text(packet.destination, packet.port)
-    anywhere = {Listening(bytes(each.address_size), packet.port) for each in Family}
-    bound = {Listening(packet.destination, packet.port), *anywhere} & {
-        one for each in (family, Family.IPV6) for one in listening(each, socket.IPPROTO_TCP)
-    }
-    who = holder(packet.port, "kube-proxy", address=packet.destination) if bound else None
-    port = identity.ListeningPort(field, place, bool(bound), (who.pid, who.command) if who is not None else None)
-    for one in identity.listening([port], node.pid) if node.pid else ():
-        yield replace(one, severity=Severity.BROKEN, harm=STOPS)
 
 
 def _able(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import WIDEN_CLUSTER_CIDR
@@ -15,15 +15,6 @@ _WHY_NAME: Final = (
     "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
     "another node's or none"
 )
-
-
-class ListeningPort(NamedTuple):
-    """A port of a field for the proxy; `holder`: pid and name of the process that uses it, None if unknown."""
-
-    field: str
-    address: str
-    bound: bool
-    holder: tuple[int, str] | None = None
 
 
 def registered(node: Node | None, name: str, host: str, *, waits: bool = False) -> Iterator[Diagnosis]:
@@ -96,19 +87,3 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
         why = "the proxy restarts with a file that changed; this one it has not noticed, or not yet"
         fix = "restart the proxy; `kube-proxy plan --config FILE` shows what that changes"
         yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)
-
-
-def listening(ports: Sequence[ListeningPort], pid: int) -> Iterator[Diagnosis]:
-    """Check whether the proxy with this pid listens on its ports."""
-    for port in ports:
-        if port.bound and (port.holder is None or port.holder[0] == pid):
-            continue
-        who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
-        what = f"{port.field}: {port.address} is not the proxy's: {who} listens there"
-        why = "metrics of this node are not there, or another program's"
-        if port.field.startswith(("healthz", "spec.health")):
-            why = "load balancers ask there whether this node is healthy"
-        elif port.field.startswith("spec."):
-            why = "that program gets the connections to this NodePort"
-        fix = f"stop the other program, or give {port.field} another address; the proxy tries again every 5 s"
-        yield Diagnosis(Severity.DEGRADED, "ports", what, why, fix)

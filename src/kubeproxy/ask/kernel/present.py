@@ -168,11 +168,12 @@ class Report(Struct, frozen=True):
     seen: Seen
     behind: Sequence[Finding]
     troubles: Sequence[str]
+    ports: Sequence[Diagnosis] = ()  # of Services, which other programs hold
 
     @property
     def differs(self) -> bool:
         """Whether anything differs."""
-        return bool(self.seen.findings or self.behind)
+        return bool(self.seen.findings or self.behind or self.ports)
 
     def is_complete(self, names: Sequence[ServiceName]) -> bool:
         """Return whether all Services could be compared."""
@@ -186,6 +187,7 @@ class Report(Struct, frozen=True):
             "services": seen.services,
             "findings": [finding._asdict() for finding in seen.findings],
             "behind": [finding._asdict() for finding in self.behind],
+            "ports": [finding.row() for finding in self.ports],
             "onTheirWay": ["/".join(name) for name in seen.on_their_way],
             "restless": ["/".join(name) for name in seen.unstable],
             "caveats": seen.caveats,
@@ -215,7 +217,16 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
             behind = cluster.behind(asked.services, facts, names)
         except NoAnswerError as error:
             troubles.append(str(error))
-    return Report(facts, seen, behind, troubles)
+    return Report(facts, seen, behind, troubles, _ports(asked, facts, names) if asked.running else ())
+
+
+def _ports(asked: Source, facts: Facts, names: Sequence[ServiceName]) -> list[Diagnosis]:
+    """Return the findings on ports of these Services, or all, which other programs hold. Raises KubeProxyError."""
+    from kubeproxy.ask.checks import checkup, ports  # noqa: PLC0415 - `why` does not need it
+
+    wanted = {"/".join(name) for name in names}
+    listeners = [one for one in asked.listeners() if not wanted or one.service in wanted]
+    return list(ports.of_services(checkup.checked(asked, facts), listeners))
 
 
 def _troubles(facts: Facts) -> Iterator[str]:

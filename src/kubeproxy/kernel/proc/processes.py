@@ -107,6 +107,18 @@ def is_elsewhere(pid: int, proc: Path = PROC) -> bool:
     return there is not None and there != _namespace(proc / "self")
 
 
+def sockets(pid: int, proc: Path = PROC) -> set[str] | None:
+    """Return the inodes of the open sockets of a process, None if they are not visible."""
+    found = set()
+    try:
+        for entry in (proc / str(pid) / "fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.add(str(entry.readlink()))
+    except OSError:
+        return None
+    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:[")}
+
+
 class Process(NamedTuple):
     """A process: its number, as this process sees it, and the name of its command."""
 
@@ -198,16 +210,21 @@ class Listening(NamedTuple):
 
 def listening(family: Family, protocol: int) -> frozenset[Listening]:
     """Return the listening addresses of a family for TCP or UDP. Raises ApplyError."""
+    return frozenset(listeners(family, protocol).values())
+
+
+def listeners(family: Family, protocol: int) -> dict[str, Listening]:
+    """Return the listening addresses of a family for TCP or UDP, by the inode of the socket. Raises ApplyError."""
     path = Path("/proc/thread-self/net", _SOCKET_TABLES[family, protocol])
     try:
         lines = path.read_text().splitlines()[1:]
     except FileNotFoundError:  # the kernel has no IPv6
-        return frozenset()
+        return {}
     except OSError as error:
         raise ApplyError(f"cannot read {path}: {error.strerror}") from error
     wanted = _LISTEN if protocol == socket.IPPROTO_TCP else _UNCONNECTED
-    rows = (line.split(None, 4) for line in lines)
-    return frozenset(_endpoint(row[1]) for row in rows if row[3] == wanted)
+    rows = (line.split(None, 10) for line in lines)
+    return {row[9]: _endpoint(row[1]) for row in rows if row[3] == wanted}
 
 
 def _endpoint(text: str) -> Listening:

@@ -1,0 +1,122 @@
+"""Checks of the ports on which the proxy itself listens: its own ones, and those of Services."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.facts import NodeListener
+from kubeproxy.ask.finding import STOPS, Diagnosis, Severity
+from kubeproxy.ask.source import Source
+from kubeproxy.kernel.proc import processes
+from kubeproxy.kernel.proc.processes import Listening, Process, holder, listening
+from kubeproxy.model.addresses import Family, family_of, place_text, split_host_port
+from kubeproxy.model.answer import HEALTH_FIELD, Packet
+
+HIDDEN = Process(-1, "")
+"""The holder of a port that this command cannot see: a process of another PID namespace (a pod without hostPID)."""
+
+
+class ListeningPort(NamedTuple):
+    """A port of a field for the proxy; `holder`: pid and name of the process that uses it, None if unknown."""
+
+    field: str
+    address: str
+    bound: bool
+    holder: tuple[int, str] | None = None
+    service: str = ""  # NAMESPACE/NAME of the Service that has the field, '' for the configuration
+
+
+def check(ports: Iterable[ListeningPort], pid: int) -> Iterator[Diagnosis]:
+    """Check whether the proxy with this pid listens on its ports."""
+    for port in ports:
+        if port.bound and (port.holder is None or port.holder[0] == pid):
+            continue
+        who = f"process {port.holder[1]} (pid {port.holder[0]})" if port.holder else "nobody"
+        who = "a process not visible here" if port.holder == HIDDEN else who
+        field = f"{port.field} of {port.service}" if port.service else port.field
+        what = f"{field}: {port.address} is not the proxy's: {who} listens there"
+        yield Diagnosis(Severity.DEGRADED, "ports", what, _why(port), _fix(port))
+
+
+def _why(port: ListeningPort) -> str:
+    if port.service and port.field == HEALTH_FIELD:
+        return "load balancers ask there whether this node has endpoints of the Service"
+    if port.service:
+        return f"{'that program' if port.bound else 'no endpoint'} gets the connections to this NodePort"
+    if port.field.startswith("healthz"):
+        return "load balancers ask there whether this node is healthy"
+    return "metrics of this node are not there, or another program's"
+
+
+def _fix(port: ListeningPort) -> str:
+    again = "the proxy tries again every 5 s"
+    if not port.bound:
+        return f"see in the proxy's log why it does not listen; {again}"
+    other = f"give {port.field} another address"
+    if port.service:
+        other = "have it use another port"
+    return f"stop the other program, or {other}; {again}"
+
+
+def own(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether the proxy listens on the ports of its configuration."""
+    listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
+    found = []
+    for field, address in node.config.own_addresses.items():
+        place = split_host_port(address) if address else None
+        if place is not None:
+            number = int(place[1])
+            bound = any(one.port == number for one in listened)
+            found.append(ListeningPort(field, address, bound, holder(number, "kube-proxy") if bound else None))
+    yield from check(found, node.pid)
+
+
+def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iterator[Diagnosis]:
+    """Check whether the proxy listens on the port of a connection that it answers itself: that of a Service, else the
+    one of a `field` of the configuration.
+    """
+    listeners = [one for one in source.listeners() if one.port == packet.port]
+    found = list(of_services(node, listeners, unheld=True)) if node.pid else []
+    if not listeners and node.pid:
+        family, place = family_of(packet.destination), place_text(packet.destination, packet.port)
+        bound = _at(packet.destination, packet.port) & {
+            one for each in (family, Family.IPV6) for one in listening(each, socket.IPPROTO_TCP)
+        }
+        who = holder(packet.port, "kube-proxy", address=packet.destination) if bound else None
+        found = list(check([ListeningPort(field, place, bool(bound), who)], node.pid))
+    yield from (replace(one, severity=Severity.BROKEN, harm=STOPS) for one in found)
+
+
+def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld: bool = False) -> Iterator[Diagnosis]:
+    """Check whether other programs hold ports on which the proxy listens for Services. `unheld`: report also those that
+    no program holds, which a proxy that is about to listen does not have for a moment.
+    """
+    ours = processes.sockets(node.pid) if node.pid else None
+    tables = {family: processes.listeners(family, socket.IPPROTO_TCP) for family in Family} if listeners else {}
+    for one in listeners if node.pid else ():
+        places: dict[Process | None, list[str]] = {}
+        for address in one.addresses:
+            holds = {**tables[Family.IPV6], **tables[family_of(address)]}
+            at = _at(address, one.port)
+            there = {inode for inode, found in holds.items() if found in at}
+            if not any(address):  # a listener on all addresses needs the port on each of them
+                there |= {inode for inode, found in tables[family_of(address)].items() if found.port == one.port}
+            if there & (ours or set()) or not (there or unheld):
+                continue
+            who = holder(one.port, "kube-proxy", address=address if any(address) else b"") if there else None
+            if there and who is None and ours is not None:
+                who = HIDDEN
+            places.setdefault(who, []).append(place_text(address, one.port))
+        for who, texts in places.items():
+            bound = who is not None or ours is None
+            yield from check([ListeningPort(one.field, ", ".join(texts), bound, who, one.service)], node.pid)
+
+
+def _at(address: bytes, port: int) -> set[Listening]:
+    """Return the addresses of sockets that get the connections to an address and port."""
+    return {Listening(address, port), *(Listening(bytes(each.address_size), port) for each in Family)}
