@@ -6,7 +6,7 @@ from kubeproxy.backends.mode import Metric, Mode
 from kubeproxy.config.modes import MODES
 
 TABLE: Final = "kube-proxy"
-"""The name that the Go kube-proxy uses too, so that each of the two programs takes over from the other."""
+"""Name of our table. The Go kube-proxy uses the same name, so each program can take over the table of the other."""
 
 MODE = Mode(
     MODES["nftables"],

@@ -1,4 +1,4 @@
-"""Session affinity: the rules that find and remember the endpoint of a client, and the use of the map of clients."""
+"""Session affinity: rules that store and look up a client's endpoint; metrics of the number of stored clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
 """Default timeout of a client in milliseconds. The rule that adds a client sets the timeout of the Service instead."""
 
 AFFINITY_SHARE: Final = 1 << 16
-"""Number of clients that one pool distinguishes: the limit of the Go kube-proxy for one endpoint."""
+"""Number of different client hashes in one pool. The Go kube-proxy has the same limit for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 24
 """Capacity of the map of clients: 256 full pools. When it is full, new clients are served without affinity."""
@@ -45,13 +45,13 @@ ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
     Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
 }
-"""Numbers of endpoints as networks, which do not contain the numbers of pools."""
+"""Networks that contain all numbers of endpoints, and no number of a pool."""
 
 _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
-"""Name of the chain that translates to the endpoint whose number the packet carries; it returns if there is none."""
+"""Name of the chain that sends a packet to the endpoint with the number in the packet; it returns if there is none."""
 
 
 def declaration(layout: Layout) -> SetSpec:
@@ -62,7 +62,8 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
-    """Return the chains that do not depend on the timeout. `choose` is the chain that picks an endpoint by class.
+    """Return the chains of session affinity that are independent of the timeout; `choose` names the chain that picks an
+    endpoint.
 
     A rule of nft can store a value from a map only in a field of the packet. So the packet carries the number of the
     pool in place of its source address, and the number of the endpoint in place of its destination address.
@@ -79,18 +80,18 @@ def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
             f"meta l4proto @transports dnat {ip} addr . port to {to}",
             original,
         ),
-        # The kernel leaves the packet as it is if its endpoint is its destination.
+        # The kernel does not change a packet whose destination is already the endpoint.
         f"{_GO}-untranslated": (original, f"dnat to {ip} daddr"),
     }
 
 
 def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[str]) -> list[str]:
-    """Return the rules of a chain that finds or remembers the endpoint of a client. `frontend` is the key of a
-    frontend in the language of nft, `onwards` the jumps to the chains that follow.
+    """Return the rules of a chain that finds or remembers the endpoint of a client. `frontend` is the key of a frontend
+    as an nft expression, `onwards` the jumps to the next chains.
 
-    The key of a client has the number of the pool, so that one element is for all frontends of the pool. Instead of
-    the address the key has a hash of it, so that the clients of a pool never need more than AFFINITY_SHARE elements.
-    Clients with equal hashes share an endpoint.
+    A client's key contains the number of its pool, so all frontends of a pool share one element. The key contains a
+    hash of the client's address, so a pool has at most AFFINITY_SHARE elements. Clients with equal hashes share an
+    endpoint.
     """
     ip = layout.ip
     client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
@@ -109,10 +110,10 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
 
 
 class NumberMark:
-    """An element in the map of clients, of no client, with a number that is not below those of all endpoints so far.
+    """A marker element in the map of clients: its number is at least the largest endpoint number given so far.
 
-    Clients may have the number of a removed endpoint. A later process reads the mark, and gives larger numbers only.
-    The mark is in this map because it is needed as long as the map. It advances by 1,024 numbers at a time.
+    Clients may have the number of a removed endpoint. A later process reads the mark and gives only larger numbers.
+    The mark is in this map because it must exist as long as the map. It advances by 1,024 numbers at a time.
     """
 
     def __init__(self, family: Family) -> None:
@@ -121,7 +122,7 @@ class NumberMark:
         self.number = 0
 
     def read(self, table: KernelTable) -> int:
-        """Read the mark; return it in the form of an endpoint's number, 0 if there is none. Raises NetlinkError."""
+        """Return the mark, as an endpoint's number; 0 if there is none. Raises NetlinkError."""
         there = int.from_bytes(table.lookup(CLIENTS, [self._key]).get(self._key, b""), "big")
         self.number = max(0, there - FIRST_ENDPOINT)
         return there
@@ -144,7 +145,7 @@ def client_number(address: bytes) -> bytes:
 
 
 def chains_of(elements: Elements) -> set[ChainName]:
-    """Return the chains of session affinity and consistent hashing to which elements refer."""
+    """Return the names of the chains of session affinity and consistent hashing that these elements refer to."""
     return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
 
 
@@ -164,7 +165,7 @@ class ClientGauges:
         )
 
     def look(self, table: KernelTable, marks: int) -> None:
-        """Update the metrics: one short request to the kernel. `marks` is the number of elements of no client."""
+        """Update the metrics with one short request to the kernel. `marks` is the number of marker elements."""
         try:
             clients = table.count(CLIENTS)
         except ApplyError:  # the table is missing: an inspection reports it

@@ -1,7 +1,7 @@
 """Found state of our table without the elements of Services: chains, rules, small sets. Reads only.
 
-Used at the start, after a failure, and when another program may have changed the table. Its second part is the
-transition from a found table to ours: elements of earlier versions, and temporary rules while a table is replaced.
+Used at the start, after a failure, and when another program may have changed the table. Its second part replaces a
+found table with ours: it copies elements of earlier versions, and adds temporary rules.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from kubeproxy.model.plan import FamilyGlobals
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
-"""Errors that mean that an object in the table blocks a repair. Other errors, such as ENOBUFS, are temporary."""
+"""Error codes of the kernel if an object in the table blocks a repair. Other codes, such as ENOBUFS, are temporary."""
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
-    """Return the signature after our transaction that created chains and rules, without reading the table. `reported`
+    """Return the table's signature after our transaction created chains and rules; does not read the table. `reported`
     are the handles of the first chain and the last rule of that transaction. The kernel counts handles in each table,
     so the objects between these two have consecutive handles. Returns None if one of the chains existed already,
     because another program had created it.
@@ -135,13 +135,14 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table with the found chains of timeouts and table sizes, which depend on Services."""
+    """Return the desired table with the found chains of timeouts and Maglev table sizes, which depend on Services."""
     return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
-    """Return the messages that make chains, rules and sets as desired; [] if they are so already. Returns None if a set
-    with elements of Services has another form, because then rules and elements must change together.
+    """Return the messages that change chains, rules and sets to the desired state; [] without a difference. Returns
+    None if a set with elements of Services has a wrong declaration, because its rules and elements must then change
+    together.
     """
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
@@ -177,11 +178,12 @@ _OLDER_CHAIN: Final = re.compile(
 )
 _OLDER_CLIENTS: Final = re.compile(r"(?:clients|affinity)-([0-9]{1,5})")
 _MOST: Final = 2000
-"""Maximum number of ranges that become rules: packets to restricted addresses pass them one by one."""
+"""Maximum number of ranges for which rules are written; a packet to a restricted address passes these rules one by
+one."""
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the form of this set in an earlier version; None if the table has no such set."""
+    """Return the declaration of this set in an earlier version; None if the table has no such set."""
     return next((found.sets[each] for each in _OLDER.get(name, ()) if each in found.sets), None)
 
 
@@ -234,7 +236,8 @@ def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, b
 
 
 def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that add the clients of former sets, one set per slot; the first set of a client counts."""
+    """Return the messages that add the clients of former sets, one set per slot; if a client is in several sets, the
+    first set is used."""
     sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
     size, added = table.family.address_size, {}
     for slot, name in sorted(sets.items()):
@@ -250,10 +253,10 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
     """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for none.
 
-    The kernel activates the elements of a set of ranges at the end of a commit, after the rules; the larger the set,
-    the later. Until then the rules would drop clients in the ranges. So the same transaction has a rule for each range,
-    and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of Linux
-    6.18.
+    At the end of a commit the kernel activates rules first, and then the elements of a set of ranges; a larger set
+    takes longer. In between, the rules would drop clients in the ranges. So the same transaction adds a rule for each
+    range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of
+    Linux 6.18.
     """
     rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
     if not rules:

@@ -37,13 +37,13 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName
 log = logging.getLogger("kubeproxy.nftables")
 
 BATCH = 20_000
-"""Maximum number of elements of a transaction: about 0.05 s, for which the kernel holds its commit lock."""
+"""Maximum number of elements in a transaction. The kernel holds its commit lock for about 0.05 s to commit them."""
 
 ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Number of chains above which unused chains are removed, if the number is also twice that of the used chains."""
+"""Unused chains are removed if there are more chains than this, and twice as many as used chains."""
 
 
 class NftablesBackend:
@@ -95,7 +95,7 @@ class NftablesBackend:
             self._relay.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Set the globals; return whether they change sets or rules, so that a resync is due."""
+        """Set the globals; return whether a resync is needed because sets or rules change."""
         self._ours = world.of(self.family) or FamilyGlobals()
         ruleset = Ruleset(self.family, world)
         changed = ruleset.texts() != self._ruleset.texts()
@@ -112,7 +112,7 @@ class NftablesBackend:
     def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
-        Raises ApplyError; then the transactions already yielded are in the kernel, and no others.
+        Raises ApplyError; in this case only the transactions yielded before are in the kernel.
         """
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
@@ -151,12 +151,12 @@ class NftablesBackend:
         return transaction.elements >= min(BATCH, self._most)
 
     def _spare_taken(self) -> None:
-        """Stop resetting connections to addresses that endpoints use again."""
+        """Remove addresses that endpoints use again from the set of deleted endpoints."""
         if self._gone is not None:
             self._gone.spare(self._transact)
 
     def _reset_gone(self) -> None:
-        """Reset connections to endpoints that no Service uses any more."""
+        """Add endpoints that no Service uses any more to the set of deleted endpoints."""
         if self._gone is not None:
             self._gone.reset(time.monotonic(), self._transact)
 
@@ -190,9 +190,9 @@ class NftablesBackend:
         return elements
 
     def _transact_with(self, wanted: set[ChainName], missing: set[ChainName], elements: list[bytes]) -> None:
-        """Create missing chains, remove unused chains and commit elements, in one transaction if that is not too large.
-        Each transaction may wait for a transaction of another program. New handles are taken from the kernel's reports.
-        Nothing is read, because a dump restarts whenever another program commits.
+        """Create missing chains, remove unused chains and commit elements; in one transaction, unless it would be too
+        large. Each transaction may wait for a transaction of another program. The kernel reports the handles of new
+        objects. Nothing is read, because a dump restarts whenever another program commits.
         """
         if not missing:
             self._transact(elements)
@@ -218,7 +218,7 @@ class NftablesBackend:
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
-        """Return the chains (by timeout or table size) that no Service uses or needs, if there are many."""
+        """Return the chains of timeouts and Maglev table sizes that no Service uses; none if there are few chains."""
         if not self._is_whole or len(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())
@@ -230,10 +230,11 @@ class NftablesBackend:
     # -- the whole table ------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Plans) -> Iterator[int]:
-        """Make the table contain exactly these Services: adopt our table, or replace that of another program.
+        """Make the table contain exactly these Services: adopt our own table, or replace another program's table.
 
         Yields the number of elements after each transaction. Raises ApplyError. Before anything is compared, recorded
-        changes of other programs are discarded, and the signature is taken. Later changes count as drift.
+        changes of other programs are discarded, and the signature is taken. Later changes by other programs are
+        differences.
         """
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
@@ -286,7 +287,8 @@ class NftablesBackend:
             return changes is not None
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
-            # One transaction: a new rule may look up an address in a set that an older configuration left empty.
+            # Rules and sets change in one transaction, because a new rule may look up an address in a set that was
+            # empty before.
             self._transact([*changes, *audit.refilled(self.family, audit.desired_node_sets(self._ours))])
         except NetlinkError as error:
             if error.code not in audit.CONTRADICTIONS:
@@ -302,15 +304,15 @@ class NftablesBackend:
         return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
     def _sign(self, generation: int) -> None:
-        """Take the signature after our own change, which made this generation of the ruleset unless another program
-        changed something too. Raises ChangedByOthersError if another program changed our rules.
+        """Take the table's signature after our own transaction. Raises ChangedByOthersError if another program changed
+        our rules at the same time.
         """
         self._signature = signature(self._table)
         if self._table.generation() != generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
-        """Record that a new table is about to replace the old table, so the set of deleted endpoints is empty."""
+        """Record that the set of deleted endpoints is empty, because a new table is about to replace the old table."""
         if self._gone is not None:
             self._gone.found((), self._in_use, time.monotonic())
 
@@ -335,7 +337,7 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # A Service counts once for each shared element, which is added only if the kernel lacks it.
+                # Each Service counts as one user of a shared element. The element is added only if the kernel lacks it.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):
@@ -398,8 +400,8 @@ class NftablesBackend:
             self._relay.upkeep()
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. The inspection is one short request, unless another program touched the table. If
-        an announcement of the kernel may have been lost, the table is compared to this depth.
+        """See backends.mode.Backend. The inspection is one short request, unless another program changed the table. If
+        an announcement of the kernel may have been lost, the table is compared to the given depth.
         """
         changes = self._table.changes()
         if changes.nothing or changes.nothing_yet:
@@ -418,7 +420,8 @@ class NftablesBackend:
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _changed_elements(self) -> str:
-        """Return the first set or map whose elements are not the committed ones, '' for none. Reads all elements."""
+        """Return the name of the first set or map with other elements than the committed elements; '' for none. Reads
+        all elements."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
         if catch_alls := audit.catch_alls(self._table):

@@ -1,7 +1,8 @@
 """New connections by service port and endpoint: counters of the elements of the endpoint maps.
 
-Only the first packet of a connection passes the nat chains, so an element counts the connections to its endpoint. A
-rewritten element begins at 0, so connections since the last read are lost, for example when an endpoint is replaced.
+Only the first packet of a connection passes the nat chains, so the counter of an element is the number of connections
+to its endpoint. When an element is written again, its counter begins at 0, so the connections after the last read are
+not counted.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ PERIOD: Final = 30.0
 """Minimum seconds between the beginnings of two passes over the counters."""
 
 TURN: Final = 0.005
-"""Seconds of work on a pass in each second: its share of a processor, at any number of endpoints."""
+"""Maximum share of a processor for reading counters, at any number of endpoints."""
 
 TOP: Final = 100
-"""Number of service ports of a family with separate series; the counts of all other service ports are summed up."""
+"""Maximum number of service ports of a family with their own series; one further series is the sum of all other service
+ports."""
 
 
 Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
-"""Returns key, data and counter of each of these elements that is in a map. Raises ApplyError."""
+"""Returns key, data and counter of each requested element that exists in the map. Raises ApplyError."""
 
 
 def _elements(item: Placed) -> list[tuple[str, bytes]]:
@@ -47,7 +49,7 @@ def _elements(item: Placed) -> list[tuple[str, bytes]]:
 
 
 class Totals:
-    """Connections of the busiest service ports, and of all other service ports together. No sum ever decreases."""
+    """Connections of the busiest service ports, and of all other service ports together. The totals never decrease."""
 
     def __init__(self) -> None:
         self.busiest: dict[ServicePortKey, int] = {}
@@ -56,7 +58,7 @@ class Totals:
     def add(self, new: Mapping[ServicePortKey, int], known: Collection[ServicePortKey]) -> None:
         """Add the new connections of one pass; `known` are the service ports that still exist.
 
-        A service port without a series gets a free one, or the series of a port with less than half its new
+        A service port without a series gets a free series, or replaces a port that has less than half as many new
         connections.
         """
         for key in self.busiest.keys() - known:
@@ -68,8 +70,7 @@ class Totals:
             elif len(self.busiest) < TOP:
                 self.busiest[key] = count
             elif quietest and 2 * new.get(quietest[-1], 0) < count:
-                # The port that loses its series is later in this order, so its new connections are then added to
-                # `others`.
+                # The replaced port comes later in this order, so its new connections are then added to `others`.
                 self.others += self.busiest.pop(quietest.pop())
                 self.busiest[key] = count
             else:
@@ -77,7 +78,7 @@ class Totals:
 
 
 class ConnectionMetrics:
-    """The metrics of all families. The series of one family change together."""
+    """The metrics of all families. All series of one family are updated together."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._series: MetricFamily[CounterMetric] = registry.counter(
@@ -106,7 +107,7 @@ class ConnectionMetrics:
 
 
 class Counting:
-    """Passes over the counters of one family, in short turns. A pass looks up each element, at 7 us per element."""
+    """Reads all counters of one family repeatedly, in short turns. Each lookup of an element takes 7 us."""
 
     def __init__(self, family: Family, read: Read, metrics: ConnectionMetrics) -> None:
         self._family = family
@@ -119,7 +120,8 @@ class Counting:
         self._next = 0.0
 
     def step(self, placed: Mapping[ServiceName, Sequence[Placed]]) -> None:
-        """Continue a pass, or begin one when it is due; `placed` is the content of the whole table."""
+        """Continue a pass over the counters, or begin a pass if it is due; `placed` is the content of the whole
+        table."""
         self._placed = placed
         began = now = time.monotonic()
         while now < began + TURN:
@@ -131,7 +133,7 @@ class Counting:
                 self._next = now + PERIOD
                 self._pass = self._over_all()
             except ApplyError as error:
-                # The table may be deleted; a resync repairs it.
+                # The table may be missing; a resync then creates it.
                 log.debug("Cannot read the counters of connections error=%r", str(error))
                 self._pass = iter(())
                 return

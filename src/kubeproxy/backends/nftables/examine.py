@@ -1,7 +1,7 @@
 """Examination of nftables mode: compares the table with plans, element by element, while the proxy runs.
 
-A difference is a change that a resync would write, so each plan gets the slots and numbers that the kernel has for it.
-A dump may lack elements while the proxy writes, so missing elements are looked up by key.
+A difference is a change that a resync would write. So each plan is compared in the slots and with the numbers that it
+has in the kernel. A dump may lack elements while the proxy writes, so missing elements are looked up by key.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Policy, Pool,
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""Minimum and maximum of the slots after those of a pool that are looked at; between them, as many as the pool has."""
+"""Minimum and maximum number of slots that are examined after a pool's last slot; between the limits, as many as the
+pool has slots."""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
 
 
 class NftablesView(TableView):
-    """Our table in the network namespace of a socket."""
+    """Examines our table in the network namespace of a socket."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
         ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Packing.INTERVAL}
@@ -85,7 +86,7 @@ class NftablesExaminer(Examiner):
         self._layout: Layout = self._ruleset.layout
 
     def some(self, plans: Plans) -> Iterator[Finding]:
-        """See Examiner. Looks up each element that these Services have by their plans, or could have."""
+        """See Examiner. Looks up each element that these Services need or could have."""
         if (harm := self._harm()) is not None:
             yield harm
             return
@@ -127,7 +128,7 @@ class NftablesExaminer(Examiner):
     # -- found state ----------------------------------------------------------------------------------------------
 
     def _looked_up(self, plans: Plans) -> Elements:
-        """Return the planned elements of these Services, and further elements that their frontends could have."""
+        """Return the planned elements of these Services, and further possible elements of their frontends."""
         keys: defaultdict[str, set[bytes]] = defaultdict(set)
         for part in _parts(plans, None).values():
             for set_id, key in _places(part):
@@ -139,20 +140,20 @@ class NftablesExaminer(Examiner):
             if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN) and shape.fields[-1] == "port":
                 keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
-        for name in SESSION_SETS:  # with numbers that are not those in the kernel
+        for name in SESSION_SETS:  # their numbers differ from the kernel's
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
         self._read_pools(found)
         lists = set(found[SetId.FIREWALL_LISTS].values())
         if restricted or lists:
-            # The planned keys do not include ranges that another program added to a list.
+            # Another program may have added ranges to a list; these are not among the planned keys.
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             found[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[: self.family.address_size] in lists}
         return found
 
     def _read_pools(self, found: Elements) -> None:
-        """Add the pools with session affinity under the numbers that are found for their frontends."""
+        """Add the pools with session affinity, under the pool numbers found in the kernel for their frontends."""
         numbers = {number for name in POOL_MAPS for number in found[name].values()}
         size = self.family.address_size
         for name in SESSION_SETS if numbers else ():
@@ -225,7 +226,7 @@ class NftablesExaminer(Examiner):
                 if set_id == SetId.SESSION_SLOTS:
                     numbers |= zip(slot_keys(key, len(pool)), pool, strict=True)
             owners |= _owners_of_pools(part.elements | {SetId.SESSION_SLOTS: numbers}, owners)
-        unplanned: dict[bytes, ServiceName] = {}  # address of an unplanned endpoint : its Service
+        unplanned: dict[bytes, ServiceName] = {}  # key: address of an unplanned endpoint; value: its Service
         found: dict[str, Any] = elements | node_found
         desired: _Desired = {}
         for name, part in parts.items():
@@ -248,7 +249,7 @@ class NftablesExaminer(Examiner):
         yield from findings(found, desired, ElementWords(self._layout, owners, unplanned))
 
     def _gone(self, plans: Plans) -> dict[tuple[ServiceName, bytes], bytes]:
-        """Return the endpoints of Services that are in the set of deleted endpoints."""
+        """Return the planned endpoints that are wrongly in the set of deleted endpoints."""
         if not RESETS.value(self._world) or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
             return {}
         return {
@@ -282,7 +283,8 @@ def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> di
 
 
 def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-    """Return the desired elements of Services, in the slots found; no Service gets one of the numbers `taken`."""
+    """Return the desired elements of Services, in the slots found in the kernel; no Service gets a number in
+    `taken`."""
     known = Numbers(taken)
     if found is None:
         return {name: Parts(place_all(its, (), known)) for name, its in plans.items()}
@@ -306,18 +308,18 @@ def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
 
 
 def _most_slots(planned: int) -> int:
-    """Return how many slots of a frontend are looked at if so many are planned."""
+    """Return the number of slots of a frontend to look up; `planned` is the number of its endpoints."""
     least, most = _BEYOND
     return planned + min(max(planned, least), most)
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
-    """Take a pool out of the elements of its map; return two values: its found and its desired state if these differ,
-    else two empty states.
+    """Remove a pool from the elements of its map; return its found and its desired state if they differ, else two empty
+    states.
 
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
-    entry is the endpoints in slot order (key: frontend). A longer pool with one of these endpoints removed differs by
-    that endpoint alone, though its last endpoint moves to another slot.
+    entry is the endpoints in slot order (key: frontend). So if one endpoint is removed, only this endpoint differs,
+    although the last endpoint moves to another slot.
     """
     slots = slot_keys(key, _most_slots(len(pool)))
     there = list(map(elements.pop, slots[: len(pool)], repeat(None)))
@@ -343,7 +345,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.LOCAL_SERVICES: "forwarded to this node's own",
     SetId.LOCAL_NODEPORTS: "forwarded to this node's own",
     SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
-    SetId.CLUSTER_IPS: "a cluster IP, whose other ports are refused",
+    SetId.CLUSTER_IPS: "a cluster IP; connections to its other ports are refused",
     SetId.HAIRPIN: "masqueraded on the way to itself",
     SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
     SetId.NO_ENDPOINT_NODEPORTS: "refused, as no endpoint is ready",
@@ -351,7 +353,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
     SetId.FIREWALL_IPS: "closed to all but its source ranges",
     SetId.SESSION_CLASSES: "with session affinity",
-    SetId.SESSION_OWN: "is its own frontend, and not translated",
+    SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
 }
 
 _NUMBERED: Final[dict[str, str]] = {
@@ -364,7 +366,8 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
     SetId.FIREWALL_LISTS: "its source ranges have a separate number",
 }
-"""The text about a desired element whose data is a number of a pool or list; numbers are not compared, and left out."""
+"""Texts about desired elements with the number of a pool or list as data. The numbers are not compared, and not in the
+text."""
 
 
 class ElementWords(TableWords):
@@ -422,14 +425,15 @@ class ElementWords(TableWords):
             if isinstance(wanted, MaglevTable):
                 what = f"{wrong} of {len(wanted)} slots of the table of {front}"
                 return Wording(what, where, "the endpoints of Maglev", "others")
-            return Wording(f"{wrong} of {len(wanted)} slots of {front}", where, "as of its other frontends", "others")
+            return Wording(f"{wrong} of {len(wanted)} slots of {front}", where, "as for its other frontends", "others")
         destination = present if isinstance(present, bytes) else key[size:]
         what = f"{'local ' * place.startswith('local-')}endpoint {destination_text(destination[:-2])} of {front}"
         times = (_times(wanted), _times(present)) if wanted is not None and present is not None else ()
         return Wording(what, where, *times)
 
     def _front_size(self, place: str) -> int:
-        """Return the size in bytes of the frontend in an endpoint map's key; the other 4 bytes number the slot."""
+        """Return the size in bytes of the frontend in an endpoint map's key; the 4 bytes after it are the slot's
+        number."""
         return self._layout.shapes[place].key_size(self._layout.family) - 4
 
     def _front(self, set_id: str, key: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Fast forwarding: the kernel forwards long connections of Services from interface to interface, past all rules.
+"""Fast forwarding: the kernel forwards long connections of Services between interfaces without evaluating rules.
 
 A rule adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's
 list of interfaces up to date. See docs/beyond.md "Fast forwarding".
@@ -29,8 +29,8 @@ FLOWTABLE: Final = "fast"
 CHAIN: Final = "fast-forward"
 
 FORGETS_FORWARDED: Final = (6, 4)
-"""The first kernel that can remove connection tracking entries which are in a flowtable (commit 9b7c68b3911a). On older
-kernels UDP flows to a deleted endpoint could not be removed.
+"""First Linux version that can remove connection tracking entries that are in a flowtable (commit 9b7c68b3911a). On
+older kernels UDP flows to a deleted endpoint could not be removed.
 """
 
 _PROBE: Final = f"{TABLE}-probe"
@@ -43,12 +43,12 @@ def rules(forwarding: Forwarding) -> dict[str, tuple[str, ...]]:
 
 
 def jump(forwarding: Forwarding) -> str:
-    """Return the rule for forwarded packets: connections of Services that have had enough packets."""
+    """Return the rule that adds a connection of a Service to the flowtable after enough packets."""
     return f"ct status dnat ct original packets >= {forwarding.after} jump {CHAIN}"
 
 
 def within(settings: Settings) -> Settings:
-    """Return the settings reduced to the abilities of this kernel; log each reduction."""
+    """Return the settings without features that this kernel lacks; log each removed feature."""
     wanted = FAST_FORWARDING.value(settings)
     if not wanted.protocols:
         return settings
@@ -70,7 +70,8 @@ def within(settings: Settings) -> Settings:
 
 
 def _probe() -> None:
-    """Create a table with a flowtable, and remove it at once. Raises NetlinkError if the kernel refuses."""
+    """Create a table with a flowtable, and remove the table at once. Raises NetlinkError if the kernel refuses the
+    flowtable."""
     place = Family.IPV4, _PROBE
     rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
     probe = Definition((), {"probe": ChainContents(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
@@ -95,7 +96,8 @@ class Devices:
         self._monitor.close()
 
     def forget(self) -> None:
-        """Mark the table as possibly new, so that all interfaces are added again. Adding twice is harmless."""
+        """Forget the added interfaces, so that all interfaces are added again. Adding an interface twice is
+        harmless."""
         self._known = {}
         self._look = True
 
@@ -122,7 +124,7 @@ class Devices:
             if len(fresh) > 1:  # an interface may have been deleted in the meantime
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]
                 return {index: name for part in each for index, name in part.items()}
-            self._look = True  # it is deleted, or the next attempt adds it
+            self._look = True  # the interface is deleted, or the next attempt adds it
             log.debug("Cannot fast forward from an interface name=%s error=%r", *fresh.values(), str(error))
             return {}
         return fresh

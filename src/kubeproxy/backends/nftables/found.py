@@ -1,10 +1,8 @@
-"""Found elements of our table, and the slots and numbers that plans already have there. Reads only.
-
-The elements of endpoints, which are by far the most, are read by lookups of keys, for a few hundred Services at a time.
-With session affinity these are the slots of a pool and the numbers in these slots. All other sets are read by dumps.
-Endpoints are not dumped, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and a hundred
-thousand elements take 30 MB of memory. The class of a frontend or pool gives its possible slots; the kernel's count of
-elements shows whether there are further elements.
+"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only. Most elements are those of
+endpoints; these are read by lookups of keys, for a few hundred Services at a time. All other sets are read by dumps.
+Endpoints are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and
+100,000 dumped elements take 30 MB of memory. The class of a frontend or pool gives its possible slots. The kernel's
+number of elements shows whether other elements exist.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
     SetId.SESSION_SLOTS: (SetId.SESSION_CLASSES,),
 }
-"""For each map whose keys end with a slot, the maps of the frontends, or of the pools, whose slots it contains."""
+"""By each map whose keys end with a slot: the maps of the frontends or pools that have these slots."""
 
 _OF_POOLS: Final = (SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
 _READ_BY_KEY: Final[Sequence[str]] = (*ENDPOINT_MAPS, *_OF_POOLS)
@@ -66,10 +64,11 @@ _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the numbers that service ports, lists of source ranges and endpoints with affinity have in the kernel."""
+    """Yield the kernel's numbers of service ports, lists of source ranges, and endpoints with affinity."""
     for numbered in NUMBER_MAPS:
         yield from map(service_port_number, actual[numbered].values())
-    # A new list with a number in use would get the ranges that another program added under this number.
+    # Numbers of lists with ranges count as used: another program may have added the ranges, and a new list must not get
+    # them.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
     for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:
@@ -77,7 +76,7 @@ def numbers(actual: Elements) -> Iterator[int]:
 
 
 def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
-    """Return the element keys of the allowed source ranges, by the packed number of their list."""
+    """Return the element keys of the allowed source ranges by the packed number of their list."""
     ranges: dict[bytes, list[bytes]] = {}
     for key in actual[SetId.FIREWALL_ALLOW]:
         ranges.setdefault(key[: len(key) // 4], []).append(key)
@@ -85,8 +84,8 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan with the slots and numbers that its endpoints have in the kernel. `render.place` of
-    the result differs from the kernel only in the elements that a resync must write.
+    """Return a plan with the slots and numbers that its endpoints have in the kernel. The elements of the returned plan
+    differ from the kernel's only if a resync must write them.
     """
     cluster: Pool = ()
     local: Pool = ()
@@ -113,7 +112,7 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
 def _sticky(
     plan: ServicePlan, number: int, actual: Elements, known: Numbers
 ) -> tuple[Mapping[Policy, Pool], Identities]:
-    """Return the pools of a plan with session affinity, and their endpoints' numbers, as the kernel has them."""
+    """Return the found pools of a plan with session affinity, with the numbers of their endpoints."""
     slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
     protocol = protocol_field(plan.key.protocol)
     pools, endpoints = {}, {}
@@ -132,13 +131,14 @@ def _sticky(
 
 
 def _number(plan: ServicePlan, maps: Iterable[SetId], actual: Elements) -> int:
-    """Return the number that these maps have for the frontends of a plan, 0 for none."""
+    """Return the number in these maps for the frontends of a plan; 0 for none."""
     found = (actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps)
     return next(filter(None, map(service_port_number, found)), 0)
 
 
 def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int = 2) -> Pool:
-    """Return the entries of a pool up to its first free slot, without padding; `likely` is their probable number."""
+    """Return the entries of a pool up to its first free slot, without padding; `likely` is the expected number of
+    entries."""
     there = list(map(entries.get, slot_keys(key, likely + 1)))
     while None not in there:
         there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
@@ -146,9 +146,8 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int
 
 
 class FoundElements:
-    """The elements of some sets and maps; those of endpoints are read for some Services at a time. Raises ApplyError.
-
-    `left` has those read elements that no Service needed so far.
+    """Found elements of some sets and maps. Elements of endpoints are read for some Services at a time. Raises
+    ApplyError. `left` contains the elements that were read and that no Service has needed so far.
     """
 
     def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
@@ -162,7 +161,7 @@ class FoundElements:
         self._taken = dict.fromkeys(_READ_BY_KEY, 0)  # number of elements that Services need
 
     def numbers(self) -> Iterator[int]:
-        """Yield the numbers in the kernel: see `numbers`. The dumps of those of endpoints are not kept."""
+        """Yield the numbers in the kernel: see `numbers`. Dumps of endpoint numbers are not stored."""
         yield from numbers(self.left)
         for pairs in self._table.pairs(SetId.SESSION_SLOTS):
             yield from (int.from_bytes(number, "big") for _, number in pairs)
@@ -190,10 +189,10 @@ class FoundElements:
                 present.setdefault(set_id, {}).update(found)
                 wanted.setdefault(set_id, {}).update(zip(keys, slots, strict=True))
         for name in wanted.keys() & self._taken.keys():
-            # The kernel refuses to add an element twice, so desired elements that were not read yet are looked up.
+            # The kernel refuses an element that exists, so desired elements that were not read yet are looked up first.
             more = self._table.lookup(name, [key for key in wanted[name] if key not in present[name]])
             present[name].update(more)
-        # The kernel refuses overlapping ranges in a list: the same transaction removes an unplanned range.
+        # The kernel refuses overlapping ranges in a list, so the same transaction removes unplanned ranges.
         for number in set(desired.elements.get(SetId.FIREWALL_LISTS, {}).values()):
             for span in self._ranges.get(number, ()):
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
@@ -201,11 +200,11 @@ class FoundElements:
         return diff(present, wanted)
 
     def ahead(self, wanted: Iterable[NamedPlans]) -> Iterator[NamedPlans]:
-        """Yield Services with their plans after reading the endpoints of their frontends. Raises ApplyError."""
+        """Yield Services with their plans, after the endpoints of their frontends are read. Raises ApplyError."""
         services = iter(wanted)
         while some := list(islice(services, SERVICES)):
             plans = [plan for _, its in some for plan in its]
-            pools: dict[bytes, set[bytes]] = {}  # number of a pool : protocols of its endpoints
+            pools: dict[bytes, set[bytes]] = {}  # key: number of a pool; value: protocols of its endpoints
             for plan in plans:
                 if plan.affinity and (number := _number(plan, POOL_MAPS, self.left)):
                     for policy in Policy:
@@ -226,10 +225,10 @@ class FoundElements:
             frontends = self._frontends[endpoint_map].items()
             self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
         for of_pools in _OF_POOLS:
-            # If another program wrote a number twice, elements of Services are read twice.
+            # If another program wrote a number twice, the same elements are read twice.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
-        # Frontend or pool : number of used slots; key of an endpoint's number : 1.
+        # Values: the number of used slots, if the key is a frontend or pool; 1, if it is an endpoint's number.
         taken: dict[str, dict[bytes, int]] = {str(name): {} for name in _READ_BY_KEY}
         for parts in map(Parts, services) if unsure else ():
             for (name, key), pool in parts.pools.items():
@@ -239,7 +238,7 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the first set with other elements than these Services need, '' for none.
+        """Return the name of the first set with other elements than these Services need; '' for none.
 
         `users` counts the Services of each shared element. Raises ApplyError.
         """
@@ -261,7 +260,8 @@ class FoundElements:
         return counted if counted is not None else sum(map(len, self._table.pairs(name)))
 
     def _unowned(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
-        """Return the elements of a map that are in no used slot, and are not taken themselves. Raises ApplyError."""
+        """Return the elements of a map that are neither in a used slot nor among the elements already taken. Raises
+        ApplyError."""
         for _ in range(READS):
             found = {
                 key: data
@@ -283,7 +283,7 @@ class FoundElements:
                 going_on.append((keys[-1], frontend, end, most))
             there = self._table.lookup(name, keys)
             self.left[name].update(there)
-            # Used slots have no gaps. Most frontends use few more slots than the minimum of their class, so each round
+            # Used slots have no gaps. Most frontends use few slots above the minimum of their class. So each round
             # looks up an eighth more slots than the round before.
             asking = []
             for last, frontend, end, most in going_on:

@@ -31,11 +31,10 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Return the chains that look up the endpoint of a connection, and reset the connection.
-
-    The chains run before address translation. So the reset has the Service's address as its source on any route, also
-    on a bridge, where the kernel sends the reset past the translation. nft reads a port of connection tracking only
-    after the protocol.
+    """Return the chains that look up a connection's endpoint in the set and reset the connection. The chains run before
+    address translation, so the source of the reset is the Service's address, also on a bridge, where the kernel does
+    not translate the reset. An nft expression with a port of connection tracking must follow an expression with the
+    protocol.
     """
     endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
     return {
@@ -47,18 +46,18 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
-"""Rule of the base chains. Only packets from clients of Services get to the lookup."""
+"""Rule of the base chains: only packets from clients of Services reach the lookup."""
 
 
 class GoneEndpoints:
-    """Found and desired content of a family's set. Times are seconds of one clock; keys are those of Departed."""
+    """Found and desired content of one family's set. Times are seconds of one clock; keys have the form of Departed."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._known: dict[bytes, float] = {}  # key : time when its element ends, in this order
+        self._known: dict[bytes, float] = {}  # key: element; value: time when it expires, in this order
         self._new: dict[bytes, float] = {}
         self._taken: set[bytes] = set()
-        self._ports: dict[bytes, set[bytes]] = {}  # address : its keys in _known and _new
+        self._ports: dict[bytes, set[bytes]] = {}  # key: address; value: its keys in _known and _new
 
     def note(self, departed: Departed, now: float) -> bool:
         """Record endpoints that are deleted or used again; return whether the set must change."""
@@ -76,7 +75,8 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the recorded content by the kernel's, as after a restart; keep elements that are not written yet."""
+        """Replace the recorded content with the kernel's, for example after a restart; keep elements that are not
+        written yet."""
         wanted = self._known | self._new
         self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
         for element in sorted(elements, key=lambda element: element.expires):
@@ -96,7 +96,7 @@ class GoneEndpoints:
             self._new.pop(key, None)
 
     def _forget(self, now: float) -> None:
-        """Forget elements that have timed out in the kernel."""
+        """Remove elements from the record that have expired in the kernel."""
         while self._known:
             key, until = next(iter(self._known.items()))
             if until > now:
@@ -108,10 +108,9 @@ class GoneEndpoints:
                 del self._ports[key[:-3]]
 
     def spare(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Remove addresses in use again; to be called before a Service uses the addresses.
-
-        An element may time out at this moment, and before Linux 6.3 the kernel refuses to remove a missing element. So
-        each element is added first, which changes nothing if it exists.
+        """Remove addresses that are used again; call this before a Service uses the addresses. An element may expire at
+        any moment, and before Linux 6.3 the kernel refuses to remove a missing element. So each element is added first;
+        this has no effect if the element exists.
         """
         if keys := [service_key(key) for key in self._taken]:
             added = [timed_element(key, 0, SECONDS * 1000) for key in keys]

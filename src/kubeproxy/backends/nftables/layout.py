@@ -21,31 +21,32 @@ from kubeproxy.model.plan import LONGEST_AFFINITY, Policy
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
-"""A temporary table of earlier versions of this program. It remains if such a version is killed."""
+"""Name of a temporary table of earlier versions. The table remains if such a version is killed."""
 
 SLOTS: Final = 1 << 16
 """Exclusive upper bound of the number of slots of a frontend."""
 
 EXACT: Final = 8
-"""Up to this number of endpoints each number is its own class."""
+"""Up to this number of endpoints, each number of endpoints has its own class."""
 
 CLASSES: Final[tuple[int, ...]] = (
     *range(1, EXACT + 1),
     *(10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 256),
     *(1024, 4096, 16384, 65535),
 )
-"""The classes: the number of endpoints in a pool is rounded up to the next of these. A rule picks a random slot of a
-class.
+"""Sizes of the classes: the number of endpoints in a pool is rounded up to the next size. A rule picks a random slot of
+a class.
 
 The kernel checks each new element against the rule of each class, so with twice as many classes a full sync takes a
-sixth longer. The largest class still fits into the two bytes of a class in a map.
+sixth longer. In a map a class has two bytes, so the largest class is 65,535.
 """
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Share of picks that may miss in every try and use the class below: the largest error of an endpoint's share."""
+"""Maximum share of picks that miss in every try and then use the class below; this is the largest error of an
+endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
@@ -53,9 +54,9 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 class SetId(StrEnum):
     """Names of our sets and maps in the kernel.
 
-    After a rollback the Go kube-proxy takes over our table. So no set has the name of a map of the Go kube-proxy. No
-    name begins with `affinity-`, because the Go kube-proxy deletes such sets, which the kernel refuses while our chains
-    use them.
+    After a rollback the Go kube-proxy takes over our table. So none of these names is the name of a map of the Go
+    kube-proxy. No name begins with `affinity-`: the Go kube-proxy deletes such sets, and the kernel refuses the
+    deletion while our chains use them.
     """
 
     # address . protocol . port . slot : destination
@@ -87,7 +88,7 @@ class SetId(StrEnum):
     SESSION_CLASSES = "session-classes"  # pool : class
     SESSION_SLOTS = "session-slots"  # pool . slot : number of the endpoint
     SESSION_ENDPOINTS = "session-endpoints"  # number of the endpoint . protocol : destination
-    SESSION_OWN = "session-own"  # number of the endpoint . address . port, if this is its destination and a frontend
+    SESSION_OWN = "session-own"  # number of the endpoint . address . port, if also a frontend has this address and port
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -137,23 +138,24 @@ SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION
 """Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
-"""Largest number of a service port, list or endpoint: with one more bit for the pool it fits into an IPv4 address."""
+"""Largest number of a service port, list or endpoint. With one more bit for the pool, a number fits into an IPv4
+address."""
 
 FIRST_ENDPOINT: Final = 3 << 30
-"""The number 0 of an endpoint in the kernel. So no endpoint has the number of a pool."""
+"""Kernel's value of endpoint number 0; numbers of pools are below it."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
-"""Sets whose elements several service ports share: an element stays until no service port uses it."""
+"""Sets with elements that several service ports share: an element is removed when no service port uses it."""
 
 
 SERVICE_CIDRS: Final = "service-cidrs"
 """Name of the set with the ranges of cluster IPs."""
 
 TRANSPORTS: Final = "transports"
-"""Name of the set with the supported transport protocols. A rule must match the protocol before it reads a port."""
+"""Name of the set of supported transport protocols. A rule must match the protocol before it matches a port."""
 
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
-"""Names of the table's counters of refused packets, with the protocol of each."""
+"""Names of the table's counters of refused packets, and the protocol that each counts."""
 
 
 def class_of(count: int) -> int:
@@ -169,15 +171,15 @@ def tries(size: int) -> int:
 
 @lru_cache(maxsize=4096)
 def packed_class(count: int) -> bytes:
-    """Return the class of a number of endpoints, packed in two bytes like a port, which is the kernel's form."""
+    """Return the class of a number of endpoints, packed into two bytes in network byte order."""
     return class_of(count).to_bytes(2, "big")
 
 
 STICKY_SLOTS: Final = 512
-"""Slots of a pool with weights and session affinity, unless it has more endpoints."""
+"""Number of slots of a pool with weights and session affinity that has fewer endpoints."""
 
 ERROR: Final = 0.019
-"""Largest relative error of a share. It is a little below the documented 2 %."""
+"""Largest relative error of an endpoint's share, a little below the documented 2 %."""
 
 
 @lru_cache(maxsize=256)
@@ -218,7 +220,7 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
     """Return the largest relative error of a share.
 
-    A pick without a hit in every try uses the class below, so the slots of that class get more than their share.
+    A pick that misses in every try uses the class below, so the slots of the class below get more than their share.
     """
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)
@@ -316,11 +318,12 @@ POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps whose keys end with the slot of a pool."""
 
 PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
-"""The bytes after an entry of a pool, by map: from the port to a whole register."""
+"""Padding after an entry of a pool, by map: it extends the port to a whole register."""
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
-    """Return the packed number of a service port's pool in the sets of clients. Its last bit is the policy."""
+    """Return the packed number of a service port's pool in the sets of clients. The last bit of the number is the
+    policy."""
     return (2 * number + policy).to_bytes(family.address_size, "big")
 
 
@@ -330,22 +333,22 @@ def endpoint_number(number: int, family: Family) -> bytes:
 
 
 def protocol_field(protocol: int) -> bytes:
-    """Return a protocol in a whole register."""
+    """Return a protocol, padded to a whole register."""
     return bytes((protocol, 0, 0, 0))
 
 
 def list_number(number: int, family: Family) -> bytes:
-    """Return the packed number of a list of source ranges in the set of all ranges, in the size of an address."""
+    """Return the packed number of a list of source ranges, padded to the size of an address."""
     return pool_number(number, Policy.CLUSTER, family)
 
 
 def service_port_number(packed: bytes) -> int:
-    """Return the number of the service port or list in a packed number of a pool or list."""
+    """Return the number of a service port or list, given the packed number of its pool or the packed list number."""
     return int.from_bytes(packed, "big") >> 1
 
 
 def slot_bytes(count: int) -> list[bytes]:
-    """Return the packed slot numbers 0 to count - 1, and possibly more, in host byte order as numgen writes them."""
+    """Return the packed slot numbers 0 to count - 1, and possibly more, in host byte order like numgen's results."""
     if count > len(_SLOTS):
         _SLOTS.extend(slot.to_bytes(4, "little") for slot in range(len(_SLOTS), count * 2))
     return _SLOTS
@@ -363,12 +366,12 @@ def service_key(frontend_key: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _registers(tail: bytes) -> bytes:
-    """Return protocol and port, each in a whole register."""
+    """Return protocol and port, each padded to a whole register."""
     return tail[:1] + b"\0\0\0" + tail[1:] + b"\0\0"
 
 
 class ChainName(NamedTuple):
-    """A chain that Services share, and that is created when a Service needs it.
+    """A chain that several Services share, created when the first Service needs it.
 
     `treatment` is one of TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of
     Maglev the size of the table.
@@ -396,7 +399,7 @@ class ChainName(NamedTuple):
 
     @property
     def picks(self) -> bool:
-        """Return whether the chain is a single rule that picks from a map."""
+        """Return whether the chain has a single rule, which picks from a map."""
         return self.treatment.removeprefix("local-") in HASHED
 
 
@@ -404,8 +407,8 @@ HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
 _SEQUENCE: Final = ("cluster", "external", "policy-local")
-"""The treatments: `cluster` masquerades as the globals say, `external` always. `policy-local` treats pods and this node
-first, and picks a local endpoint for all other clients.
+"""Treatments of a connection: `cluster` masquerades if the globals require it, `external` always. `policy-local` treats
+pods and this node first, and picks a local endpoint for all other clients.
 """
 
 TREATMENTS: Final = (
@@ -429,6 +432,6 @@ def parse_chain_name(text: str) -> ChainName | None:
         return None
     nodeport, treatment, size, affinity = found.groups()
     name = ChainName(nodeport is not None, treatment, int(size or 0), int(affinity or 0))
-    # The chain of another program may have any number in its name, and pick-4 is a static chain.
+    # Another program's chain may have any number in its name; pick-4 is a static chain.
     possible = name.size < SLOTS and name.affinity <= LONGEST_AFFINITY and bool(name.size) == bool(name.hashed)
     return name if possible else None

@@ -54,7 +54,7 @@ class RelayMetrics(NamedTuple):
 
 
 class LocalhostRelay:
-    """The listeners of one family by NodePort. Not thread-safe; the data path's own thread relays the bytes."""
+    """The listeners of one family, by NodePort. Not thread-safe; a separate thread relays the bytes."""
 
     def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
         self._family = family
@@ -66,7 +66,8 @@ class LocalhostRelay:
         self._again = 0.0
 
     def update(self, services: Iterable[tuple[ServiceName, Iterable[ServicePlan]]]) -> None:
-        """Open, change and close listeners as these Services need. Logs ports in use, and retries them later."""
+        """Open, change and close the listeners of these Services. A port in use by another program is logged and
+        retried later."""
         before: dict[int, RelayTarget] = {}
         after: dict[int, RelayTarget] = {}
         for name, plans in services:
@@ -87,7 +88,7 @@ class LocalhostRelay:
         self.update(services.items())
 
     def upkeep(self) -> None:
-        """Retry ports that could not be bound, every RETRY_SECONDS seconds."""
+        """Retry ports that could not be bound, once in RETRY_SECONDS seconds."""
         if self._missing and time.monotonic() >= self._again:
             for port, target in list(self._missing.items()):
                 self._serve(port, target)
@@ -140,7 +141,7 @@ class LocalhostRelay:
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
-    """Yield the TCP NodePorts with endpoints, under externalTrafficPolicy Local with endpoints on this node."""
+    """Yield the TCP NodePorts that have endpoints; with externalTrafficPolicy Local, endpoints on this node."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue
@@ -153,7 +154,7 @@ def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarg
 
 
 def relays(registry: MetricRegistry, families: Iterable[Family]) -> dict[Family, LocalhostRelay]:
-    """Return the relay of each family. All relays share one thread for the data path."""
+    """Return the relay of each family. All relays share one thread, which forwards the bytes."""
     listeners = registry.gauge(
         "kubeproxy_nftables_localhost_nodeport_listeners",
         "[ALPHA] Number of NodePorts that are relayed from loopback",
@@ -193,7 +194,7 @@ class TableCounters:
         self._family = family
         self._link: Netlink | None = None
         self._packets: Mapping[str, int] = {}
-        self._asked = set(COUNTERS)  # counters returned since the last read
+        self._asked = set(COUNTERS)  # counters that the scrape has used since the last read
 
     def packets(self, counter: str) -> float:
         """Return the packets of a counter; 0 if the table is missing."""

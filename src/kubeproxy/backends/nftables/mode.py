@@ -25,10 +25,11 @@ from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 13)
-"""The minimum of the Go kube-proxy's nftables mode."""
+"""Minimum Linux version of the Go kube-proxy's nftables mode."""
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-"""Environment variable of the Go kube-proxy that allows older kernels, to which distributions port newer code."""
+"""Environment variable that allows older kernels, with nf_tables code that a distribution backported; also in the Go
+kube-proxy."""
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
@@ -41,7 +42,7 @@ def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]
 def check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither
     """Raise Unsupported, with the fix, if this node cannot run the mode."""
     kernel = (0, 0) if os.environ.get(SKIP_KERNEL) else KERNEL
-    require("nftables", kernel, f"use iptables mode, or upgrade; if its parts are newer, set {SKIP_KERNEL}=1")
+    require("nftables", kernel, f"use iptables mode, or upgrade; if nf_tables is backported, set {SKIP_KERNEL}=1")
 
 
 def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegistry) -> Sequence[Backend]:

@@ -1,7 +1,7 @@
 """Transactions: groups of Services that change together, and elements packed into netlink messages. Pure.
 
-Packing is the hot path of a full sync: a pool of endpoints is packed as one piece by C code, and the pieces of a set
-are cut into messages at the end.
+Packing is the hot path of a full sync: C code packs a pool of endpoints as one piece, and at the end the pieces of a
+set are divided into messages.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
 
 _VERDICTS = 4096
-"""Largest number of cached packed verdicts: chains with new timeouts are created and removed over time."""
+"""Maximum number of cached packed verdicts. The cache needs a limit because chains of new timeouts appear over time."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
     """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends, and
-    placements that are in both are not translated.
+    unchanged placements are not translated.
     """
     was, now = {id(item): item for item in before}, {id(item): item for item in after}
     old = Parts(item for at, item in was.items() if at not in now)
@@ -68,7 +68,8 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and those to add with their data; a slot that gets another endpoint is in both."""
+    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in
+    both."""
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]
@@ -86,7 +87,7 @@ def _changed_slots(was: Pool, now: Pool, padding: bytes) -> _Slots:
 
 
 class Packers:
-    """Packers of the elements of each set of a family."""
+    """Functions that pack elements, one per set of a family."""
 
     def __init__(self, layout: Layout) -> None:
         self.family = layout.family
@@ -122,7 +123,7 @@ class Packers:
 class Transaction:
     """The removed and added elements of one transaction; `elements` is the number of all these elements.
 
-    It receives new elements from render.translate. A shared element is added for its first user only.
+    render.translate passes new elements to it. Only the first user of a shared element adds it.
     """
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
@@ -134,10 +135,10 @@ class Transaction:
         self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
         self.asked = set(asked)
-        """Shared elements that the current Service uses; the previous transaction may have added them."""
+        """Shared elements that the current Service uses; a previous transaction may have added them."""
 
     def next_service(self) -> None:
-        """Begin another Service. All ports of a Service together count as one user of a shared element."""
+        """Begin the next Service. All ports of a Service together count as one user of a shared element."""
         self.asked.clear()
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
@@ -235,14 +236,14 @@ def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
 def groups(
     changes: Iterable[NamedPlans], placed: Mapping[ServiceName, Sequence[Placed]]
 ) -> Iterable[Sequence[NamedPlans]]:
-    """Return the changes in their order, grouped by transaction; a group takes the position of its first member.
+    """Return the changes grouped by transaction; a group has the position of its first member.
 
     If an address and port moves from one Service to another, the two Services must change in one transaction, which
-    removes the key and adds it again without a gap. With two transactions the later one could remove the key that the
-    earlier one added, or the kernel could refuse a key that still exists.
+    removes the key and adds it again without a gap. With two transactions the second could remove the key that the
+    first added, or the kernel could refuse a key that still exists.
 
-    `placed` contains the placement of each Service in the kernel. Shared elements have a count of users, so they need
-    no group.
+    `placed` contains the placement of each Service in the kernel. Shared elements need no group, because their users
+    are counted.
     """
     ordered = list(changes)
     lost: dict[bytes, ServiceName] = {}

@@ -51,17 +51,18 @@ from kubeproxy.model.plan import (
 
 # Local names for the hot path, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
-_PAD = b"\0\0"  # after the two bytes of a port, to a whole register
+_PAD = b"\0\0"  # padding of a two-byte port to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key for the number of a Service's list of source ranges, given the key of any of its service ports."""
+    """Return the key under which the number of a Service's list of source ranges is stored; `key` is that of any of its
+    service ports."""
     return key._replace(port_name="", protocol=0)
 
 
 class Numbers:
-    """Assigns a number to each service port with session affinity, each of its endpoints, and each list of source
-    ranges, from 1 on.
+    """Assigns numbers, beginning with 1, to service ports with session affinity, their endpoints, and lists of source
+    ranges.
 
     A reused number would inherit the clients of its former service port, so numbers are never reused, and each owner
     keeps its number during a comparison with the kernel.
@@ -82,7 +83,7 @@ class Numbers:
         return self._last
 
     def endpoints(self, pool: Pool, before: Mapping[bytes, bytes], family: Family) -> dict[bytes, bytes]:
-        """Return the packed numbers of a pool's endpoints: the former numbers, and new numbers for new endpoints."""
+        """Return the packed numbers of a pool's endpoints; only new endpoints get new numbers."""
         return {each: before.get(each) or self._new_endpoint(family) for each in dict.fromkeys(pool)}
 
     def former_endpoints(self, key: ServicePortKey) -> Identities:
@@ -90,7 +91,7 @@ class Numbers:
         return self._endpoints.get(key, _NONE)
 
     def _new_endpoint(self, family: Family) -> bytes:
-        """Return a number that was not given before. After 2**30 numbers all have been given, and numbers repeat."""
+        """Return an unused number. Numbers repeat after 2**30 numbers."""
         self.last_endpoint = self.last_endpoint % LARGEST_NUMBER + 1
         return endpoint_number(self.last_endpoint, family)
 
@@ -108,7 +109,7 @@ class Numbers:
         self._taken = set(self._had.values())
 
     def read(self, numbers: Iterable[int]) -> None:
-        """Record the kernel's numbers, those of endpoints from FIRST_ENDPOINT on, so that new numbers are larger."""
+        """Record the kernel's numbers, so that new numbers are larger. Endpoint numbers begin at FIRST_ENDPOINT."""
         for number in numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
@@ -118,7 +119,7 @@ class Numbers:
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
 
-        Returns 0 if the kernel has no number, or has a number of another service port, which another program wrote.
+        Returns 0 if the kernel has no number for it, or if another program wrote the number of another service port.
         """
         if key in self._had:
             return self._had.pop(key)
@@ -165,9 +166,9 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with its pools in slot order. With affinity it has the number of its pools (else 0), and the numbers of
-    its endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's list of source
-    ranges, 0 without one. `allowed` are these ranges, which only one plan of the Service has.
+    """A plan with the endpoints of its pools in slot order. With affinity it has the number of its pools (else 0), and
+    the numbers of its endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's
+    list of source ranges, 0 without one. `allowed` are these ranges, which only one plan of the Service has.
     """
 
     plan: ServicePlan
@@ -179,7 +180,7 @@ class Placed(NamedTuple):
     endpoints: Identities = _NONE
 
     def pool(self, policy: Policy) -> Pool:
-        """Return the pool from which a policy picks."""
+        """Return the pool of a policy."""
         return self.local if policy is Policy.LOCAL else self.cluster
 
 
@@ -203,10 +204,10 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
 def place_all(
     plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers, *, committed: bool = False
 ) -> tuple[Placed, ...]:
-    """Place all plans of a Service, and keep the slots and numbers of the earlier placement. If that is `committed`,
-    and not only found in the kernel, equal plans keep it as it is.
+    """Place all plans of a Service, and keep the slots and numbers of the earlier placement. If the earlier placement
+    was `committed`, and not only found in the kernel, equal plans reuse it unchanged.
     """
-    known = {item.plan.key[2:4]: item for item in before}  # by name and protocol of the port
+    known = {item.plan.key[2:4]: item for item in before}  # keyed by name and protocol of the port
     after = []
     for plan in plans:
         item = known.get(plan.key[2:4])
@@ -226,7 +227,8 @@ def place_all(
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
-    """Return the endpoints of a pool, each as often as it has slots. Their order is free, except in a MaglevTable."""
+    """Return the endpoints of a pool, each repeated for each of its slots. Their order has a meaning only in a
+    MaglevTable."""
     pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
     if plan.balance is not None and plan.balance.hashing is not None:
         return MaglevTable(maglev.fill(pool, weights, plan.balance.hashing.size))
@@ -236,15 +238,15 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
 
 
 def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
-    """Return the endpoints of a pool, each as often as it has slots: see layout.slot_counts."""
+    """Return the endpoints of a pool, each repeated for each of its slots: see layout.slot_counts."""
     counts = slot_counts(weights, most)
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the desired destinations in the order that moves the fewest destinations. Destinations that stay keep
-    their slots, and new destinations fill the free slots. If free slots remain, the last destinations move into these.
-    An endpoint with several slots that loses some keeps the lowest ones.
+    """Return the desired destinations in the order that moves the fewest destinations. Remaining destinations keep
+    their slots, and new destinations fill the free slots. If free slots remain, the last destinations move into the
+    free slots. An endpoint that loses some of its slots keeps its lowest slots.
     """
     if before == wanted or not before:
         return wanted
@@ -275,17 +277,19 @@ class Recipient(Protocol):
         """Receive an element."""
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Receive the endpoints of a frontend, or their numbers for a pool with affinity, in slot order."""
+        """Receive the endpoints of a frontend in slot order; for a pool with affinity, their numbers."""
 
 
 class Parts:
-    """A recipient that collects elements. It keeps pools whole, because the frontends of a service port share pools."""
+    """A recipient that collects elements. It does not split pools into elements, because the frontends of a service
+    port share pools."""
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self.elements: Elements = {}
-        """The elements of all sets but the endpoint maps."""
+        """The elements of all sets except the endpoint maps."""
         self.pools: dict[tuple[str, bytes], Pool] = {}
-        """Entries in slot order, by map (of layout.POOL_SETS) and frontend or number of the pool."""
+        """Entries of pools in slot order. Keys: the map (one of layout.POOL_SETS), and the frontend or the pool's
+        number."""
         for item in placed:
             translate(item, self)
 
@@ -371,7 +375,8 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
 def sticky_pool(
     number: bytes, members: Pool, numbers: Mapping[bytes, bytes], protocol: int, recipient: Recipient
 ) -> None:
-    """Pass a pool with session affinity, which frontends share: its number, its endpoints and their numbers."""
+    """Pass a pool with session affinity to a recipient: its number, its endpoints and their numbers. Its frontends
+    share it."""
     recipient.entry(SetId.SESSION_CLASSES, number, packed_class(len(members)))
     recipient.pool(SetId.SESSION_SLOTS, number, tuple([numbers[each] for each in members]))
     for destination, packed in numbers.items():
@@ -379,7 +384,7 @@ def sticky_pool(
 
 
 def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
-    """Yield the keys in SESSION_OWN of the endpoints with the address and port of a frontend, given by its key."""
+    """Yield the SESSION_OWN keys of the endpoints whose address and port are those of the frontend `key`."""
     address, port = frontend[:-8], frontend[-4:-2]
     if address:
         if (number := numbers.get(address + port)) is not None:
@@ -398,10 +403,10 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps that contain a frontend; these depend on its kind and traffic. `picked` has, for each pool, the
-    endpoint map, the map of frontends, the treatment of its chain, and the policy of the pool; it is empty if the
-    frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains the frontend, None
-    if it is in no such set.
+    """The sets and maps that contain a frontend. They depend on the frontend's kind and traffic. `picked` has, for each
+    pool, the endpoint map, the map of frontends, the treatment of its chain, and the policy of the pool; it is empty if
+    the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains the frontend,
+    None if it is in no such set.
     """
 
     nodeport: bool

@@ -1,8 +1,8 @@
 """The desired table without elements: sets, base chains, static rules, and chains shared by Services.
 
-Pure: from the globals and chain names to a definition. Rules are written in the language of nft, and compiled. Their
-number does not depend on the number of Services.
-Hooks and priorities are those of the Go kube-proxy v1.36.
+Pure: computes the table's definition from the globals and chain names. Rules are written in nft syntax and then
+compiled. The number of rules does not depend on the number of Services. Hooks and priorities are those of the Go
+kube-proxy v1.36.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SOURCE_RANGES: Final = "source-ranges"
 
 
 class Ruleset:
-    """One family's table under given globals, without the elements of Services."""
+    """The definition of one family's table for given globals, without the elements of Services."""
 
     def __init__(self, family: Family, world: Globals) -> None:
         ours = world.of(family)
@@ -79,12 +79,13 @@ class Ruleset:
         return f"{self.layout.ip} {TABLE}"
 
     def texts(self) -> tuple[object, ...]:
-        """Return a value that is equal for two globals if their tables differ only in elements."""
+        """Return a value that is equal for two definitions if their tables differ only in elements."""
         samples = (ChainName(nodeport, t, affinity=5) for nodeport in (False, True) for t in _SAMPLES)
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
-        """Return hook and rules (text) of all chains by name: static chains, and the given ones with all targets."""
+        """Return hook and rules (as text) of all chains by name: the static chains, the given chains, and all targets
+        of both."""
         found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
@@ -92,7 +93,7 @@ class Ruleset:
         return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
 
     def definition(self, chains: Iterable[ChainName]) -> tables.Definition:
-        """Return the table without Services, with these chains and their targets."""
+        """Return the table without Services, but with these chains and their targets."""
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(chains).items()}
         counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
         flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
@@ -141,8 +142,9 @@ class Ruleset:
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that look up a frontend and decide on masquerade and pool.
 
-        The lookup yields the class of the frontend's pool. A rule of nft cannot use a value from one map in the key of
-        another map. So until an endpoint is picked, the packet carries the class in place of its destination port.
+        The result of the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the
+        key of another map. So until an endpoint is picked, the packet carries the class in place of its destination
+        port.
         """
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
@@ -213,7 +215,8 @@ class Ruleset:
         }
 
     def _on_loopback(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that refuse and count packets to NodePorts on loopback, except TCP if it is relayed."""
+        """Return the chains that refuse and count packets to NodePorts on loopback; without TCP packets if the proxy
+        relays them."""
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
@@ -260,7 +263,8 @@ class Ruleset:
         return found
 
     def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return the chain that picks for one class, and the chain with the rule that it tries several times.
+        """Return two chains for one class: the chain that picks an endpoint, and the chain with the rule that it tries
+        several times.
 
         For a new client with affinity, the pick leaves the endpoint's number in the packet, and then these chains end.
         """
@@ -271,7 +275,7 @@ class Ruleset:
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(pool_set, CLASSES[0])}"
         if size <= EXACT:
             return {chain: (back, pick, *done, first) if size > 1 else (back, pick)}
-        # A single rule, because the kernel checks each new element against each rule of its map.
+        # One rule for all tries, because the kernel checks each new element against each rule of its map.
         attempt, below = try_chain(pool_set, size), BELOW[size]
         settled = try_chain(pool_set, below) if below > EXACT else pick_chain(pool_set, below)
         picks = [rule for to in (*[attempt] * tries(size), settled) for rule in (f"jump {to}", *done)]
@@ -307,7 +311,8 @@ class Ruleset:
         return f"{self.layout.ip} daddr @nodeport-ips"
 
     def needed(self, names: Iterable[ChainName], known: AbstractSet[ChainName] = frozenset()) -> set[ChainName]:
-        """Return these chains and all chains to which they jump, except `known` chains and the targets of these."""
+        """Return these chains and all chains to which they jump, except `known` chains and the targets of `known`
+        chains."""
         found: set[ChainName] = set()
         queue = list(names)
         while queue:
@@ -320,8 +325,7 @@ class Ruleset:
     def messages(self, names: Iterable[ChainName], elements: Iterable[bytes] = ()) -> list[bytes]:
         """Return the messages that create these chains and their sets, and then add elements.
 
-        The kernel reports the first chain and the last rule, for audit.grown. Rules are last, for the reason given at
-        `creation`.
+        The kernel reports the first chain and the last rule, for audit.grown. Rules are last: see `creation`.
         """
         ordered, place = sorted(names), (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
@@ -390,12 +394,12 @@ def pick_chain(pool_set: SetId, size: int = 0) -> str:
 
 
 def _base(name: ChainName) -> str:
-    """Return a chain's treatment without the kind of its hash."""
+    """Return a chain's treatment, without the hash key of a Maglev chain."""
     return name.treatment.removesuffix(f"-{name.hashed}") if name.hashed else name.treatment
 
 
 def _leads_to(name: ChainName) -> list[ChainName]:
-    """Return the chains of the same timeout or table size to which a chain leads, in the order of its rules."""
+    """Return the chains of the same timeout or table size to which a chain jumps, in the order of its rules."""
     treatment, suffix = _base(name), f"-{name.hashed}" if name.hashed else ""
     pick = name._replace(treatment=name.hashed or "pick")
     match "" if name.picks else treatment:

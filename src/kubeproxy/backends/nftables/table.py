@@ -78,7 +78,7 @@ class KernelTable(TableReader):
         return self._transactions.room
 
     def generation(self) -> int:
-        """Return the number of the ruleset's generation: each transaction of any program adds one."""
+        """Return the generation of the ruleset: a number that each transaction of any program increases by one."""
         return self._transactions.generation()
 
     def reset_changes(self) -> None:
@@ -106,7 +106,8 @@ class KernelTable(TableReader):
         return all_elements(self.family, TABLE, name, self._link)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
-        """Yield the elements of a set as a list of (key, data) per buffer of the dump. Raises as `elements`."""
+        """Yield the elements of a set in lists of (key, data), one list per received buffer. Raises the errors of
+        `elements`."""
         return pairs(self.family, TABLE, name, self._link)
 
     def count(self, name: str) -> int | None:
@@ -114,7 +115,7 @@ class KernelTable(TableReader):
         return self._fetcher.count(self.family, TABLE, name)
 
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
-        """Return key, data and counter of these elements if they exist, at 7 us each. Raises NetlinkError."""
+        """Return key, data and counter of the elements that exist; a lookup takes 7 us. Raises NetlinkError."""
         return element_counts(self.family, TABLE, name, keys, self._link)
 
     def has_catch_all(self, name: str) -> bool:
@@ -122,5 +123,5 @@ class KernelTable(TableReader):
         return self._fetcher.has_catch_all(self.family, TABLE, name)
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return each of these keys that exists in a map, with its data. Raises NetlinkError."""
+        """Return the data of each given key that exists in a map. Raises NetlinkError."""
         return self._fetcher.fetch(self.family, TABLE, name, keys)
