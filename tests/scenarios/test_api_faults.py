@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from lab.objects import API_PORT
 from support.live import Front, Live, slice_of
 from support.traffic import Stream, Traffic
 
@@ -252,3 +255,24 @@ async def test_an_api_server_that_falls_silent(bare: Live) -> None:
     assert "; the objects may be old: the API server gives no answer at " in said.splitlines()[0], said
     assert table.startswith("  -  the API server gives no answer at "), table
     assert re.search(r"traffic uses the state known \d\d seconds ago", table), table
+
+
+@pytest.mark.slow("45 seconds without packets of the API server")
+async def test_an_outage_begins_with_the_last_packet(bare: Live) -> None:
+    bare.service("web", "a1")
+    await bare.start()
+    await bare.programmed(bare.front("web"), "a1")
+    began = time.time()
+    hole = f"chain hole {{ type filter hook prerouting priority -300; tcp sport {API_PORT} drop; }}"
+    await bare.nft(f"table inet hole {{ {hole}; }}")
+    try:
+        await asyncio.sleep(45.0)
+        _, rows = await bare.ask("changes", "-o", "json")
+        _, answer = await bare.ask("doctor", "-o", "json")
+    finally:
+        await bare.nft("delete table inet hole")
+    found = [one for one in json.loads(rows)["changes"] if one["kind"] == "problem"]
+    (finding,) = [one for one in json.loads(answer)["findings"] if one["about"] == "api"]
+    since = datetime.fromisoformat(finding["since"]).timestamp()
+    assert began - 16.0 < since < began + 2.0, (began, found, finding)  # a keepalive probe each 15 s
+    assert ", since " in found[0]["what"], found

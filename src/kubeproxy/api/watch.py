@@ -30,6 +30,9 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.api")
 
 _IDLE_GRACE = 30.0  # seconds a server may take to end a watch after the requested time
+_BOOKMARKED = 75.0
+"""Seconds of silence after which a watch that fails is taken for dead since its last bytes: an API server sends a
+bookmark each minute, but something between may keep the connection open."""
 
 
 class ApiSource:
@@ -110,6 +113,7 @@ class Reflector:
         self._silence = Silence(pace)
         self._initial: _Initial | None = None
         self._silent = 0.0  # seconds without a packet of the server before the last request failed
+        self._failed = False  # the last request ended with an error
 
     @property
     def is_listed(self) -> bool:
@@ -123,12 +127,14 @@ class Reflector:
             if self.status.connected:
                 # TCP keepalive finds a dead connection; until then, changes arrived.
                 self.status.connected = False
-                self.status.last_contact = max(self.status.last_contact, time.monotonic() - self._silent)
+                now, last = time.monotonic(), self.status.last_contact
+                if self._silent or now - last < _BOOKMARKED or not self._failed:
+                    self.status.last_contact = max(last, now - self._silent)
             await self._recovery.pause(delay)
 
     async def _step(self) -> float:
         """List, or watch until the watch ends; return the seconds to wait before the next step."""
-        started, version, self._silent = time.monotonic(), self.status.resource_version, 0.0
+        started, version, self._silent, self._failed = time.monotonic(), self.status.resource_version, 0.0, False
         listing = self._recovery.list_needed
         # Read once, before the list: while it runs, another reflector may find that the server has no streamed lists.
         streamed = listing and self._recovery.streamed
@@ -141,7 +147,7 @@ class Reflector:
             else:
                 await self._stream({"resourceVersion": self.status.resource_version})
         except SourceError as error:
-            self._silent = error.silent if isinstance(error, ConnectionFailed) else 0.0
+            self._silent, self._failed = error.silent if isinstance(error, ConnectionFailed) else 0.0, True
             # A completed WatchList continues as a watch.
             return self._recovery.react(error, listing=listing and self._recovery.list_needed, streamed=streamed)
         except Exception:

@@ -60,7 +60,7 @@ class Desk:
             services=len(planner.services),
             endpoint_slices=planner.objects.endpoints,
             reach=snapshot.reach(),
-            began={name: one.at for name, one in snapshot.journal.problems.items()} if snapshot.journal else {},
+            began=snapshot.journal.began if snapshot.journal else {},
             node=planner.nodes.get(planner.world.node_name),
         )
 

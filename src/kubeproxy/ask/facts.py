@@ -37,7 +37,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     services: int
     endpoint_slices: int
     reach: Reach | None  # None if objects come from files
-    began: Mapping[str, float] = {}  # of the present problems, by subject as in Journal.problems
+    began: Mapping[str, float] = {}  # of the present problems, by subject as in Journal.began
     node: Node | None  # this proxy's Node, None if it does not exist
 
     @property

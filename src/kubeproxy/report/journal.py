@@ -21,7 +21,7 @@ from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import Pool, ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report.metrics import NETFILTER, conntrack
-from kubeproxy.server.text import redact
+from kubeproxy.server.text import redact, timestamp
 
 if TYPE_CHECKING:  # a command that decodes entries does not load this
     from kubeproxy.engine.engine import Engine
@@ -33,6 +33,7 @@ FEW: Final = 20
 """Changes without a time of arrival, in one call, and problems of objects, in one second, that get entries each."""
 LARGE: Final = 400  # endpoints of all ports above which a change does not count the added and the removed ones
 _ARRIVALS: Final = 2048  # maximum number of Services with a stored time of arrival
+_NOTICED: Final = 2.0  # seconds after its beginning in which a problem is noticed; a later one names its beginning
 _LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 
@@ -60,7 +61,8 @@ class Past(NamedTuple):
 class Journal:
     """Records changes and problems; an observer.Audience, which passes its reports to `audience`, the open pages.
 
-    `unreachable` returns the reason why the API server cannot be reached, '' if it can. `engine` is set before the
+    `unreachable` returns the reason why the API server cannot be reached, '' if it can, and the seconds since its last
+    bytes. `engine` is set before the
     first report.
     """
 
@@ -69,7 +71,7 @@ class Journal:
 
     def __init__(
         self,
-        unreachable: Callable[[], str],
+        unreachable: Callable[[], tuple[str, float]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -83,6 +85,7 @@ class Journal:
         self._bytes = 0
         self._kept_since = wall_clock()
         self.problems: dict[str, Happened] = {}  # the present ones, by subject: a family's label, or api
+        self.began: dict[str, float] = {}  # of the same: the time since the epoch, which may be before the entry's
         self._arrivals: dict[ServiceName, float] = {}
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
         self._counted = 0  # changes until the last second
@@ -135,13 +138,17 @@ class Journal:
     def look(self) -> None:
         """Record the problems of the kernel and the API server that began or ended."""
         found = {one.family.label: one.problem for one in self.engine.standings if one.problem}
-        if trouble := self._unreachable():
+        trouble, silent = self._unreachable()
+        if trouble:
             found["api"] = redact(f"the API server cannot be reached at {trouble}")
+        now = self._wall_clock()
         for subject in self.problems.keys() - found.keys():
-            entry = self.problems.pop(subject)
-            self._add("end", "", f"after {self._wall_clock() - entry.at:.1f} s: {entry.what}")
+            entry, began = self.problems.pop(subject), self.began.pop(subject)
+            self._add("end", "", f"after {now - began:.1f} s: {entry.what}")
         for subject in found.keys() - self.problems.keys():
-            self.problems[subject] = self._add("problem", "", found[subject])
+            self.began[subject] = began = now - silent if subject == "api" else now
+            since = f", since {timestamp(began)[11:19]} UTC" if now - began > _NOTICED else ""
+            self.problems[subject] = self._add("problem", "", found[subject] + since)
 
     def tick(self) -> None:
         """Record the figures of the second that has passed: its beginning `t` since the epoch, the number of changes,

@@ -57,8 +57,16 @@ def test_an_absent_server_is_waited_for_with_one_line(caplog):
     assert caplog.text.count("answers") == 1
 
 
-@pytest.mark.parametrize(("code", "age"), [(errno.ETIMEDOUT, 30.0), (errno.ECONNRESET, 0.0)])
-def test_a_connection_that_keepalive_ends_was_silent_before(code, age, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "silent", "age"),
+    [
+        pytest.param(errno.ETIMEDOUT, 100.0, 30.0, id="keepalive was answered until 30 s ago"),
+        pytest.param(errno.ETIMEDOUT, 20.0, 20.0, id="the server sent bytes after that"),
+        pytest.param(errno.ECONNRESET, 50.0, 0.0, id="the server was silent because nothing changed"),
+        pytest.param(errno.ECONNRESET, 100.0, 100.0, id="a bookmark was due"),
+    ],
+)
+def test_the_last_contact_before_a_connection_is_lost(code, silent, age, monkeypatch):
     lost = []
 
     async def script(request, reply):
@@ -68,7 +76,7 @@ def test_a_connection_that_keepalive_ends_was_silent_before(code, age, monkeypat
         if lost:
             await asyncio.sleep(60)
         on_open()
-        reflector.status.last_contact -= 100.0
+        reflector.status.last_contact -= silent
         connection = ApiConnection("h:6443", lambda _: None)
         connection._exchange = exchange = Exchange(idle_timeout=1.0, on_headers=lambda _: None)
         connection.connection_lost(OSError(code, "lost"))

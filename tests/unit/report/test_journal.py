@@ -19,6 +19,7 @@ from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report import journal as module
 from kubeproxy.report.journal import BYTES, FEW, LARGE, MOST, SECONDS, Happened, Journal
 from kubeproxy.report.reporter import Reporter
+from kubeproxy.server.text import timestamp
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
 SOUND = FamilyStanding(Family.IPV4, sound_since=1.0)
@@ -46,12 +47,13 @@ class Proxy:
         self.queued = {}
         self.standings = (SOUND,)
         self.unreachable = ""
+        self.silent = 0.0
         self.planner = Planner(WORLD)
         self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
         self.journal = self.made()
 
     def made(self):
-        made = Journal(lambda: self.unreachable, lambda: self.now, lambda: AT + self.now)
+        made = Journal(lambda: (self.unreachable, self.silent), lambda: self.now, lambda: AT + self.now)
         made.engine = self
         return made
 
@@ -164,11 +166,22 @@ def test_a_problem_has_a_beginning_and_an_end(proxy, begin, subject, text):
     for _ in range(2):
         proxy.journal.tick()
         proxy.now += 1.0
-        assert {name: one.at for name, one in proxy.journal.problems.items()} == {subject: AT + 3.0}
+        assert proxy.journal.began == {subject: AT + 3.0}
     vars(proxy).update(before)
     proxy.journal.tick()
-    assert proxy.journal.problems == {}
+    assert proxy.journal.problems == proxy.journal.began == {}
     assert proxy.lines == [("problem", "", text, None), ("end", "", f"after 2.0 s: {text}", None)]
+
+
+def test_an_outage_begins_with_the_last_bytes_of_the_api_server(proxy):
+    proxy.now, proxy.unreachable, proxy.silent = 95.0, "192.0.2.1:6443: timeout", 95.0
+    proxy.journal.tick()
+    assert proxy.journal.began == {"api": AT}
+    proxy.now, proxy.unreachable, proxy.silent = 106.0, "", 0.0
+    proxy.journal.tick()
+    begin, end = (one.what for one in proxy.journal.past()[1])
+    assert begin.endswith("192.0.2.1:6443: timeout, since " + timestamp(AT)[11:19] + " UTC")
+    assert end.startswith("after 106.0 s: the API server cannot be reached at 192.0.2.1:6443: timeout")
 
 
 def test_a_short_problem_is_recorded_when_it_is_reported(proxy):
