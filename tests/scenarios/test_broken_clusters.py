@@ -10,6 +10,7 @@ import pytest
 from lab import objects
 from lab.netns import run_in
 from support.answers import valid
+from support.live import Live
 from support.modes import MODES
 from support.three_nodes import ThreeNodes, ip
 from support.tracked_flows import LEAKING, fill, flush, limit
@@ -230,6 +231,32 @@ async def test_a_full_connection_table(nodes: ThreeNodes) -> None:
     assert status == 1
     assert ": node-b does not deliver to " in first(why)
     assert "connection tracking is 100% full" in first(why)
+
+
+@pytest.mark.slow("a table of connections that is full")
+async def test_a_full_connection_table_at_the_start(bare: Live) -> None:
+    """The proxy does not reach the API server, and the cause of this comes first."""
+    bare.service("full", "b1")
+    await bare.start()  # the kernel tracks connections only in a namespace with rules that need this
+    await bare.proxy.stop()
+    namespace = bare.cluster.namespace_of("node")
+    most = run_in(namespace, limit)
+    assert run_in(namespace, lambda: fill(most + 10)) >= most
+
+    async def check() -> str:
+        for words in ("why node full:80", "services", "services full"):
+            status, text = await bare.ask(*words.split())
+            if status != 2 or "the API server cannot be reached" not in text.partition("\n")[0]:
+                return f"{words}: {status} {text}"
+            assert text.startswith("Error: connection tracking is 100% full: "), text
+            assert f"Fix: `kube-proxy conntrack` shows its Services and clients; {LEAKING} has " in text
+        return ""
+
+    try:
+        await bare.start(ready_within=None)
+        await bare.eventually(check)
+    finally:
+        run_in(namespace, flush)
 
 
 @pytest.mark.slow("answers after three seconds each")

@@ -30,6 +30,7 @@ from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
 _FOREIGN: Final = ("firewall", "notrack", "translation")
+_OUTDATES: Final = ("conntrack", "api")  # the checks of the connection to the API server
 _OPEN: Final = (
     "endpoints",
     "proxy",
@@ -123,7 +124,7 @@ class Explanation(Struct, frozen=True):
         if self._leaves_open("leftovers"):
             now = (one.what for one in self.findings if one.what.startswith(strangers.UNTIL))
             more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
-        outdated = next((one.what for one in self.findings if one.about == "api" and one.is_wrong), "")
+        outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
         misnamed = next((one.what for one in self.findings if one.about == "node" and one.is_wrong), "")
         more += f", but the proxy may have another node's name: {misnamed} (x)" * bool(misnamed)

@@ -90,11 +90,18 @@ def knowing(asked: Source) -> Facts:
     if facts.listed:
         return facts
     finding = next(contact.reached(facts.reach), None) if facts.reach is not None else None
-    raise NoAnswerError(
+    unlisted = (
         "the proxy never had a list of all Services and EndpointSlices, so it can say nothing of them; rules that were "
         "there when it started stay as they are"
-        + (f": {finding.what}. Fix: {finding.fix}" if finding is not None else ": it has just started, ask again")
     )
+    if finding is None:
+        raise NoAnswerError(f"{unlisted}: it has just started, ask again")
+    if asked.running:
+        from kubeproxy.ask.checks import node  # noqa: PLC0415 - most answers do not need these modules
+
+        for full in node.conntrack_without_room():
+            raise NoAnswerError(f"{full.text}. Therefore {unlisted}: {finding.what}. Fix: {full.fix}")
+    raise NoAnswerError(f"{unlisted}: {finding.what}. Fix: {finding.fix}")
 
 
 def source(arguments: argparse.Namespace) -> Source:

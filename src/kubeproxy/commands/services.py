@@ -68,9 +68,11 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
 def _outdated(asked: Source, facts: Facts) -> Iterator[Diagnosis]:
     """Check whether the objects may be outdated; a server whose watches are silent is asked."""
     if facts.reach is not None and asked.running and facts.reach.silent > contact.SILENT:
-        from kubeproxy.ask.checks import checkup  # noqa: PLC0415 - most answers do not need these modules
+        from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules
 
-        yield from checkup.outdated(checkup.checked(asked, facts), facts.reach)
+        found = list(checkup.outdated(checkup.checked(asked, facts), facts.reach))
+        yield from node.conntrack_without_room() if any(one.is_wrong for one in found) else ()
+        yield from found
     elif facts.reach is not None:
         yield from contact.outdated(facts.reach)
 

@@ -260,6 +260,15 @@ def full_conntrack() -> Iterator[Diagnosis]:
     return settings.filled(room, "conntrack")
 
 
+def conntrack_without_room() -> list[Diagnosis]:
+    """Return the finding of a full connection table, the cause of a server that cannot be reached; [] if it has room,
+    or cannot be read.
+    """
+    with suppress(KubeProxyError):
+        return [one for one in full_conntrack() if one.severity is Severity.BROKEN]
+    return []
+
+
 def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether limited parts of the mode's rules are nearly full."""
     for room in node.mode.operations().rooms(node.families):
