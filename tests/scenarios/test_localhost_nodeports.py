@@ -186,3 +186,29 @@ async def test_a_port_of_another_program_is_named_and_taken_when_it_is_free(bare
         failures = 'kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"}'
         assert await bare.metric(failures) == 1
     await bare.expect(front, {"node": "a1"}, "tcp")
+
+
+async def test_what_closes_nodeports_on_loopback_in_iptables_mode_is_named(bare: Live) -> None:
+    bare.service("web", "a1 b1", type="NodePort")
+    front, off = loopback(bare, "web", "IPv4"), {"iptables": {"localhostNodePorts": False}}
+    place, outside = f"127.0.0.1:{front.port}", {"nodePortAddresses": ["192.168.0.0/16"]}
+    await bare.start({"mode": "iptables"})
+    await bare.expect(front, {"node": "a1 b1"}, "tcp")
+    await bare.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+    assert await answered(bare, front) == "timeout"
+    for words in ("why --no-probe", "trace"):
+        status, text = await bare.ask(*words.split(), "node", place)
+        assert (status, "net.ipv4.conf.all.route_localnet is 0, it should be 1" in text) == (1, True), text
+        assert "Fix: sysctl -w net.ipv4.conf.all.route_localnet=1" in text, text
+    await bare.proxy.stop()
+    closed = "but not on this address: iptables.localhostNodePorts is false"
+    for config, more in ((off, ""), (off | outside, ", and nodePortAddresses excludes this address")):
+        await bare.start({"mode": "iptables"} | config)
+        assert await answered(bare, front) == "refused"
+        for words in ("why", "trace"):
+            status, text = await bare.ask(words, "node", place)
+            assert (status, f"{closed}{more}" in text, ", and node" in text) == (1, True, bool(more)), text
+        await bare.proxy.stop()
+    await bare.start({"mode": "iptables"} | outside)
+    status, text = await bare.ask("why", "node", place)
+    assert (status, "localhostNodePorts" in text, "they answer on 192.168.100.2" in text) == (1, False, True), text

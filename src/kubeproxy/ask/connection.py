@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, ports, strangers
-from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unreflecting_bridges
+from kubeproxy.ask.checks import checkup, ports, routes, strangers
+from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.ask.kernel import present
@@ -191,6 +191,17 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
     told = Explanation(why, tuple(findings), probes)
     return _retried(told) if _ends_at_proxy(node, explained) and packet.protocol == PROTOCOLS["TCP"] else told
+
+
+def unrouted(asked: Source, explained: Explained) -> str:
+    """Return the findings and fixes on the kernel's routing and forwarding that stop a connection, '' for none."""
+    why, report = explained.why, checkup.Checkup([], [])
+    with suppress(KubeProxyError, OSError):
+        node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
+        way = _way(node, why, explained)
+        report.look("routes", lambda: routes.refused(way))
+        report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
+    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in report.findings if one.harm != NOTHING)
 
 
 def _untranslated(

@@ -35,7 +35,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
-from kubeproxy.model.world import TO_BE_DELETED_TAINT, eligible, pod_cidrs, used_pod_networks
+from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible, pod_cidrs, used_pod_networks
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -140,6 +140,7 @@ def unmasqueraded(local_mode: str, family: Family) -> tuple[str, str]:
     return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
 
 
+_NODEPORTS, LOCALHOST_NODEPORTS = "nodePortAddresses", "iptables.localhostNodePorts"  # fields of the configuration
 POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
@@ -170,7 +171,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
-        made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or made
+        made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or _switched_off(snapshot, packet, made)
     client = home(snapshot, packet.source)
     direct = made.outcome is Outcome.FORWARDED and made.plan is None
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
@@ -204,6 +205,24 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
                 return Answer(Outcome.HEALTH, (*steps, AnswerStep(False, reason, "spec.taints")), Notice.UNHEALTHY)
             return Answer(Outcome.HEALTH, tuple(steps), Notice.ANSWER)
     return None
+
+
+def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
+    """Return the answer with the field that closes NodePorts on loopback, if the mode serves these by default."""
+    config, (*others, last) = snapshot.options.config, made.steps
+    usual = replace(config, iptables=replace(config.iptables, localhost_node_ports=True))
+    served, wanted = (one.of_mode.loopback_nodeports(one) for one in (config, usual))
+    family = family_of(packet.destination)
+    if last.field != _NODEPORTS or not is_loopback(packet.destination) or (served, wanted) != ("never", "ipv4"):
+        return made
+    if family is not Family.IPV4:
+        return made
+    networks = parse_networks(config.node_port_addresses, family)
+    excluded = PRIMARY in config.node_port_addresses or (networks and not within(packet.destination, networks))
+    more = f", and {_NODEPORTS} excludes this address" if excluded else ""
+    text, _, _ = last.text.partition(": they answer on")
+    step = AnswerStep(False, f"{text}: {LOCALHOST_NODEPORTS} is false{more}", LOCALHOST_NODEPORTS)
+    return replace(made, steps=(*others, step))
 
 
 def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
@@ -349,7 +368,12 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
-    if "nodePortAddresses" in blocking:
+    if LOCALHOST_NODEPORTS in blocking:
+        yield (
+            "use an address of this node on which NodePorts answer, or set iptables.localhostNodePorts to true: "
+            "NodePorts then answer on the addresses of 127.0.0.0/8 that nodePortAddresses includes"
+        )
+    if _NODEPORTS in blocking:
         use, ours = "use an address on which NodePorts answer", world.of(family_of(packet.destination))
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from functools import partial
 
-from kubeproxy.ask.kernel.journeys import Serving
+from kubeproxy.ask.connection import unrouted
+from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow, Serving
 from kubeproxy.ask.kernel.tracing import Limits, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
@@ -27,7 +29,7 @@ from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.paths import show_packets
 from kubeproxy.errors import KubeProxyError, NoAnswerError, QuestionError
 from kubeproxy.model.addresses import destination_text, front_text, unpack
-from kubeproxy.model.answer import Packet
+from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import modes
 
 
@@ -43,8 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
-    packet, serving = _question(given, asked)
-    traced = look(packet, Limits(given.seconds, given.packets, not given.no_send), mode_of(asked), serving)
+    packet, explained = _question(given, asked)
+    serving = serving_of(explained) if explained is not None else None
+    limits = Limits(given.seconds, given.packets, not given.no_send)
+    traced = look(packet, limits, mode_of(asked), serving, decided_of(asked, explained))
     output.answer(given.output, traced, lambda: show(packet, traced))
     return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
 
@@ -66,16 +70,25 @@ def serving_of(explained: Explained) -> Serving | None:
     return Serving(explained.why.service, endpoints, explained.relayed)
 
 
-def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Serving | None]:
-    """Return the first packet of the flow to trace, and its Service if known. Raises KubeProxyError."""
+def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
+    """Return the answer of `why` for the flow of a running proxy."""
+    if explained is None or not asked.running or explained.why.elsewhere is not None:
+        return UNDECIDED
+    unserved = "; ".join(one.text for one in explained.why.steps if not one.passes)
+    is_own = explained.why.outcome == Outcome.NOT_OURS.value
+    return DecidedFlow(partial(unrouted, asked, explained), unserved * is_own)
+
+
+def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None]:
+    """Return the first packet of the flow to trace, and the answer of `why` if there is one. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
         packet = addressed(given.source, given.target)
         with contextlib.suppress(KubeProxyError):
-            return packet, serving_of(asked.why(given.source, given.target))
+            return packet, asked.why(given.source, given.target)
         return packet, None
     knowing(asked)
     explained = asked.why(given.source, given.target)
-    return addressed(given.source, explained.why.destination), serving_of(explained)
+    return addressed(given.source, explained.why.destination), explained
 
 
 def show(packet: Packet, traced: Traced) -> None:

@@ -55,7 +55,8 @@ def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, pe
     from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
 
     packet = addressed(given.source, explained.why.destination)
-    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked), trace.serving_of(explained))
+    serving, decided = trace.serving_of(explained), trace.decided_of(asked, explained)
+    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked), serving, decided)
     if people:
         trace.show(packet, traced)
     return traced

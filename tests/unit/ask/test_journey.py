@@ -6,6 +6,7 @@ import pytest
 
 from kubeproxy.ask.kernel.journeys import (
     LEFT,
+    DecidedFlow,
     Journey,
     KnownRules,
     Serving,
@@ -101,6 +102,21 @@ def test_another_programs_rule_is_named_and_the_way_to_it():
     assert made.text == (
         'the request was dropped by rule "tcp dport 8080 drop" of table inet firewall, chain forward, which is not ours'
     )
+
+
+@pytest.mark.parametrize(("cause", "said"), [("", "there is no route to its destination, "), ("x is 0", "x is 0")])
+def test_a_packet_that_is_not_routed_gets_the_cause_that_why_finds(cause, said):
+    rules = RULES._replace(decided=DecidedFlow(lambda: cause))
+    _, made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)], rules=rules)
+    assert made.passed is False
+    assert made.text.startswith(f"no rule dropped it, but it went no further than prerouting: {said}")
+
+
+def test_a_refused_flow_that_the_proxy_does_not_translate_gets_the_reason_of_why():
+    rules = RULES._replace(decided=DecidedFlow(unserved="a field is false"))
+    refused = Step(2, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(VIP, CLIENT)._replace(flags=0x14))
+    _, made = told(marked(1), [refused], rules=rules)
+    assert made.text.endswith("nothing listens there; no rule of the proxy translates it: a field is false")
 
 
 def test_a_policy_is_named():

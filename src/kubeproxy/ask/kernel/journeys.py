@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, Hook
-from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
@@ -34,6 +34,18 @@ _NEAR = 16  # maximum number of earlier packets to search for the packet of a st
 RuleKey = tuple[int, str, str, int]  # a rule: family of its table, table, chain, handle
 
 
+class DecidedFlow(NamedTuple):
+    """The answer of `why` for a flow: `unrouted` returns why the kernel does not route its packets, '' if it does;
+    `unserved` is the reason why the proxy does not translate them, '' if it does.
+    """
+
+    unrouted: Callable[[], str] = str
+    unserved: str = ""
+
+
+UNDECIDED = DecidedFlow()
+
+
 class KnownRules(NamedTuple):
     """Texts and meanings of the rules that packets matched."""
 
@@ -42,6 +54,7 @@ class KnownRules(NamedTuple):
     decision: Callable[[str, str], str | None]  # of our (table, chain), LEFT before a leftover; else None
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy, '' without such
     legacy: int = 0  # the number of all rules of iptables-legacy
+    decided: DecidedFlow = UNDECIDED
 
 
 class Met(Struct, frozen=True, rename="camel"):
@@ -253,6 +266,8 @@ def verdict(
     if refused and silent:
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
     made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
+    if made.passed is False and ruleset.decided.unserved:
+        made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
     if others is None:
         strayed = _strayed(served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
         untraced = "" if strayed or made.passed is not False else ruleset.untraced()
@@ -344,17 +359,21 @@ def _became(
     request = next((one for one in reversed(found) if one.direction == "request"), None)
     last = request.last if request is not None else ""
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
-    if last == HOOKS[PREROUTING] and later:
-        return Verdict(
-            f"{_undropped(ruleset, 'no rule')}, but it went no further than prerouting: "
-            f"{_UNSEEN * bool(ruleset.legacy)}"
-            "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
-            "net.ipv4.conf.IFACE.forwarding of the interface of arrival), or rp_filter rejects its source",
-            passed=False,
-        )
+    if later and (last == HOOKS[PREROUTING] or (last == HOOKS[OUTPUT] and not served)):
+        causes = ruleset.decided.unrouted() or _ROUTING * (last == HOOKS[PREROUTING])
+        if causes:
+            text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: "
+            return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
     where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
     return _unanswered(served, where, protocol, ruleset)
+
+
+_ROUTING = (
+    "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding "
+    "of the interface of arrival), or rp_filter rejects its source"
+)
+"""The possible causes if `why` finds none."""
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:

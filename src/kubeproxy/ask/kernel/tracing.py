@@ -57,13 +57,19 @@ class Traced(Struct, frozen=True, rename="camel"):
     departed: bool
 
 
-def look(packet: Packet, limits: Limits, mode: Mode | None, serving: paths.Serving | None = None) -> Traced:
+def look(
+    packet: Packet,
+    limits: Limits,
+    mode: Mode | None,
+    serving: paths.Serving | None = None,
+    decided: paths.DecidedFlow = paths.UNDECIDED,
+) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits)
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
-    ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy)
+    ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy, decided)
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
     served = tuple(_served(packet, found, before))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
