@@ -1,1 +1,2 @@
-"""One folder per proxy mode. A backend only translates plans; the semantics of Services are in model."""
+"""One folder per proxy mode. A backend only translates plans into kernel objects; `model` defines the meaning of
+Services."""

@@ -43,6 +43,7 @@ class Ahead(Generic[Work]):
         try:
             result = running.result()
         finally:
-            # An error's traceback refers to this frame: a reference back to the error would keep the batch in memory.
+            # An error's traceback refers to this frame; a reference from the frame to the error would keep the batch in
+            # memory.
             del running
         yield result

@@ -1,6 +1,6 @@
 """Removes leftover iptables rules of a kube-proxy in another mode, which would send connections to deleted endpoints.
-The rules are removed once our own rules are in place, so that Services work at any time. Chains of kubelet, and those
-of other programs with names that begin with KUBE-, stay. Source: docs/reference.md "Start" 2; kube-proxy v1.36
+They are removed after our own rules are in place, so that Services work at any time. Chains of kubelet, and chains of
+other programs with the prefix KUBE-, are not removed. Source: docs/reference.md "Start" 2; kube-proxy v1.36
 CleanupLeftovers of iptables and ipvs mode.
 """
 
@@ -68,7 +68,7 @@ _DECISIONS: Final = {
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return the decision of a chain as a text, None for a chain that is not a kube-proxy's."""
+    """Return a text about a chain's decision; None if the chain is not a kube-proxy's."""
     if table not in _TABLES:
         return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
@@ -78,7 +78,7 @@ def decision(table: str, chain: str) -> str | None:
 
 
 def is_ours(chain: str) -> bool:
-    """Return whether a chain of iptables is a kube-proxy's, by its name."""
+    """Return whether the name of an iptables chain is a kube-proxy's."""
     return chain in CHAINS or chain.startswith(PREFIXES)
 
 
@@ -97,8 +97,8 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
 
 
 def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
-    """Return the chains of a kube-proxy that a mode does not keep: the chains that the mode removes at its start, and
-    the chains of an iptables variant that is not installed. Raises ApplyError, Unsupported.
+    """Return the leftover chains of a kube-proxy: chains that the running mode removes at its start, and chains of an
+    iptables variant that is not installed. Raises ApplyError, Unsupported.
     """
 
     @cache
@@ -117,9 +117,9 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
-    """Return whether rules in these chains, or rules that jump to these chains, match the address and port of a packet,
-    and lead the packet from one of its hooks to a decision. For a forwarded packet only the table nat counts. A source
-    of None is this node. True if the rules cannot be read.
+    """Return whether these chains decide about a packet: their rules, or jumps to them, match its address and port, and
+    are reached from one of its hooks. For a forwarded packet only the table nat counts. A source of None is this node.
+    True if the rules cannot be read.
     """
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
@@ -167,7 +167,7 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
 
 
 _OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
-"""The hooks at which packets of this node itself are translated or filtered, and those of other packets."""
+"""Hooks that translate or filter packets, by whether this node itself sends the packet."""
 _HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
@@ -182,7 +182,7 @@ def table_traces(sight: Sight, table: str) -> list[Trace]:
 
 
 def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
-    """Return whether a map or set of a table has the address and port of a packet, or its NodePort."""
+    """Return whether a map or set of a table contains the address and port of a packet, or its NodePort."""
     if IP_FAMILIES.get(family) not in {None, family_of(packet.destination)}:
         return False
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
@@ -190,7 +190,7 @@ def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
     with Netlink.open() as link:
         for name in read_sets(number, table, link):
             for key in (packet.destination + port, port) if not name.startswith("affinity-") else ():
-                with suppress(NetlinkError):  # the set has another type of key
+                with suppress(NetlinkError):  # the keys of the set have another type
                     if look_up(number, table, name, [key], link, ranges=False):
                         return True
     return False
@@ -211,7 +211,7 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
         try:
             commands = xtables.commands(name)
             is_kept = partial(keeps, commands)
-            # iptables-nft-save reads everything again after each change: beside our frequent syncs it would not end.
+            # iptables-nft-save reads everything again after each change, so during frequent syncs it would not end.
             if commands.uses_nft and not sets and not _are_unkept(nft_chains(), commands.family, is_kept):
                 continue
             if found := list(owned(xtables.tables(name), is_kept, sets)):

@@ -1,5 +1,5 @@
-"""The interface of a proxy mode: the properties, which other parts of the program read, and the operations of the mode
-that runs.
+"""The interface of a proxy mode: its properties, which are read in every mode, and its operations, which only the
+running mode performs.
 
 Each mode has a folder with its name. `__init__.py` defines MODE and imports little, because it is loaded in every mode;
 `mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
@@ -34,7 +34,7 @@ from kubeproxy.registry import MetricRegistry
 class Depth(Enum):
     """The depth of a backend's search for changes by other programs.
 
-    If the kernel reports no change by any program, a search ends after microseconds, whatever its depth.
+    If the kernel reports no changes by other programs, a search of any depth ends after microseconds.
     """
 
     QUICK = "quick"
@@ -55,7 +55,7 @@ class ForeignChange(NamedTuple):
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """The optional abilities of a backend; an ability that the backend lacks is None."""
+    """The optional abilities of a backend; None for an ability that the backend lacks."""
 
     at_once: bool = False
     """Whether the cost of a sync is independent of its size, so that large Services do not wait for each other."""
@@ -64,8 +64,8 @@ class Abilities(Struct, frozen=True, kw_only=True):
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
     """Takes deleted endpoints; the next sync or resync resets their connections.
 
-    Returns whether there is anything to write. The second argument returns whether some endpoint has a packed address
-    at the time of the call.
+    Returns whether there are changes to write. The second argument is a function that returns whether an endpoint
+    currently has a packed address.
     """
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
     """Returns the listening ports of this proxy for the connections of a service port. Fast; safe on any thread."""
@@ -87,7 +87,7 @@ class Backend(Protocol):
     abilities: Abilities
 
     def set_world(self, world: Globals) -> bool:
-        """Set changed globals; return whether a resync is due. After ApplyError the caller repeats the call."""
+        """Set the globals; return whether a resync is needed. After ApplyError the caller repeats the call."""
 
     def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
         """Program changed Services, yielding the size of each transaction."""
@@ -96,10 +96,11 @@ class Backend(Protocol):
         """Make the kernel's state equal to these plans, yielding the size of each transaction."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """Return a difference between kernel and committed state, None if an inspection of this depth finds none."""
+        """Return a difference between kernel and committed state; None if an inspection of this depth finds no
+        difference."""
 
     def upkeep(self) -> None:
-        """Do periodic work; called each second, before an inspection."""
+        """Do periodic work; called once a second, before an inspection."""
 
     def close(self) -> None:
         """Close the sockets; the rules stay."""
@@ -115,7 +116,7 @@ def keeps_nothing(*_: object) -> bool:
 
 
 class Sight(NamedTuple):
-    """The chains of nf_tables and the chains of iptables on a node; those of iptables-nft are in both groups."""
+    """The chains of nf_tables and the chains of iptables on a node; chains of iptables-nft are in both groups."""
 
     nf_tables: Sequence[Chain]
     xtables: Sequence[RuleChain]
@@ -127,13 +128,13 @@ class Trace(NamedTuple):
 
     `catches` returns whether the object decides about an incoming packet: by the rules of its table or chains, or, if
     it is the interface of ipvs mode, by having the packet's destination address. With True as second argument, objects
-    that come after the packet's translation by this proxy do not count. It raises ApplyError.
+    that a packet passes after its translation by this proxy are ignored. It raises ApplyError.
     """
 
     what: str
     family: Family | None
     catches: Callable[[Packet, bool], bool] = lambda *_: True
-    alone: str = "Services that they translate keep the endpoints that the proxy knew last"
+    alone: str = "Services that they translate keep the last endpoints that the proxy wrote"
     """The effect while no proxy runs."""
 
 
@@ -145,7 +146,7 @@ class Weight(NamedTuple):
 
 
 Weigh = Callable[[Globals, Family, Plans, Sequence[bytes]], Weight]
-"""Returns the weight of a family's plans on a node with these packed addresses. Pure."""
+"""Returns the number of kernel objects for a family's plans on a node with these packed addresses. Pure."""
 
 Owns = Callable[[str, str], bool]
 """Returns whether the running mode has an iptables chain of this table and name, in any variant of iptables."""
@@ -169,7 +170,7 @@ class Operations(NamedTuple):
     """The operations of the running mode.
 
     `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode.
-    `look` checks the same without changing anything, so it detects less. `weigh`: see Weigh. `open` creates the
+    `look` makes the same checks without changing the node, so it detects less. `weigh`: see Weigh. `open` creates the
     backends, one per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN.
     `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack;
     --init-only writes all of them, for a proxy with fewer rights. `owns`: see Owns; `commands` returns the iptables
@@ -200,7 +201,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """The end of the tracked connections of clients: the endpoint, or the proxy itself."""
+    """The destination of clients' connections in connection tracking: the endpoint, or the proxy itself."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"
@@ -227,13 +228,13 @@ class Deprecation(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """The properties of a proxy mode that are read even if another mode runs.
+    """The properties of a proxy mode; they are read in every mode.
 
     `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
     of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is
     the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
-    clients notice. `tracked_as` are the status bits of the mode's connections in connection tracking, 0 if these are
-    not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
+    clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking, 0 if these
+    are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
     """
 
     config: ModeConfig
@@ -258,7 +259,7 @@ class Mode(NamedTuple):
         return operations
 
     def decision(self, table: str, chain: str) -> str | None:
-        """Return the decision of a netfilter chain as a text, None if the chain is not of this mode."""
+        """Return a text about a netfilter chain's decision; None if the chain is not of this mode."""
         words: str | None = import_module(f"{self.room}.cleanup").decision(table, chain)
         return words
 

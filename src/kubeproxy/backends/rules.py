@@ -1,4 +1,4 @@
-"""Texts of rules that several modes write: the jumps to our chains, and the match for packets of pods. Pure."""
+"""Rule texts that several modes share: jumps to our chains, and the match for packets of pods. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences between found and desired state, in two forms: changes to write, and texts for an operator.
+"""Compares found and desired state: returns the changes to write, or texts for an operator.
 
 A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
 computes the desired state from plans and reads the found state from the kernel; a free choice, such as an endpoint's
@@ -30,7 +30,8 @@ class Kind(StrEnum):
 
 
 class Finding(NamedTuple):
-    """A difference between the kernel and the plans; `service` is its Service, None if it has none or belongs to all.
+    """A difference between the kernel and the plans. `service` is None if the object belongs to no Service or to all
+    Services.
 
     `what` describes the object (a frontend, an endpoint), `where` is its place in the kernel (a map, a chain, a set).
     `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough.
@@ -48,8 +49,8 @@ class Examiner(ABC):
     """Compares one family of the kernel with plans. Calls block; they raise ApplyError if the kernel is unreadable."""
 
     remembered: Callable[[ServicePlan, bytes, Policy], Iterator[bytes]] | None = None
-    """Yields the endpoints (packed address and port) that session affinity assigns to a client with this packed
-    address in the pool of a policy; None if the kernel does not list them."""
+    """Yields the endpoints (packed address and port) to which session affinity binds a client, given its packed address
+    and the pool's policy; None if the kernel does not list them."""
 
     def __init__(self, family: Family, close: Callable[[], None] = lambda: None) -> None:
         self.family = family
@@ -90,14 +91,14 @@ Elements = dict[str, dict[bytes, bytes]]
 
 
 class Difference(NamedTuple, Generic[P, K, V]):
-    """The entries to remove and the entries to add, by place. An entry that gets another value is in the two groups."""
+    """The entries to remove and the entries to add, by place. An entry with a changed value is in both groups."""
 
     removed: dict[P, list[K]]
     added: dict[P, list[tuple[K, V]]]
 
 
 def diff(found: State[P, K, V], desired: State[P, K, V]) -> Difference[P, K, V]:
-    """Return the smallest change that makes a state equal to a second state."""
+    """Return the smallest change from one state to another."""
     removed: dict[P, list[K]] = {}
     added: dict[P, list[tuple[K, V]]] = {}
     nothing: Mapping[K, V] = {}
@@ -136,8 +137,8 @@ class StateWords(Protocol):
 def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
-    """Yield the differences between a found state and the Services' desired states, Service by Service; those of no
-    Service are last.
+    """Yield the differences between a found state and the Services' desired states, ordered by Service; differences of
+    no Service are last.
 
     Several Services may desire one entry.
     """

@@ -17,7 +17,8 @@ from kubeproxy.model.plan import ServiceName
 
 
 class TableReader(Closing):
-    """A named table in the network namespace of a socket, which may be shared by turns. All calls raise ApplyError."""
+    """A named table in the network namespace of a socket. Several views may use one socket in turn. All calls raise
+    ApplyError."""
 
     def __init__(self, family: Family, table: str, link: Netlink) -> None:
         self.family = family
@@ -37,7 +38,7 @@ class TableReader(Closing):
         return nfnetlink.rules(self.family, self._table, self._link)
 
     def chains(self) -> Mapping[str, ListedChain]:
-        """Return the shapes of the table's chains by name."""
+        """Return the handle, hook and rule handles of each chain by name."""
         return tables.chains_by_name(self.family, self._table, self._link)
 
     def sets(self) -> Collection[str]:
@@ -58,18 +59,19 @@ class Signed(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Handles of a table, its chains and rules: each change gives another signature, as handles are never reused."""
+    """The handles of a table, its chains and its rules. Handles are never reused, so each change gives another
+    signature."""
 
     header: nfnetlink.TableHeader | None = None
     chains: Mapping[str, Signed] = MappingProxyType({})
 
     def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature after the removal of chains to which other chains may jump."""
+        """Return the signature without these removed chains; other chains may have jumped to them."""
         return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 
 def signature(table: TableReader, chains: Mapping[str, ListedChain] | None = None) -> Signature:
-    """Return the signature of a table, with these chains if they were just read. Reads every rule."""
+    """Return the signature of a table; `chains` saves a read of the chains. Reads every rule."""
     header, chains = table.header(), table.chains() if chains is None else chains
     rules: dict[str, list[int]] = {name: [] for name in chains}
     for rule in table.rules():
@@ -90,7 +92,7 @@ class TableView(TableReader):
         return one_pass(self.family, self._table, name, self._link)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
-        """Return those of these elements that a set has."""
+        """Return the given elements that exist in a set."""
         return look_up(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
 
 
@@ -99,7 +101,7 @@ def complete(
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
 ) -> bool:
-    """Add the existing ones of these elements, which a dump may have missed. Returns whether any exist."""
+    """Look up these elements, which a dump may have missed, and add those that exist. Returns whether any exist."""
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
         if key not in actual[set_id]:

@@ -1,4 +1,4 @@
-"""iptables mode: the chains and rules of the Go kube-proxy, by iptables-restore."""
+"""iptables mode: writes the chains and rules of the Go kube-proxy with iptables-restore."""
 
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.modes import MODES

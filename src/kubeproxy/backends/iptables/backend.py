@@ -1,8 +1,8 @@
 """The iptables backend of one family: turns changed plans into the input of iptables-restore.
 
-A sync writes only the chains of changed Services, and those shared chains whose rules changed, because a restore with
---noflush leaves all other chains as they are. Blocking calls; the engine runs them in a thread. Source: kube-proxy
-v1.36 pkg/proxy/iptables/proxier.go.
+A sync writes only the chains of changed Services, and shared chains with changed rules; a restore with --noflush does
+not change other chains. Blocking calls; the engine runs them in a thread. Source: kube-proxy v1.36
+pkg/proxy/iptables/proxier.go.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class IptablesBackend:
         self._audit = Audit(commands, self._change)
         self._used: frozenset[str] = frozenset()  # chains without a Service that could not be deleted
         self._full_due = 0.0
-        self._counts: dict[skeleton.Place, int] = {}  # rules in each shared chain
+        self._counts: dict[skeleton.Place, int] = {}  # number of rules in each shared chain
         self._loopback_tried = False
 
     @classmethod
@@ -75,7 +75,7 @@ class IptablesBackend:
         self._writer.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals; return whether they change rules of all Services, so that a resync is needed."""
+        """Set the globals; return whether a resync is needed because rules of all Services change."""
         before, self._world = self._settings, world
         self._settings = skeleton.RuleSettings.of(self.family, world, self._options)
         return not self._settings.is_like(before)
@@ -129,7 +129,7 @@ class IptablesBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Make the rules equal to these plans; yield the number of lines after each restore. Raises ApplyError."""
+        """Write the rules of exactly these plans; yield the number of lines after each restore. Raises ApplyError."""
         if self._options.counters is None:
             self._use_counters(make_counters(self._metrics))
         try:
@@ -137,7 +137,8 @@ class IptablesBackend:
         except RestoreError as error:
             if not self._options.counters or "nfacct" not in error.stderr:
                 raise
-            # A kernel may have the counters without the match (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+            # A kernel may have nfacct counters but not the match of iptables for them
+            # (CONFIG_NETFILTER_XT_MATCH_NFACCT).
             log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
             self._use_counters(False)
             yield from self._write_all(wanted)
@@ -284,7 +285,8 @@ class IptablesBackend:
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:
-        """Set route_localnet once, with the first NodePort, after the rule that protects loopback from other hosts."""
+        """Set route_localnet once: with the first NodePort, after writing the rule that protects loopback from other
+        hosts."""
         try:
             if write_sysctl(ROUTE_LOCALNET, 1):
                 log.info(
@@ -297,11 +299,10 @@ class IptablesBackend:
     # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing, because the hourly full sync runs together with the first change after it is due."""
+        """Do nothing: the hourly full sync runs with the first change after it is due."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
-        """See backends.mode.Backend. One short request, unless another program touched our chains.
-
+        """See backends.mode.Backend. The inspection is one short request, unless another program changed our chains.
         After such a change an audit reads the rules, at intervals.
         """
         if self._watch.touched():
@@ -311,16 +312,17 @@ class IptablesBackend:
         return self._audit.look(self._contents, self._common()) if self._audit.due() else None
 
     def touched(self) -> bool:
-        """Return whether an audit is due, so that an inspection reads rules."""
+        """Return whether an audit is due; the next inspection then reads rules."""
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[skeleton.Place, skeleton.SharedChain]:
-        """Return the last written chains that belong to no single Service."""
+        """Return the chains that Services share, as they were last written."""
         return self._shared_chains(self._nodeport_rules) | skeleton.fixed_chains(self._contents.settings)
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines of the filter table before nat changes, and the lines of both tables afterwards."""
+    """Return the lines to write before the nat table changes, for the filter table, and the lines of both tables for
+    afterwards."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]
@@ -328,7 +330,7 @@ def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapp
 
 
 class _Piece(NamedTuple):
-    """A restore that is ready to run, with its number of transactions and of appended rules."""
+    """The input of a restore, with its number of transactions and its number of appended rules."""
 
     restore: Callable[[], Waited]
     commits: int = 0

@@ -1,4 +1,4 @@
-"""Removes the rules that iptables mode, ours or the Go kube-proxy's, left on a node."""
+"""Removes leftover rules of iptables mode, of this program or of the Go kube-proxy, from a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:
-    """Return the mode's chains in the kernel."""
+    """Return the chains of iptables mode in the kernel."""
     return chain_traces(
         chain
         for chain in sight.xtables

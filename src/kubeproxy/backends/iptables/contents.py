@@ -1,5 +1,5 @@
-"""The rules of all Services of one family as they were written last, and the effect of a change. Pure. Each Service's
-rules in shared chains are stored as text, so that one str.join produces a shared chain.
+"""The last written rules of all Services of one family, and the rules that a change adds and removes. Pure. Each
+Service's rules in shared chains are stored as text, so that one str.join produces a shared chain.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LARGE: Final = 1000
 Plans = tuple[ServicePlan, ...]
 Changes = Sequence[tuple[ServiceName, Plans]]
 OwnChains = Mapping[str, str]
-"""Chains of the nat table that belong to one Service, each with its rules."""
+"""The chains of the nat table that belong to one Service, with their rules."""
 
 
 class ServiceEntry(NamedTuple):
-    """A Service: its plans, and for each plan the hash in the names of its chains and its rules in shared chains."""
+    """A Service: its plans and, for each plan, the hash in its chain names and its rules in shared chains."""
 
     plans: Plans
     suffixes: tuple[str, ...]
@@ -29,7 +29,7 @@ class ServiceEntry(NamedTuple):
 
     @property
     def endpoints(self) -> int:
-        """Return the number of endpoints, for the comparison with LARGE."""
+        """Return the Service's number of endpoints."""
         return sum([len(plan.serving) for plan in self.plans])
 
 
@@ -39,9 +39,9 @@ _NONE: Final = ServiceEntry((), (), ())
 class ContentsChange(NamedTuple):
     """The effect of changed Services on the tables.
 
-    `written` are chains to write, Service by Service; `deleted` are chains of the nat table to remove. `gained` has the
-    lines that are new in shared chains, `lost` the shared chains in which lines are removed or change their order.
-    `rules` is the increase (or decrease) of the number of rules in the Services' own chains.
+    `written` are chains to write, Service by Service; `deleted` are chains of the nat table to remove. `gained` are the
+    new lines of shared chains, `lost` the shared chains with removed or reordered lines. `rules` is the increase (or
+    decrease) of the number of rules in the Services' own chains.
     """
 
     entries: dict[ServiceName, ServiceEntry]
@@ -67,7 +67,7 @@ class Contents:
         return self.endpoints <= LARGE
 
     def delta(self, changes: Changes) -> ContentsChange:
-        """Return the effect of changes; `take` applies it. The cost grows with the changes only."""
+        """Return the effect of changes; `take` applies it. The cost depends only on the changes."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
@@ -110,15 +110,15 @@ class Contents:
             yield found
 
     def chains_of(self, name: ServiceName, commented: bool) -> OwnChains:
-        """Return the own chains of a Service."""
+        """Return the chains that belong to this Service."""
         return self._chains(self.entries.get(name, _NONE), commented)
 
     def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
         """Return the rules of a shared chain, including changes that `take` has not applied yet.
 
         The rules are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in
-        a sorted list, and searches the list from the end for each chain. In descending order each search takes one step
-        instead of thousands.
+        a sorted list, and searches the list from the end for each chain. With names in descending order each search
+        takes one step instead of thousands.
         """
         changed = delta.entries if delta is not None else {}
         entries = [entry for name, entry in self.entries.items() if name not in changed]

@@ -67,7 +67,7 @@ class IptablesExaminer(Examiner):
         for table, seen in tables.items():
             if skeleton.CANARY not in seen.chains:
                 few = len(seen.chains) < len(skeleton.SHARED)
-                what = "all of our chains" if few else "the chain by which a flush is noticed"
+                what = "all of our chains" if few else "the chain that is missing after a flush"
                 yield Finding(None, Kind.MISSING, what, _where((table, skeleton.CANARY), self.family))
         suspects = [
             *self._own(contents, tables["nat"]),
@@ -101,10 +101,8 @@ class IptablesExaminer(Examiner):
                 yield Suspect(("nat", chain), owners.get(chain), "", present)
 
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
-        """Yield missing and surplus rules of shared chains, by chain and Service.
-
-        The comment of a surplus rule names its Service; a rule of a Service that was not requested is reported without
-        one.
+        """Yield missing and surplus rules of shared chains, by chain and Service. The comment of a surplus rule names
+        its Service; if this Service was not requested, the rule is reported without a Service.
         """
         for place in skeleton.SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
@@ -130,7 +128,8 @@ class IptablesExaminer(Examiner):
                 yield Suspect(place, service, wanted, surplus.get(service, ()), ordered=False)
 
     def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
-        """Return the rules of KUBE-SERVICES without its jumps to KUBE-NODEPORTS, and a Suspect if those differ."""
+        """Return the rules of KUBE-SERVICES without its jumps to KUBE-NODEPORTS, and a Suspect if these jumps
+        differ."""
         wanted = skeleton.nodeport_rules(self._settings)
         rules = [rule for rule in present if not rule.endswith(" -j KUBE-NODEPORTS\n")]
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
@@ -159,7 +158,8 @@ def _own_chains(contents: Contents) -> dict[str, ServiceName]:
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Services by the chains that they have, and by those that they would have under other policies."""
+    """Return the Service of each chain name: chains that exist for its plans, and chains that it would have with other
+    traffic policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own
@@ -170,14 +170,14 @@ def _where(place: skeleton.Place, family: Family) -> str:
 
 
 def owner_of(rule: str) -> ServiceName | None:
-    """Return the Service that a rule of a shared chain names in its comment, None for none."""
+    """Return the Service named in the comment of a rule of a shared chain; None without a name."""
     named = _COMMENT.search(rule)
     namespace, slash, rest = named[1].partition("/") if named else ("", "", "")
     return (namespace, rest.partition(":")[0]) if slash else None
 
 
 class _Words:
-    """Describes differences of one family's rules, from the desired contents and the found nat table."""
+    """Describes differences of one family's rules, given the desired contents and the found nat table."""
 
     def __init__(self, family: Family, contents: Contents, nat: Chains) -> None:
         self._family = family

@@ -1,8 +1,8 @@
 """The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
 
-Of most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. But
-the kernel and the iptables of the node decide how a rule is printed. So the wanted rules of chains that seem to differ
-are written under another name, and compared as the node prints them.
+For most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. Other
+versions of the kernel and of iptables print some rules differently. So if a chain seems to differ, its wanted rules are
+written to a copy under another name, and compared in the form in which the node prints the copy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 MOST_PLACES: Final = 20
-"""Maximum number of chains to read one by one, at 3 ms each; iptables-nft lists 36,000 rules in a second."""
+"""Maximum number of chains to read one by one. One chain takes 3 ms; a full listing takes a second for 36,000 rules."""
 MOST: Final = 1000  # maximum number of chains to write under another name at a time
 
 Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with a newline."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
-"""Returns the rules of at least these chains of a table as iptables-save prints them, from the rules that we write."""
+"""Converts our rules of these chains, and possibly of others, to the form in which iptables-save prints them."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
 """Returns the rules of a chain, by table and chain, without newlines; None if the chain does not exist."""
@@ -48,7 +48,7 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 class FoundTable(NamedTuple):
     """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep.
 
-    `asked` are the chains that were read, None for all. Chains that were not read count as equal.
+    `asked` are the chains that were read, None for all. Chains that were not read are reported as equal.
     """
 
     family: Family
@@ -58,7 +58,7 @@ class FoundTable(NamedTuple):
     asked: AbstractSet[str] | None = None
 
     def is_asked(self, chain: str) -> bool:
-        """Return whether a chain is among those that were read."""
+        """Return whether a chain was read."""
         return self.asked is None or chain in self.asked
 
     def present(self, chain: str) -> Sequence[str] | None:
@@ -66,15 +66,16 @@ class FoundTable(NamedTuple):
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
-        """Return True if the jump exists, or if its chain was not read."""
+        """Return whether the jump exists; True if its chain was not read."""
         return not self.is_asked(jump.chain) or f"-A {jump.rule}\n" in self.rules.get(jump.chain, ())
 
     def holds(self, chain: str, rules: str) -> bool:
-        """Return True if the chain has exactly these rules, or if it was not read."""
+        """Return whether the chain has exactly these rules; True if it was not read."""
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
-        """Return whether a chain in `kept` has the blocks of `wanted` in any order, then its `last` rules."""
+        """Return whether a chain in `kept` consists of the blocks of `wanted`, in any order, and then its `last`
+        rules."""
         if not self.is_asked(chain):
             return True
         if chain not in self.numbers:
@@ -96,7 +97,7 @@ def _lines(rules: str, family: Family) -> list[str]:
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
-    """Return a table with the rules of chains to keep, by default those of no single Service. Raises ApplyError."""
+    """Read a table; keep the rules of the chains in `keep`, by default of the shared chains. Raises ApplyError."""
     common = OWN_CHAINS | {jump.chain for jump in JUMPS if jump.table == table}
     keep = keep or common.__contains__
     numbers: dict[str, int] = {}
@@ -111,7 +112,8 @@ def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = No
 def read_some(
     commands: Commands, table: str, names: AbstractSet[str], read_rules: ReadRules | None = None
 ) -> FoundTable:
-    """Return these chains of a table, with their rules. iptables-legacy lists whole tables. Raises as `read`."""
+    """Return these chains of a table, with their rules. iptables-legacy lists whole tables. Raises the errors of
+    `read`."""
     if not commands.uses_nft or len(names) > 2 * MOST_PLACES:
         return read(commands, table, names.__contains__)._replace(asked=names)
     found = {name: (read_rules or commands.rules)(table, name) for name in sorted(names)}
@@ -146,9 +148,9 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
 
 
 class Suspect(NamedTuple):
-    """A chain that seems to differ, and its Service (None: shared by all); `ordered`: the order of rules matters.
+    """A chain that seems to differ, and its Service (None for a shared chain). `ordered`: the order of rules matters.
 
-    `wanted` are the rules as we write them, `present` the rules as read, None if the chain does not exist.
+    `wanted` are the rules in the form that we write, `present` the found rules, None if the chain does not exist.
     """
 
     place: Place
@@ -168,8 +170,8 @@ def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, Fo
 def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
     """Yield the chains of Services that are missing or seem to differ.
 
-    Chains with and without comments on endpoints are accepted, because the cluster may have become large or small after
-    a chain was written.
+    A chain may have comments on endpoints or not, because the cluster may have become large or small after the chain
+    was written.
     """
     for name in contents.entries:
         for chain, rules in contents.chains_of(name, contents.commented).items():
@@ -185,7 +187,7 @@ def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
 
 
 def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[Suspect, list[str], Chains]]:
-    """Yield each suspect, its wanted rules as this node's iptables prints them, and all printed chains."""
+    """Yield each suspect, its wanted rules in the form of this node's iptables-save, and all printed chains."""
     for table in sorted({suspect.place[0] for suspect in suspects}):
         copies = {f"{COPY}{n}": suspect for n, suspect in enumerate([s for s in suspects if s.place[0] == table])}
         texts = {
@@ -211,7 +213,7 @@ def as_saved(rules: str, family: Family) -> str:
         rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
-    if not rules.startswith(f"-A {SEP}"):  # iptables-save prints an endpoint's own address in the form that we write
+    if not rules.startswith(f"-A {SEP}"):  # iptables-save prints an endpoint's address as we do
         rules = _SOURCE.sub(lambda found: _network(found[0]), rules)
     if "/0 " in rules:
         rules = _ANYWHERE.sub("", rules)

@@ -1,7 +1,7 @@
 """The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own.
 
-Safe to call from any thread. Counters of failures exist with 0 from the start, because a rate misses a counter that
-first appears with 1.
+Safe to call from any thread. Counters of failures exist with the value 0 from the start; Prometheus' rate() would miss
+an increase in a counter that first appears with 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAMILY = "ip_family"
 
 
 class Metrics:
-    """Registered once for these families."""
+    """Registers the metrics of these families."""
 
     def __init__(self, registry: MetricRegistry, families: Iterable[Family]) -> None:
         self._rules = registry.gauge(
@@ -62,7 +62,8 @@ class Metrics:
         )
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """Count a sync that iptables-restore refused. A partial sync counts in two metrics, as in the Go kube-proxy."""
+        """Count a sync that iptables-restore refused. A refused partial sync increases two metrics, as in the Go
+        kube-proxy."""
         self._failures.labels(family.label).inc()
         if partial:
             self._partial_failures.labels(family.label).inc()
@@ -83,7 +84,8 @@ class Metrics:
 
 
 def make_counters(metrics: Metrics) -> bool | None:
-    """Create the kernel's counters and register their readers; return False without kernel support, None if unknown."""
+    """Create the kernel's counters and register their readers; return False without kernel support, None if the attempt
+    failed."""
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:

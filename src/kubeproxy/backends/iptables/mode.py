@@ -30,14 +30,14 @@ from kubeproxy.registry import MetricRegistry
 
 log = logging.getLogger("kubeproxy.iptables")
 
-OLDEST = (1, 6, 2)  # the first version of iptables-restore with -w
-_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # longest interface name in a rule: IFNAMSIZ without its final NUL
+OLDEST = (1, 6, 2)  # the first iptables version with iptables-restore -w
+_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # an interface name has at most IFNAMSIZ - 1 characters
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
     """Raise Unsupported, with the missing part and its remedy, if this node cannot run the mode.
 
-    Raises ApplyError if the check itself fails for now.
+    Raises ApplyError if the check fails temporarily.
     """
     _check_names(config)
     for family in families:
@@ -50,7 +50,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
         except Incompatible:
             continue
-        except LockHeldError:  # iptables works; a lock that another program holds must not disable a family
+        except LockHeldError:  # iptables works; the family must stay enabled while another program holds the lock
             raise
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
@@ -61,8 +61,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _is_there(family: Family, table: str) -> bool:
-    """Return whether the kernel has a table of the legacy variant, without taking the lock that the command would take.
-    If its modules are not loaded yet, the result is False, because only the command loads them.
+    """Return whether the kernel has a table of the legacy variant. Unlike the command, this takes no lock and loads no
+    modules; so the result is False while the modules are not loaded.
     """
     try:
         with closing(TableInfo.open(family)) as asked:
@@ -110,7 +110,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IptablesExaminer:
     commands = xtables.in_use(family, "mangle", CANARY)
-    # A kernel can have the counters without the nfacct match; then the proxy runs without counters.
+    # A kernel can have the counters but not the nfacct match; then the proxy runs without counters.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
     return IptablesExaminer(commands, RuleSettings.of(family, world, options), printer(commands))
@@ -124,7 +124,7 @@ def _is_liberal() -> bool:
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """See Operations. The rules are not read, because reading would load modules."""
+    """See Operations. Does not read rules, because reading would load modules."""
     _check_names(config)
     for family in families:
         there = xtables.installed_for(family)

@@ -1,4 +1,4 @@
-"""Plans of Services as the text of chains and rules, one service port at a time. Pure.
+"""Converts plans of Services to the text of chains and rules, one service port at a time. Pure.
 
 Rules have the form in which iptables-save prints them, each line ended by a newline. The input of the Go kube-proxy has
 the options in another order, but gives the same rules in the kernel. Source: kube-proxy v1.36
@@ -35,7 +35,8 @@ Lines = dict[Place, str]
 
 
 class _Port:
-    """The parts of a service port's rules: its protocol, its name for comments, and the names of its chains."""
+    """The strings that appear in a service port's rules: its protocol, its name for comments, and the names of its
+    chains."""
 
     __slots__ = ("ext", "fw", "hash_text", "proto", "svc", "svl", "text")
 
@@ -53,13 +54,13 @@ class _Port:
         return self.svl if traffic.outside.picks_local else self.svc
 
     def match(self, address: str, port: int, words: str) -> str:
-        """Return the match for the packets of a frontend; `words` follow the name in the comment."""
+        """Return the match for the packets of a frontend; `words` are the part of the comment after the name."""
         label = f'-m comment --comment "{self.text}{words}"'
         return f"-d {address} -p {self.proto} {label} -m {self.proto} --dport {port}"
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
-    """Return for each service port the hash at the end of its chains' names."""
+    """Return the hash of each service port, which its chain names end with."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
 
 
@@ -126,7 +127,7 @@ def _node_port(plan: ServicePlan, port: _Port, number: int, settings: RuleSettin
 
 
 def _refusal(traffic: Traffic) -> tuple[str, str]:
-    """Return the comment and the target for traffic that has no endpoint."""
+    """Return the comment and the target of the rule for traffic without an endpoint."""
     if traffic.outside is Action.REJECT:
         return " has no endpoints", "REJECT"
     return " has no local endpoints", "DROP"
@@ -181,7 +182,8 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all of it, or only that from outside the pod network."""
+    """Return the rule that masquerades cluster IP traffic: all traffic, or only traffic from outside the pod
+    network."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -192,7 +194,7 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleS
     else:
         return ""
     address = f"{unpack(cluster_ip.address)}/{settings.prefix_length}"
-    # iptables-save prints source, destination, interface in this order; the order does not change the rule.
+    # iptables-save prints source, destination and interface in this order; the order of matches has no effect.
     return f"-A {chain} {source}{port.match(address, cluster_ip.port, ' cluster IP')} -j KUBE-MARK-MASQ\n"
 
 
@@ -239,5 +241,5 @@ def _choice_rules(
 
 @lru_cache(maxsize=4096)
 def _chance(left: int) -> str:
-    """Return the match for one in `left` connections at random, '' for all."""
+    """Return the match that selects one in `left` connections at random; '' to select all."""
     return f" -m statistic --mode random --probability {1 / left:.10f}" if left > 1 else ""

@@ -1,9 +1,7 @@
-"""Inputs of iptables-restore. Pure.
-
-Legacy iptables reads and writes the whole table for each restore, so it gets one restore. For each chain that a restore
-names, iptables-nft 1.8.9 searches a sorted list, so that its time grows with the square of the number of chains. It
-gets a sequence of restores, with the Services' chains first and the rules that jump to these chains last, so that no
-packet passes an incomplete Service.
+"""Builds the inputs of iptables-restore. Pure. Legacy iptables reads and writes the whole table in each restore, so it
+gets one restore. The time of an iptables-nft 1.8.9 restore grows with the square of the number of its chains, because
+it searches a sorted list for each chain. So iptables-nft gets a sequence of restores: first the Services' chains, and
+last the rules that jump to these chains, so that no packet passes an incomplete Service.
 
 Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. So a
 reject rule is added before nat stops translating, and removed after nat translates again. Otherwise conntrack would
@@ -21,10 +19,10 @@ from kubeproxy.backends.iptables.contents import OwnChains
 from kubeproxy.backends.iptables.found import FoundTable
 
 _PIECE: Final = 200
-"""Number of Services whose chains go to a running iptables-restore in one piece of input."""
+"""Number of Services with chains in one piece of input to a running iptables-restore."""
 
 _FIRST: Final = 1000
-"""Number of chains in the first of several restores."""
+"""Number of chains in the first restore of a sequence."""
 
 
 class Work(NamedTuple):
@@ -45,15 +43,15 @@ class Work(NamedTuple):
 
 
 def declarations(chains: Iterable[str]) -> str:
-    """Return the lines that create chains, or empty existing ones."""
+    """Return the lines that create chains, or empty them if they exist."""
     text = " - [0:0]\n:".join(chains)
     return f":{text} - [0:0]\n" if text else ""
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore in pieces, while `work.own` is read; nothing if there is no change."""
+    """Yield the input of a single restore in pieces, as `work.own` is read; nothing if there is no change."""
     yield from _input(_first(work))
-    # An empty block would make iptables read and write the nat table without need.
+    # iptables would read and write the nat table also for an empty block.
     start, end = f"*nat\n{work.before.get('nat', '')}", ""
     own = iter(work.own)
     while services := list(islice(own, _PIECE)):
@@ -87,7 +85,7 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 
 def _first(work: Work) -> dict[str, str]:
-    """Return the lines to commit before any change of the nat table, by table."""
+    """Return, by table, the lines to commit before any change of the nat table."""
     return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
@@ -114,12 +112,12 @@ def removals(chains: Iterable[str]) -> str:
 
 
 def jumps(table: str, found: FoundTable) -> str:
-    """Return lines that insert the missing jumps of a table at the head of their chains."""
+    """Return the lines that insert the missing jumps of a table at the beginning of their chains."""
     return "".join([f"-I {jump.rule}\n" for jump in skeleton.JUMPS if jump.table == table and not found.has_jump(jump)])
 
 
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
-    """Return the lines that create or replace those chains without rules of Services that differ in the table.
+    """Return the lines that write the chains without rules of Services, if they differ from the found table.
 
     Copies that a killed or refused audit left in the filter table are removed here; copies in the nat table are removed
     with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.

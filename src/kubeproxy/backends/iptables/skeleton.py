@@ -1,4 +1,4 @@
-"""The chains that all Services share, the jumps into them, the settings that their rules depend on, and names. Pure.
+"""The chains that all Services share, the jumps to them, the settings used in their rules, and names of chains. Pure.
 
 The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies can
 take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
@@ -30,7 +30,8 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Without this rule, which kubelet writes too, route_localnet opens loopback to the link (kubernetes issue 90259)."""
+"""Without this rule, route_localnet would let hosts on the link reach loopback (kubernetes issue 90259); kubelet writes
+the same rule."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -55,11 +56,11 @@ JUMPS: Final = (
     Jump("filter", "INPUT", KUBELET_FIREWALL),
     Jump("filter", "OUTPUT", KUBELET_FIREWALL),
 )
-"""Jumps to our chains, in the order of their insertion at the head of the built-in chains."""
+"""Jumps to our chains, in the order of insertion at the beginning of the built-in chains."""
 
 
 OWN_CHAINS: Final = frozenset({jump.target for jump in JUMPS} | {CANARY, "KUBE-MARK-MASQ"})
-"""Our chains that belong to no single Service."""
+"""Our chains that Services share."""
 
 NAT_SERVICES: Final = ("nat", "KUBE-SERVICES")
 NAT_NODEPORTS: Final = ("nat", "KUBE-NODEPORTS")
@@ -71,11 +72,11 @@ SHARED: Final[tuple[Place, ...]] = (
     NAT_SERVICES,
     NAT_NODEPORTS,
 )
-"""The chains in which each Service may have rules, in the order in which they are written."""
+"""The shared chains with rules of Services, in the order of writing."""
 
 
 class SharedChain(NamedTuple):
-    """The rules of a chain that belongs to no single Service: blocks of lines in any order, and the last lines."""
+    """The rules of a shared chain: blocks of lines in any order, and the last lines."""
 
     blocks: Sequence[str]
     last: str = ""
@@ -90,7 +91,7 @@ class StartOptions(NamedTuple):
     """Settings from the configuration and the node, read once at the start.
 
     `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has
-    named packet counters, None while this is unknown.
+    named packet counters, None until this is known.
     """
 
     localhost_nodeports: bool
@@ -99,7 +100,7 @@ class StartOptions(NamedTuple):
 
 
 class RuleSettings(NamedTuple):
-    """The inputs of a family's rules, apart from the Services.
+    """The inputs of a family's rules, without the Services.
 
     `nodeport_ips` is None for all local addresses; `if_local` is the match for traffic of pods, '' if there is none.
     """
@@ -130,7 +131,7 @@ class RuleSettings(NamedTuple):
 
     @property
     def prefix_length(self) -> int:
-        """Return the prefix length of a single address."""
+        """Return the prefix length of a network with one address."""
         return 8 * self.family.address_size
 
     def is_like(self, other: RuleSettings) -> bool:
@@ -143,7 +144,7 @@ class RuleSettings(NamedTuple):
 def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.options.counters else ""
-    # Packets that conntrack calls invalid would reach a client untranslated and end its connection (issue 74839).
+    # Packets in conntrack's state INVALID would reach a client untranslated, and end its connection (issue 74839).
     invalid = "" if settings.options.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
     mark = f"{settings.mark:#x}"
     return invalid + (
@@ -190,7 +191,8 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Prefixes of Services' chains, in the order of jumps. Before 1.24 the prefix of EXT chains was KUBE-XLB-."""
+"""Prefixes of Services' chains, in the order of jumps. Before Kubernetes 1.24 the prefix of EXT chains was
+KUBE-XLB-."""
 
 COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
@@ -215,7 +217,8 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return 16 characters of the base32 of each text's SHA-256; ten in one call cost a fifth of ten calls."""
+    """Return the first 16 base32 characters of each text's SHA-256. One call for ten texts takes a fifth of the time of
+    ten calls."""
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
@@ -241,7 +244,7 @@ def port_name(key: ServicePortKey) -> str:
 
 
 def comment(text: str) -> str:
-    """Return a user's text, made safe for a quoted comment of a rule.
+    """Return a text from a user without characters that are unsafe in a rule's quoted comment.
 
     Names that the API server accepts are not changed. Other names, for example from a folder of manifests, lose the
     characters that could end the comment or the line, and are cut, because iptables refuses comments above 255 bytes.

@@ -1,8 +1,8 @@
 """Detection of changes by other programs: a cheap check each second, and an occasional audit that reads all rules.
 
-nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with their
-state after our own last change. If they differ, the watch reads the chains, and an audit reads the rules of the chains.
-The Go kube-proxy checks only its canary chain in the mangle table.
+nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with the
+values after our own last change. If they differ, the watch reads the chains, and an audit reads the rules of the
+chains. The Go kube-proxy checks only its canary chain in the mangle table.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kubeproxy.kernel.xtables.xtables_lock import LockWatch, TableInfo, lock_wat
 from kubeproxy.model.addresses import Family
 
 REST: Final = 20.0
-"""Pause after an audit, in durations of that audit, because it reads all rules."""
+"""Pause after an audit, as a multiple of the audit's duration, because an audit reads all rules."""
 FAINT_REST: Final = 200.0
-"""The pause, in durations of an audit, after another program took the lock and did not change the size of the table. In
-most cases such a program only lists rules.
+"""Pause if another program took the lock without changing the table's size, as a multiple of an audit's duration. Most
+such programs only list rules.
 """
 
 
 def _with_jumps(table: str) -> set[str]:
-    """Return the chains of other owners that contain rules of ours: built-in chains, and those of kubelet."""
+    """Return the foreign chains that contain rules of ours: built-in chains, and chains of kubelet."""
     return {jump.chain for jump in skeleton.JUMPS if jump.table == table} | {skeleton.KUBELET_FIREWALL}
 
 
@@ -84,14 +84,14 @@ class NftWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Compare later states with the present one. The body of the `with` statement reads all tables."""
+        """Record the present state for later comparisons. The body of the `with` statement reads all tables."""
         self._others.reset(self._family, self._transactions.generation)
         self._noted, self._unknown = set(), False
         yield
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
-        """Ignore `commits` transactions in the body of the `with` statement, because these are our own."""
+        """Ignore `commits` transactions in the body of the `with` statement: they are our own."""
         with self._others.paused(self._transactions.generation):
             yield
             self._others.count_own(commits)  # each table is a transaction
@@ -109,7 +109,8 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change that needs no reading of all rules; if there is none, reset `touched`. Raises ApplyError."""
+        """Return a foreign change that can be found without reading all rules; if there is none, reset `touched`.
+        Raises ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():
@@ -127,7 +128,8 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may concern us: in a chain of ours, or a deletion in a built-in chain with our jump."""
+    """Return whether a change may concern us: it is in one of our chains, or a deletion in a built-in chain with a jump
+    of ours."""
     if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):
@@ -174,7 +176,7 @@ class LegacyWatch:
         self._taken = self._lock.taken()
         before = self._look()
         yield
-        self._known = before  # a change during the read shows later, as a different size
+        self._known = before  # a change during the read is found later, as a different size
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
@@ -225,7 +227,7 @@ class Audit:
         self._commands = commands
         self._family = commands.family
         self._change = restore
-        self._rest: float | None = None  # pause before an audit, in durations of the last audit; None: no audit needed
+        self._rest: float | None = None  # pause before an audit, in durations of the last audit; None: no audit
         self._places: frozenset[skeleton.Place] | None = None
         self._ended = 0.0
         self._took = 0.0
@@ -244,7 +246,7 @@ class Audit:
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
-        """Return a change by another program; `common` are the chains of no single Service. Raises ApplyError.
+        """Return a change by another program; `common` are the shared chains. Raises ApplyError.
 
         After the result None no audit is due before the next request.
         """
@@ -275,7 +277,7 @@ class Audit:
         return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
-        """Return the whole table, or only those of its chains that may have changed."""
+        """Return the whole table, or only the chains that may have changed."""
         try:
             if self._places is None:
                 return found.read(self._commands, table)
@@ -292,7 +294,7 @@ class Audit:
             return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return the chains that differ from copies of the written rules, both as iptables-save prints them."""
+        """Return the chains that differ from copies of the written rules; both are compared in iptables-save's form."""
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}
@@ -311,7 +313,7 @@ class Audit:
                 for suspect, wanted, seen in as_printed(suspects, printed)
                 if not _is_same(suspect.place, wanted, seen.get(suspect.place[1], ()))
             ]
-        except RestoreError:  # a target of the rules does not exist
+        except RestoreError:  # the rules jump to a chain that does not exist
             return suspects
 
 

@@ -5,7 +5,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
-"""The dummy interface with the addresses of Services, for which the kernel delivers their packets locally, to IPVS."""
+"""Dummy interface with the addresses of Services. Because they are local, the kernel passes their packets to IPVS."""
 
 MODE = Mode(
     MODES["ipvs"],
@@ -22,7 +22,7 @@ MODE = Mode(
     ),
     interface=INTERFACE,
     tracked_as=0,  # IPVS changes the source of answers without a status bit in conntrack (ip_vs_update_conntrack)
-    # The text of Kubernetes (pull request 134539), which operators search for.
+    # The exact text of Kubernetes (pull request 134539), because operators search for it.
     deprecation=Deprecation(
         "IPVSDeprecation",
         "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.",

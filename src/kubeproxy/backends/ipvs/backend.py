@@ -1,8 +1,8 @@
 """The ipvs backend of one family: turns changed plans into changes of virtual servers, sets and addresses.
 
 The desired state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS,
-ipsets and the interface have no transactions, so the order of writes keeps connections correct in between: a Service's
-set entries, then its virtual servers, then its addresses; in reverse order when it is deleted.
+ipsets and the interface have no transactions. So writes have an order that is safe after each step: first a Service's
+set entries, then its virtual servers, then its addresses; a deletion has the reverse order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.ipvs")
 
 BATCH: Final = 2000
-"""Number of changes per batch: some 50 ms."""
+"""Maximum number of changes per batch; they take about 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers one thorough inspection compares; the next one continues there."""
+"""Number of virtual servers in one thorough inspection, which compares their real servers; the next inspection
+continues with the rest."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -78,7 +79,7 @@ class IpvsBackend:
         self._kernel.close()
 
     def set_world(self, world: Globals) -> bool:
-        """Take changed globals; return whether they change rules or addresses, so that a resync is needed."""
+        """Set the globals; return whether a resync is needed because rules or addresses change."""
         rules = Rules(self.family, world)
         before, after = self._ours(self._world), self._ours(world)
         moved = (before.nodeport_ips, before.node_ips) != (after.nodeport_ips, after.node_ips)
@@ -126,9 +127,8 @@ class IpvsBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Plans) -> Iterator[int]:
-        """Make the kernel's state equal to these plans; yield the number of changes after each batch.
-
-        Correct objects are not written; surplus objects are removed last. Raises ApplyError.
+        """Make the kernel's state equal to these plans; yield the number of changes after each batch. Writes no correct
+        objects; removes surplus objects last. Raises ApplyError.
         """
         kernel = self._kernel
         kernel.prepare()
@@ -143,8 +143,9 @@ class IpvsBackend:
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # Rules that reject are written before the addresses that they protect. But if rules jump to nat chains with our
-        # names, iptables mode may have written them: they serve Services until our chains replace them at the end.
+        # Rules that reject packets are written before the addresses that they protect. But if rules jump to nat chains
+        # with our names, iptables mode may have written these chains: they serve Services until our chains replace them
+        # at the end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
@@ -204,8 +205,8 @@ class IpvsBackend:
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend.
 
-        The kernel does not announce changes of virtual servers and sets, so their counts are read each time. A thorough
-        inspection reads everything; but of the real servers it reads only those of some virtual servers.
+        The kernel does not announce changes of virtual servers and sets, so each inspection reads their numbers. A
+        thorough inspection reads all objects, but real servers only for some virtual servers.
         """
         self._read_addresses()
         addresses = "addresses of kube-ipvs0 were changed" if self._misbound else ""
@@ -243,7 +244,7 @@ class IpvsBackend:
         return ""
 
     def _missing_sample(self) -> str:
-        """Return whether a sampled virtual server is missing; then most probably all virtual servers are missing."""
+        """Return whether a sampled virtual server is missing; in most such cases all virtual servers are missing."""
         sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"
@@ -266,10 +267,10 @@ class IpvsBackend:
 
 
 def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
-    """Return the part of the node's addresses on which Services depend."""
+    """Return the node's addresses that affect the objects of Services."""
     if ours.nodeport_ips is None:
         nodeports = tuple(sorted(there.own))
     else:
-        # The kernel lists Services' addresses on kube-ipvs0 as local, but they are not addresses of the node.
+        # The kernel lists Services' addresses on kube-ipvs0 as local addresses, but they are not the node's.
         nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
     return NodeAddresses(there.own, nodeports, ours.node_ips)

@@ -1,8 +1,8 @@
-"""Removes the objects of ipvs mode, ours or the Go kube-proxy's: after a change of mode, and for --cleanup.
+"""Removes the objects of ipvs mode, of this program or of the Go kube-proxy: after a change of mode, and for --cleanup.
 
 This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has as well
-(KUBE-SERVICES, ...). Virtual servers of other programs stay. Our virtual servers are those on the addresses of
-kube-ipvs0 and on the ports in our NodePort sets.
+(KUBE-SERVICES, ...). Virtual servers of other programs stay. Virtual servers are ours if they use an address of
+kube-ipvs0 or a port in our NodePort sets.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _remove_servers() -> list[str]:
 
 
 def _node_ports() -> set[bytes]:
-    """Return the NodePorts in our sets as protocol and port, in the form in which the keys of virtual servers end."""
+    """Return the NodePorts in our sets, as packed protocol and port: the end of a virtual server's key."""
     found: set[bytes] = set()
     with Ipsets.open() as sets:
         there = _names(sets)

@@ -1,10 +1,10 @@
 """The desired state of ipvs mode: the objects that each Service needs, from its plans, and their union. Pure.
 
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
-the node itself get the local pool as well: IPVS cannot distinguish sources (kube-proxy does the same).
+the node itself also get the local pool, because IPVS cannot distinguish sources (as in the Go kube-proxy).
 
 Set entries have a reference count: an entry stays until no Service needs it. A virtual server belongs to one Service. A
-Service with the same address and port takes precedence over a NodePort, in whichever order the two are added.
+Service with the same address and port takes precedence over a NodePort, in any order of addition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, S
 
 
 class NodeAddresses(NamedTuple):
-    """This node's addresses: those of interfaces except kube-ipvs0, those for NodePorts, those of the Node object."""
+    """This node's addresses in three groups: addresses of interfaces except kube-ipvs0; addresses for NodePorts;
+    addresses of the Node object."""
 
     own: frozenset[bytes] = frozenset()
     nodeports: tuple[bytes, ...] = ()
@@ -31,7 +32,8 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A desired virtual server: whether it is for a NodePort, its affinity in seconds (0: none), its real servers."""
+    """A desired virtual server: whether it serves a NodePort, its affinity timeout in seconds (0: none), its real
+    servers."""
 
     nodeport: bool
     affinity: int
@@ -92,14 +94,14 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
     virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
     keys = [address + frontend.key for address in node.nodeports] if nodeport else [frontend.key]
     for key in keys:
-        # The Service has a frontend with this address and port, which takes precedence over the NodePort.
+        # The Service has a frontend with this address and port; that frontend takes precedence over the NodePort.
         objects.servers.setdefault(key, virtual)
         dropping = _dropping(traffic)
         if dropping is not None:
             _enter(objects, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
         _enter(objects, IpsetId.IPVS_IPS, SetEntry(frontend.address))
-    # External frontends keep the client's source: only connections of this node are masqueraded.
+    # External frontends keep the client's source address: only connections from this node are masqueraded.
     keeps_source = plan.policies.external is Policy.LOCAL and plan.usable
     for set_id, entry in _memberships(frontend, keys, local=keeps_source):
         _enter(objects, set_id, entry)
@@ -127,7 +129,7 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = _NODE_PORTS[frontend.protocol]
         entries = [SetEntry(port=frontend.port)]
-        if frontend.protocol == socket.IPPROTO_SCTP:  # these sets have entries of address and port
+        if frontend.protocol == socket.IPPROTO_SCTP:  # entries of these sets are address and port
             entries = [service_entry(key) for key in keys]
         for entry in entries:
             yield everybody, entry
@@ -148,7 +150,7 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
 ) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the set entries for the clients that may use a frontend; `allowed` are its source ranges, or None. The
+    """Yield the set entries that admit clients to a frontend; `allowed` are its source ranges, or None. The
     node's own connections have the frontend's address as their source, because that address is on kube-ipvs0. If the
     ranges include one of the node's addresses, these connections are allowed by an entry for the frontend's address.
     """
@@ -170,14 +172,15 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range: two for all addresses, because hash:net has no prefix of 0 (ipset(8))."""
+    """Yield the networks of a range. The range of all addresses gives two, because hash:net allows no prefix length 0
+    (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the endpoints on this node: their connections to themselves through a Service need masquerade."""
+    """Return the endpoints on this node; their connections to themselves through a Service need masquerade."""
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)
@@ -185,7 +188,7 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
 
 
 class DesiredChange(NamedTuple):
-    """The effect of changed Services: virtual servers as they were before, and set entries to add and to remove."""
+    """The effect of changed Services: the former virtual servers, and the set entries to add and to remove."""
 
     servers: Mapping[bytes, Virtual | None]
     added: Mapping[IpsetId, Sequence[SetEntry]]
@@ -193,7 +196,7 @@ class DesiredChange(NamedTuple):
 
 
 class Desired:
-    """The union of the objects that all Services need."""
+    """The union of the objects of all Services."""
 
     def __init__(self) -> None:
         self.servers: dict[bytes, Virtual] = {}
@@ -208,7 +211,7 @@ class Desired:
         self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
 
     def load(self, services: Iterable[tuple[ServiceName, DesiredObjects]]) -> None:
-        """Add the objects of Services that are new to this state; `take` does not return them."""
+        """Add the objects of further Services; `take` does not return them."""
         for name, objects in services:
             self.change(name, objects)
         self._servers_before, self._entries_before, self.touched = {}, {}, 0
@@ -231,7 +234,7 @@ class Desired:
         return (entry.ip for entry in self._entries[IpsetId.IPVS_IPS])
 
     def entries(self, set_id: IpsetId) -> Mapping[SetEntry, bool]:
-        """Return the entries of a set in the form of a state, where the set is a place."""
+        """Return the entries of a set as one place of a state."""
         return dict.fromkeys(self._entries[set_id], True)
 
     def count(self, set_id: IpsetId) -> int:
@@ -239,7 +242,7 @@ class Desired:
         return len(self._entries[set_id])
 
     def owner(self, key: bytes) -> ServiceName | None:
-        """Return the Service that a virtual server belongs to, None for no Service."""
+        """Return the Service of a virtual server; None if it has no Service."""
         return self._owner.get(key)
 
     def change(self, name: ServiceName, objects: DesiredObjects) -> None:
@@ -294,11 +297,11 @@ class Desired:
 
 
 DEADLINE: Final = 900.0
-"""Seconds a real server may drain: the kernel's timeout of an idle TCP connection (IP_VS_TCP_S_ESTABLISHED in
-net/netfilter/ipvs/ip_vs_proto_tcp.c). The Go kube-proxy waits until the last connection ends."""
+"""Maximum seconds of draining of a real server: the kernel's timeout of an idle TCP connection (IP_VS_TCP_S_ESTABLISHED
+in net/netfilter/ipvs/ip_vs_proto_tcp.c). The Go kube-proxy has no such limit."""
 
 CHECK: Final = 5.0
-"""Seconds between counts of the connections of a virtual server with draining real servers (Go kube-proxy: 60)."""
+"""Seconds between two reads of the connection counts of draining real servers (Go kube-proxy: 60)."""
 
 WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
 
@@ -322,13 +325,12 @@ class ActualServer(NamedTuple):
 
 
 class Draining:
-    """The real servers that drain, with their deadlines, and the operations from one state to the next.
+    """The draining real servers with their deadlines, and the operations that lead from a found to a desired state.
 
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
     servers. It is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at
-    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). If the
-    server only had weight 0, the flow of a client that sends without pause would stay with an endpoint that does not
-    answer.
+    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With
+    weight 0 alone, the flow of a client that sends without pause would remain on an endpoint that does not answer.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -337,7 +339,7 @@ class Draining:
         self._next_check = 0.0
 
     def due(self, now: float) -> bool:
-        """Return whether the connections of draining real servers are to be counted now."""
+        """Return whether the connection counts of draining real servers must be read now."""
         return bool(self._deadlines) and now >= self._next_check
 
     def keys(self) -> list[bytes]:
@@ -345,14 +347,14 @@ class Draining:
         return list(self._deadlines)
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
-        """Return the virtual server that the kernel has after a desired virtual server is written."""
+        """Return the found state that results from writing a desired virtual server."""
         if virtual is None:
             return None
         weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._deadlines.get(key, ()), 0)
         return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Remove the entries of real servers that the kernel does not have."""
+        """Remove real servers that the kernel does not have from the record."""
         for key in self.keys():
             there = found[key].weights if key in found else {}
             for destination in self._deadlines[key].keys() - there.keys():

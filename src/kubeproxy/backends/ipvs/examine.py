@@ -1,6 +1,6 @@
 """The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process.
 
-A Service's address takes precedence over a NodePort, but this rule is applied only when all Services are compared.
+A Service's address takes precedence over a NodePort; this is considered only when all Services are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Printer = Callable[[Rules], Sequence[str]]
 _SERVERS: Final = "virtual servers"
 _JUMPS: Final = "jumps"
 _RULES: Final = "rules"
-"""Places of the states, in addition to the interface, sets, and virtual servers by key, which contain real servers."""
+"""Further places of the states. The other places are the interface, the sets, and each virtual server with its real
+servers."""
 
 _MEANINGS: Final = {
     IpsetId.LOOP_BACK: "masqueraded when it connects to itself",
@@ -95,8 +96,8 @@ class IpvsExaminer(Examiner):
         owners: Mapping[bytes, ServiceName],
         servers: Mapping[bytes, ActualServer],
     ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
-        """Return two values: the found virtual servers with their real servers, and those that each Service desires.
-        Draining real servers, and real servers of a missing virtual server, are left out.
+        """Return the found and the desired virtual servers with their real servers. Omits draining real servers, and
+        real servers of a missing virtual server.
         """
         found: dict[Any, Any] = {_SERVERS: {}}
         desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in objects}

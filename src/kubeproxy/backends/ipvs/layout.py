@@ -19,15 +19,15 @@ from kubeproxy.kernel.ipvs import FALLBACK, PORT
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
-MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32 with the final zero
+MAX_SET_NAME: Final = 31  # IPSET_MAXNAMELEN is 32, including the final NUL
 MAX_ELEMENTS: Final = 1 << 20
-"""Maximum number of entries of a hash set; the kernel's default of 65,536 is enough for some 20,000 Services only."""
+"""Maximum number of entries of a hash set; the kernel's default of 65,536 is only enough for about 20,000 Services."""
 
 
 class IpsetId(StrEnum):
     """Our ipsets, by their IPv4 names."""
 
-    LOOP_BACK = "KUBE-LOOP-BACK"  # endpoint, its port, and itself as the client: hairpin
+    LOOP_BACK = "KUBE-LOOP-BACK"  # endpoint, its port, and the endpoint's address as the client (hairpin)
     CLUSTER_IP = "KUBE-CLUSTER-IP"
     EXTERNAL_IP = "KUBE-EXTERNAL-IP"
     EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
@@ -45,7 +45,7 @@ class IpsetId(StrEnum):
     HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
     IPVS_IPS = "KUBE-IPVS-IPS"  # the addresses of kube-ipvs0
     DROP = "KUBE-DROP"  # address and port of frontends that drop all clients
-    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # the same for frontends that serve only pods and this node
+    DROP_OUTSIDE = "KUBE-DROP-OUTSIDE"  # address and port of frontends that serve only pods and this node
 
     def named(self, family: Family) -> str:
         """Return the set's name in a family, cut to the kernel's limit, as kube-proxy does."""
@@ -77,7 +77,8 @@ Entries = Mapping[IpsetId, Iterable[ipset.SetEntry]]
 
 
 class Addresses(NamedTuple):
-    """The node's addresses without loopback in two groups: those of kube-ipvs0, and those of all other interfaces."""
+    """The node's addresses without loopback, in two groups: addresses of kube-ipvs0, and addresses of all other
+    interfaces."""
 
     bound: frozenset[bytes]
     own: frozenset[bytes]
@@ -94,8 +95,7 @@ class Scheduler(NamedTuple):
 DEFAULT_SCHEDULER: Final = "rr"
 _ODD: Final = (
     # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c). So without the fallback flag,
-    # a draining server's share of the clients would be refused. The Go kube-proxy sets the port flag for mh, and the
-    # fallback flag for neither scheduler.
+    # a draining server's share of the clients would be refused. The Go kube-proxy sets only the port flag, for mh.
     Scheduler("sh", FALLBACK),
     Scheduler("mh", FALLBACK | PORT),
     # dh has no fallback flag (ip_vs_dh.c): its real servers are deleted at once.
@@ -128,8 +128,8 @@ _LOCAL: Final = "-m addrtype --src-type LOCAL"
 DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
 """iptables refuses DROP in nat.
 
-A packet for a queue that no program reads is dropped as well (nf_queue), the sender gets no error, and conntrack keeps
-no entry.
+The kernel also drops a packet to a queue without a reader (nf_queue); the sender gets no error, and no conntrack entry
+remains.
 """
 
 
@@ -195,7 +195,7 @@ nat KUBE-POSTROUTING -m mark ! --mark <mark>/<mark> -j RETURN
 nat KUBE-POSTROUTING -j MARK --xor-mark <mark>
 nat KUBE-POSTROUTING -j MASQUERADE --random-fully
 """
-"""Table, chain and rule. [SET FIELDS] matches an ipset; without FIELDS by destination address and port."""
+"""Table, chain and rule. [SET FIELDS] matches an ipset; FIELDS is destination address and port if omitted."""
 
 _SET: Final = re.compile(r"\[(! )?(\w+)(?: ([a-z,]+))?\]")
 _LINES: Final = [line.split(" ", 2) for line in _RULES.splitlines() if line and not line.startswith("#")]
@@ -236,7 +236,8 @@ class Rules:
         return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
-        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps at the head."""
+        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps at the beginning of
+        built-in chains."""
         lines = []
         for table in tables:
             chains = self.tables[table]
@@ -248,6 +249,7 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def references(self, set_id: IpsetId) -> int:
-        """Return the number of rules that match a set. The kernel counts them, so a lost rule needs no listing."""
+        """Return the number of rules that match a set. The kernel counts references to a set, so a missing rule is
+        found without listing rules."""
         word = f"--match-set {set_id.named(self._family)} "
         return sum(word in rule for chains in self.tables.values() for rules in chains.values() for rule in rules)

@@ -36,7 +36,7 @@ from kubeproxy.registry import MetricRegistry
 log = logging.getLogger("kubeproxy.ipvs")
 
 SYSCTLS: Final = (
-    ("net/ipv4/vs/conntrack", 1),  # without it packets of IPVS cannot be masqueraded
+    ("net/ipv4/vs/conntrack", 1),  # without this sysctl packets of IPVS cannot be masqueraded
     ("net/ipv4/vs/expire_nodest_conn", 1),
     ("net/ipv4/vs/expire_quiescent_template", 1),
     ("net/ipv4/ip_forward", 1),
@@ -85,7 +85,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported unless all requirements of the mode are met already; loads and creates nothing."""
+    """Raise Unsupported if the mode cannot run now; loads no modules and creates no objects."""
     scheduler = scheduler_named(config.ipvs.scheduler)
     wanted = [*modules.ipvs_modules(modules.release()), f"ip_vs_{scheduler.name}", "ip_set"]
     missing = sorted(set(wanted) - modules.present(wanted))
@@ -100,7 +100,8 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
-    """Check that a scheduler exists: create a virtual server with it, and remove that. There is no other check."""
+    """Check that a scheduler exists: create a virtual server with it, and remove the server. The kernel offers no other
+    check."""
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
@@ -129,12 +130,12 @@ TRIAL: Final = f"""\
 -X KUBE-IPVS-TRIAL
 COMMIT
 """
-"""The test rule has the only target of our rules that a kernel with iptables may lack."""
+"""The test rule uses NFQUEUE, the only target of our rules that a kernel with iptables may lack."""
 
 
 @cache
 def used_commands(family: Family) -> Commands:
-    """Return the iptables commands to use: the commands of the variant that the node uses, else any commands that work.
+    """Return the iptables commands to use: the node's variant, else any variant that works.
     The result is cached.
 
     Raises Unsupported, or ApplyError.
@@ -144,7 +145,8 @@ def used_commands(family: Family) -> Commands:
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
         try:
             commands = xtables.commands(name)
-            # Only a write shows that a variant works: without nf_tables, iptables-nft-save prints nothing and succeeds.
+            # Only a write proves that a variant works: without nf_tables, iptables-nft-save succeeds and prints
+            # nothing.
             commands.restore([TRIAL])
         except LockHeldError:  # nothing is missing
             raise

@@ -30,11 +30,11 @@ from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-_SPARE: Final = "KUBE-SPARE"  # a temporary set, filled and then swapped with the set that it replaces
+_SPARE: Final = "KUBE-SPARE"  # name of a temporary set, which is filled and then swapped with the set that it replaces
 
 
 class NodeView(Struct, eq=False):
-    """Read access to the kernel of one network namespace, by the iptables commands in use, and two sockets."""
+    """Read access to the kernel of one network namespace, with iptables commands and two sockets."""
 
     _commands: Commands
     _scheduler: Scheduler
@@ -52,7 +52,7 @@ class NodeView(Struct, eq=False):
 
     @property
     def family(self) -> Family:
-        """Return the family of the commands."""
+        """Return the family of the iptables commands."""
         return self._commands.family
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class NodeView(Struct, eq=False):
         self._sets.close()
 
     def addresses(self) -> Addresses:
-        """Return the node's addresses except loopback and IPv6 link-local ones, which no other host can reach."""
+        """Return the node's addresses that other hosts can reach: all except loopback and IPv6 link-local addresses."""
         bound, own = set(), set()
         for address in local_addresses(self.family):
             if address.interface == INTERFACE:
@@ -75,7 +75,7 @@ class NodeView(Struct, eq=False):
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers. Real servers are read only for the given virtual servers, if these exist."""
+        """Return all virtual servers. Real servers are read only for the given virtual servers."""
         listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
@@ -99,7 +99,7 @@ class NodeView(Struct, eq=False):
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
-            # The timeout of a virtual server without persistence has no effect, so it is not compared.
+            # Without persistence, the timeout of a virtual server has no effect, so it is not compared.
             same = server._replace(timeout=affinity) == self._virtual(server.key, affinity)
             reals = self._ipvs.destinations(server.key).values()
             yield server.key, ActualServer(affinity, same, {real.key: real.weight for real in reals})
@@ -112,7 +112,7 @@ class NodeView(Struct, eq=False):
 class NodeKernel(NodeView, eq=False):
     """Read and write access to the kernel of one network namespace.
 
-    As in the Go kube-proxy, `_restore_failures` counts only refusals by iptables, not refused sets and virtual servers.
+    `_restore_failures` counts only refusals by iptables, not of sets and virtual servers, as in the Go kube-proxy.
     """
 
     _monitor: AddressMonitor
@@ -170,7 +170,8 @@ class NodeKernel(NodeView, eq=False):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message; for real servers, which are many, without an object each."""
+        """Yield each operation as a message. Messages of real servers, which are numerous, are built without an
+        intermediate object."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -204,12 +205,13 @@ class NodeKernel(NodeView, eq=False):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif counts.kind != kind:
-            # The kernel refuses to delete a set with rules. That is an error, because only our rules use these names.
+            # The kernel refuses to delete a set that a rule uses. That is an error, because only our rules use these
+            # sets.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:
-            log.info("Making room in an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
-            self._sets.destroy(_SPARE)  # an interrupted attempt left this set
+            log.info("Increasing the capacity of an ipset name=%s from=%d to=%d", name, counts.maxelem, MAX_ELEMENTS)
+            self._sets.destroy(_SPARE)  # an interrupted attempt may have left this set
             self._sets.create(_SPARE, kind, maxelem=MAX_ELEMENTS)
             self._sets.add(_SPARE, self._sets.entries(name))
             self._sets.swap(_SPARE, name)

@@ -1,7 +1,7 @@
 """The relay's thread: an asyncio loop, the sockets that it watches, and the limit of descriptors.
 
 It is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and
-the loop watches the epoll. So a socket is registered once, and its events need no callback, handle or task.
+the loop watches the epoll. So a socket is registered once, and its events create no callback, handle or task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ log = logging.getLogger("kubeproxy.relay")
 T = TypeVar("T")
 
 SWITCH_INTERVAL: Final = 0.5e-3
-"""Python's switch interval in seconds: the time for which the engine's thread may delay the relay's thread when the two
-are busy. With Python's default of 5 ms, one connection carries 900 requests a second while the engine is busy; with
-this value it carries 4,000.
+"""Python's switch interval in seconds: the time for which a busy engine thread may delay the relay's thread. With
+Python's default of 5 ms, one connection relays 900 requests a second while the engine is busy; with this value, 4,000.
 """
 
 ROOM: Final = 256 << 10
 """Maximum number of bytes to move at a time, and to buffer for one direction when its receiver is slow."""
 
-_PIPE: Final = 1 << 20  # more than ROOM: a slot of the pipe may contain only a fragment of a packet, below a page
+_PIPE: Final = 1 << 20  # larger than ROOM, because a pipe slot of one page may contain only a fragment of a packet
 _EVENTS: Final = 256
 _QUIET: Final = 10.0  # seconds between two log lines about the same subject
 _TIMEOUT: Final = 30.0
@@ -54,7 +53,8 @@ class Watched(Protocol):
 
 
 class DescriptorBudget:
-    """The limit and the use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one.
+    """Limit and use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one
+    descriptor.
 
     A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude clients of
     another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)
@@ -77,11 +77,11 @@ class DescriptorBudget:
         self.limit += 1
 
     def room(self, kind: str) -> int:
-        """Return the number of descriptors that a kind can use while the other kinds use no more than their reserve."""
+        """Return the number of descriptors for a kind, if all other kinds use no more than their reserve."""
         return self.limit - sum(self._kept for other, count in self._listeners.items() if count and other != kind)
 
     def take(self, kind: str, count: int) -> bool:
-        """Reserve descriptors of a kind; return False if there are too few."""
+        """Reserve descriptors for a kind; return False if too few are free."""
         kept = 0
         for other, listeners in self._listeners.items():
             if listeners and other != kind:
@@ -93,7 +93,7 @@ class DescriptorBudget:
         return True
 
     def give(self, kind: str, count: int) -> None:
-        """Return descriptors of a kind to the budget."""
+        """Release descriptors of a kind."""
         self.used -= count
         self._used[kind] -= count
 
@@ -182,7 +182,8 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not, at the end of the round of events: its number must not be reused earlier."""
+        """Close a socket, watched or not, at the end of the round of events, because its descriptor must not be reused
+        earlier."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)
@@ -240,7 +241,7 @@ class DataPath:
 
 def _new_pipe() -> tuple[int, int]:
     pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # the limit /proc/sys/fs/pipe-max-size may be smaller; every size works
+    with contextlib.suppress(OSError):  # the limit /proc/sys/fs/pipe-max-size may be smaller; any size works
         fcntl(pipe[1], F_SETPIPE_SZ, _PIPE)
     return pipe
 
@@ -254,13 +255,14 @@ def _read(fd: int, count: int) -> bytes:
 
 
 CLIENTS: Final = 1 << 16
-"""Maximum number of clients in a listener's affinity table; beyond it, the client that was idle longest is removed."""
+"""Maximum number of clients in a listener's affinity table; above it, the client with the longest idle time is
+removed."""
 
 
 class Balancer:
     """Picks the endpoint of the next connection: round robin over one pool, with affinity of clients.
 
-    Each round has every endpoint once, in a new random order. With a fixed order, two clients that connect in turn
+    Each round contains every endpoint once, in a new random order. With a fixed order, two clients that connect in turn
     would each reach only every second endpoint.
     """
 
@@ -299,7 +301,7 @@ class Balancer:
         return endpoint
 
     def _next(self, failed: Container[bytes]) -> bytes | None:
-        # All endpoints that are left in this round may have failed, but the next round has every endpoint.
+        # The rest of this round may contain only failed endpoints; the next round contains every endpoint.
         for _ in range(2 * len(self._pool)):
             if not self._round:
                 self._round = list(self._pool)

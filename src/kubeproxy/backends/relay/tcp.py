@@ -1,9 +1,8 @@
 """TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
 
 Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction: a slow reader slows down its sender. The
-end of a stream is relayed in each direction independently, and a reset as a reset. Until the streams of both directions
-have ended, closing a socket sends a reset. So if the proxy dies, the client does not take half an answer for a complete
-answer.
+end of a stream is relayed in each direction independently; a reset is relayed as a reset. Sockets send a reset when
+they are closed before both streams have ended. So if the proxy dies, a client can recognise an incomplete answer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kubeproxy.model.addresses import destination_text, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Timeouts in seconds for the first, second, ... endpoint that does not answer, as in kube-proxy before v1.26."""
+"""Timeouts in seconds of the first, second, ... attempt to connect to an endpoint, as in kube-proxy before v1.26."""
 
 _KIND: Final = "connections"  # kind of descriptors
 BACKLOG: Final = 4096
@@ -31,7 +30,7 @@ _ACCEPTS: Final = 32  # maximum number of connections that a listener accepts in
 _PAUSE: Final = 0.2  # seconds without accepting after the system had no descriptor left
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
-_NOTHING: Final = EPOLLET  # epoll reports only errors, and each only once
+_NOTHING: Final = EPOLLET  # epoll then reports only errors, each once
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
 """ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
@@ -110,9 +109,9 @@ class _Side(Struct, eq=False):
 
     sock: socket.socket
     fd: int
-    held: memoryview | None = None  # bytes for which the other side had no room
+    held: memoryview | None = None  # bytes that did not fit into the other side's buffer
     ended: bool = False  # its stream has ended
-    shut: bool = False  # the end was relayed to the other side
+    shut: bool = False  # the end of the stream was relayed to the other side
     watching: int = 0
 
 
@@ -134,7 +133,7 @@ class Connection(Struct, eq=False):
     # -- finding an endpoint ----------------------------------------------------------------------------------------
 
     def dial(self) -> None:
-        """Try the next endpoint; with none left, end the client's connection."""
+        """Try the next endpoint; if none is left, end the client's connection."""
         while self._slow < len(DIAL_TIMEOUTS):
             endpoint = self._pick()
             if endpoint is None:
@@ -159,7 +158,7 @@ class Connection(Struct, eq=False):
         self.close()
 
     def _pick(self) -> bytes | None:
-        """Return an endpoint that was not tried, else one that timed out; the timeout grows with each attempt."""
+        """Return an untried endpoint, else an endpoint that timed out; the timeout grows with each attempt."""
         balancer = self._listener.balancer
         found = balancer.pick(self._from, self._failed)
         if found is None and self._late:
@@ -272,7 +271,7 @@ class Connection(Struct, eq=False):
         self.close()
 
     def close(self) -> None:
-        """Close the two connections; with a reset, unless both streams have ended."""
+        """Close both connections; send a reset unless both streams have ended."""
         if self._client.fd < 0:
             return
         self._client.fd = -1

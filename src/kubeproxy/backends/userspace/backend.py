@@ -1,8 +1,8 @@
 """The userspace backend of one family: keeps listeners and rules consistent.
 
-A new listener is open before connections are redirected to it, and an old listener is closed after the redirection to
-it has ended. Calls block briefly. Relayed connections end with the proxy, so there is nothing to adopt at a start: one
-transaction replaces the table by one with the ports of the new listeners.
+A listener is opened before rules redirect connections to it, and closed after the last such rule is removed. Calls
+block briefly. Relayed connections end with the proxy. So a start adopts no rules: one transaction replaces the table
+with a table for the new listeners.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("kubeproxy.userspace")
 
 
 class _Served(NamedTuple):
-    """A Service in the table: its elements, and the listeners to which the elements lead."""
+    """A Service in the table: its elements, and the listeners that they redirect to."""
 
     elements: Elements
     listeners: Collection[ListenerName]
@@ -43,7 +43,8 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Most Services per second that get listeners again after a lack of descriptors, each in a transaction."""
+"""Maximum number of Services per second whose listeners are opened again after a lack of descriptors; each takes a
+transaction."""
 
 
 class UserspaceBackend:
@@ -68,7 +69,7 @@ class UserspaceBackend:
         self._landing: bytes | None = None
         self._ruleset = UserspaceRuleset(family, world, None)
         self._served: dict[ServiceName, _Served] = {}
-        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services that got no port
+        self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services without a free port for a listener
         self._signature = _UNKNOWN
         self._generation = 0
 
@@ -87,7 +88,7 @@ class UserspaceBackend:
         return [port for port in self._listeners.ports(key).values() if port is not None]
 
     def set_world(self, world: Globals) -> bool:
-        """Replace the globals; return whether the rules change, so that a resync is needed."""
+        """Set the globals; return whether a resync is needed because rules change."""
         self._world = world
         return self._update_rules()
 
@@ -170,7 +171,7 @@ class UserspaceBackend:
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
         names = {listener for part in needed.values() for listener in part}
-        # Earlier attempts that were refused opened listeners to which no rule redirects.
+        # Earlier attempts that the kernel refused left listeners without redirecting rules.
         used = {listener for served in self._served.values() for listener in served.listeners}
         self._listeners.drop(set(self._listeners.names()) - names - used)
         after = self._opened(wanted.items(), needed)
@@ -193,9 +194,8 @@ class UserspaceBackend:
     # -- changes by other programs -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Open listeners that failed for lack of descriptors, once descriptors are free.
-
-        The relay's thread ends idle UDP sessions by itself.
+        """Open listeners that could not be opened for lack of descriptors, if descriptors are free. The relay's thread
+        ends idle UDP sessions.
         """
         if not (self._waiting and self._listeners.recovered()):
             return
@@ -206,13 +206,14 @@ class UserspaceBackend:
             if self._listeners.exhausted:
                 return
         served = any(name not in self._waiting for name, _ in again)
-        self._listeners.exhausted = served and len(again) == AGAIN  # the next Services follow a second later
+        self._listeners.exhausted = served and len(again) == AGAIN  # a second later the next Services are opened
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. Two short requests, unless another program committed to nf_tables."""
+        """See backends.mode.Backend. The inspection is two short requests, unless another program committed to
+        nf_tables."""
         if self._find_landing() != self._landing:
             return ForeignChange(
-                "the node's addresses changed, and rules redirect connections from outside to one of them"
+                "the node's addresses changed; rules redirect connections from outside to one of these addresses"
             )
         generation = self._transactions.generation()
         if generation == self._generation:
@@ -223,7 +224,8 @@ class UserspaceBackend:
         return seen
 
     def _changed_elements(self) -> str:
-        """Return the set or map whose elements differ from the committed elements, '' for none. Reads all elements."""
+        """Return the name of a set or map with other elements than the committed elements; '' for none. Reads all
+        elements."""
         total = merged(served.elements for served in self._served.values())
         for name in self._ruleset.shapes:
             found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))
@@ -237,7 +239,7 @@ class UserspaceBackend:
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
-    """Return the local address to which connections from outside are redirected: the Node's, if it is local."""
+    """Return the local address to which connections from outside are redirected: the Node's address, if it is local."""
     ours = world.of(family) or FamilyGlobals()
     candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
     return candidates[0] if candidates else None

@@ -1,7 +1,7 @@
 """Examination of userspace mode in a separate process: differences between table and plans, and missing listeners.
 
-The proxy picks the port of a listener at random. So the port that the table has most often for a listener counts as the
-desired port.
+The proxy picks the port of a listener at random. So the desired port of a listener is its most frequent port in the
+table.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 
 class UserspaceExaminer(Examiner):
-    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all. Listening
-    sockets are those of the caller's network namespace.
+    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all. Reads the
+    listening sockets of the caller's network namespace.
     """
 
     def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
@@ -114,7 +114,7 @@ class UserspaceExaminer(Examiner):
         }
         open_ports = {protocol: {one.port for one in listening(self.family, protocol)} for protocol in KINDS}
         found[_SOCKETS] = {name: port for name, port in ports.items() if port in open_ports[name.key.protocol]}
-        # Ports without a listener of these Services, and source ranges of other frontends, are not compared.
+        # Service ports without a listener, and source ranges of other frontends, are not compared.
         asked = {key for state in desired.values() for key in state.get(LISTENERS, ())}
         found[LISTENERS] = {key: value for key, value in found[LISTENERS].items() if key in asked}
         found[FIREWALL_ALLOW] = {k: b"" for k in found[FIREWALL_ALLOW] if _front_of(k, self.family) in owners}

@@ -23,7 +23,7 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
     socket.IPPROTO_UDP: socket.SOCK_DGRAM,
 }
 _FORMER: Final = 1024
-"""Maximum number of closed UDP listeners whose ports are kept here; if there are more, the oldest are removed."""
+"""Maximum number of recorded ports of closed UDP listeners; above it the oldest are removed."""
 
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -68,7 +68,7 @@ def assignments(plan: ServicePlan) -> dict[ListenerName, Assignment]:
 
 
 class Listeners:
-    """The listeners of one family. Called on the engine's threads; the listeners' work runs on the relay's thread."""
+    """The listeners of one family. The engine's threads call it; the listeners run on the relay's thread."""
 
     def __init__(self, path: DataPath, sessions: udp.Sessions, ports: range) -> None:
         self._path = path
@@ -80,16 +80,16 @@ class Listeners:
         self._full: set[int] = set()  # protocols that had no free port at the last attempt
         self._open: dict[ListenerName, Listener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
-        self._silent: list[Listener] = []  # bound, but not listening yet
+        self._silent: list[Listener] = []  # sockets that are bound, but do not listen yet
         self._former: dict[ListenerName, int] = {}  # the ports of UDP listeners that are closed
 
     def port(self, name: ListenerName) -> int | None:
-        """Return the port of a listener, None if it could not be opened."""
+        """Return the port of a listener; None if the listener could not be opened."""
         listener = self._open.get(name)
         return listener.port if listener is not None else None
 
     def recovered(self) -> bool:
-        """Return whether descriptors are free again after a lack of them."""
+        """Return whether listeners lacked descriptors and descriptors are free now."""
         if self.exhausted:
             with suppress(OSError), socket.socket():
                 return True
@@ -100,11 +100,11 @@ class Listeners:
         return self._open.keys()
 
     def ports(self, key: ServicePortKey) -> dict[ListenerName, int | None]:
-        """Return the ports of a service port's listeners, None for each that is not open."""
+        """Return the ports of a service port's listeners; None for a listener that is not open."""
         return {name: self.port(name) for name in (ListenerName(key, kind) for kind in PoolKind)}
 
     def take(self, wanted: dict[ListenerName, Assignment]) -> None:
-        """Open missing listeners, and set the assignments of all listeners. On return all of this is done."""
+        """Open missing listeners, and set the assignments of all listeners; return after both."""
         changed = {name: assignment for name, assignment in wanted.items() if self._assignments.get(name) != assignment}
         self._full.clear()
         for name in changed:
@@ -165,8 +165,7 @@ class Listeners:
     def _bound(self, name: ListenerName) -> socket.socket:
         """Return a listening socket. Raises OSError when no port is free.
 
-        A UDP listener gets its former port if that is free, because tracked flows of clients may still lead to that
-        port.
+        A UDP listener gets its former port if it is free, because tracked flows of clients may still lead to this port.
         """
         key, former = name.key, self._former.pop(name, None)
         if former is not None:
@@ -186,7 +185,7 @@ class Listeners:
             self._next = at + 1
             return sock
         self._full.add(key.protocol)
-        raise OSError(errno.EADDRINUSE, "all of them are in use")
+        raise OSError(errno.EADDRINUSE, "all ports of the range are in use")
 
 
 def _listening(key: ServicePortKey, port: int) -> socket.socket:

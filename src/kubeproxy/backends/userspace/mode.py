@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.registry import MetricRegistry
 
-KERNEL: Final = (5, 9)  # the oldest kernel that can reject in prerouting
+KERNEL: Final = (5, 9)  # minimum Linux version: reject in prerouting
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:  # noqa: ARG001 - needs neither

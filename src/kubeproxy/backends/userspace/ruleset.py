@@ -1,8 +1,8 @@
 """Our table: sets and maps, base chains and rules, and the elements of a plan. Pure.
 
-For each origin of a connection, a map contains the listener's port of each frontend, and sets contain the frontends
-that are dropped or rejected; NodePorts have separate maps and sets. Keys and values are packed as in the kernel: each
-field fills whole registers.
+Each origin of connections has one map with the listener's port of each frontend, and sets of dropped and rejected
+frontends. NodePorts have separate maps and sets. Keys and values are packed as in the kernel: each field fills whole
+registers.
 
 nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
@@ -52,10 +52,9 @@ def shapes(family: Family) -> dict[str, SetSpec]:
 
 
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
-    """Return a plan's elements of the table, given the ports of its listeners.
-
-    The data is a listener's port (2 bytes) in a map, b'' in a plain set; the key of an interval is its first and last
-    value. A frontend without a listener (no port left, SCTP) is rejected.
+    """Return a plan's elements of the table, given the ports of its listeners. The data of a map is a listener's port
+    (2 bytes), the data of a plain set is b''; the key of an interval is its first and last value. A frontend without a
+    listener (no port left, SCTP) is rejected.
     """
     found: Elements = {}
     for frontend in plan.frontends:
@@ -82,7 +81,7 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
 
 
 def carrying_map(origin: str, frontend: Frontend) -> str:
-    """Return the map for a frontend's connections of an origin."""
+    """Return the map of an origin that contains a frontend's port."""
     return f"{origin}-{'nodeports' if frontend.kind is FrontendKind.NODEPORT else 'services'}"
 
 
@@ -96,7 +95,7 @@ def _registers(protocol: int, port: int) -> bytes:
 
 
 def merged(parts: Iterable[Elements]) -> Elements:
-    """Return the elements of several plans together."""
+    """Return the union of the elements of several plans."""
     found: Elements = {}
     for part in parts:
         for name, entries in part.items():
@@ -110,7 +109,7 @@ def packed(spec: SetSpec, key: bytes, value: bytes) -> bytes:
 
 
 def unpack_port(value: bytes) -> int:
-    """Return the port at the beginning of a packed value."""
+    """Return the port in the first two bytes of a packed value."""
     return int.from_bytes(value[:2], "big")
 
 
@@ -178,7 +177,7 @@ class UserspaceRuleset:
                 Hook("filter", 3, -110),
                 [
                     ours,
-                    # Without a conntrack entry, an answer would leave with the listener's own address.
+                    # Without a conntrack entry, the source of an answer would be the listener's own address.
                     f"ct state new meta l4proto . th sport {listeners} meta l4proto udp drop",
                     "ct state new jump firewall",
                     "ct state new goto refuse-node",

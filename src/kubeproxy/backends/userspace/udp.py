@@ -1,8 +1,9 @@
-"""UDP relay: the listener of a service port, and a session for each client, a socket connected to an endpoint.
+"""UDP relay: the listener of a service port, and one session per client. A session has a socket connected to an
+endpoint.
 
 A session ends after udpIdleTimeout without a datagram in any direction, but a session with more requests than answers
 lasts as long as the timeout of connection tracking. When an endpoint is removed, its clients get new sessions.
-Datagrams without room in the system's buffers are lost, as on any network.
+Datagrams that do not fit into the system's buffers are lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kubeproxy.backends.relay.datapath import Balancer, DataPath
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
-_DATAGRAMS: Final = 64  # datagrams relayed in one round of events
+_DATAGRAMS: Final = 64  # maximum number of datagrams relayed in one round of events
 _IP_PKTINFO: Final = 8  # linux/in.h
 _IPV6_PKTINFO: Final = 50  # linux/in6.h
 _CONTROL: Final = 64
@@ -28,17 +29,18 @@ _KIND: Final = "sessions"  # kind of descriptors
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h
 
 ROOM: Final = 1 << 20
-"""Receive buffer of a listener in bytes, which the kernel doubles for its overhead: some 2,700 small datagrams.
-
-All clients of a Service share it. The default of 208 KB is full after 280 datagrams, which a busy DNS receives within
+"""Receive buffer of a listener in bytes, for about 2,700 small datagrams of all clients. The kernel doubles the size
+for its overhead. The default of 208 KB is full after 280 datagrams, which a busy DNS server receives within
 milliseconds.
 """
 
 UNANSWERED: Final = 30.0
-"""Seconds that a session waits for an answer; after nf_conntrack_udp_timeout an answer reaches no client."""
+"""Seconds that a session waits for an answer. Later, after nf_conntrack_udp_timeout, an answer could not reach the
+client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout. Each uses a port; above it the oldest end."""
+"""Maximum number of sessions that wait longer than udpIdleTimeout, because each uses a port. Above it the oldest
+sessions end."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
@@ -49,7 +51,8 @@ Control = list[tuple[int, int, bytes]]
 
 
 def prepare(sock: socket.socket, family: Family) -> None:
-    """Set the options of a listener: it gets the destination of each datagram, and answers from that address."""
+    """Set the options of a listener: the kernel reports the destination address of each datagram, so that answers can
+    come from this address."""
     sock.setblocking(False)
     with suppress(OSError):  # without CAP_NET_ADMIN in the initial user namespace the kernel's limit stays
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM)
@@ -60,7 +63,8 @@ def prepare(sock: socket.socket, family: Family) -> None:
 
 
 def answering(control: Control) -> Control:
-    """Return the control message that sends an answer from the destination address in a datagram's control message."""
+    """Return the control message for an answer, given a datagram's: its source is the datagram's destination
+    address."""
     for level, kind, info in control:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             return [(level, kind, bytes(4) + info[8:12] + bytes(4))]  # struct in_pktinfo: index, spec_dst, addr
@@ -89,7 +93,7 @@ class UdpListener:
         self.path.descriptors.listen(_KIND)
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
-        """Replace the endpoints; sessions with endpoints that stopped serving end."""
+        """Replace the endpoints; end sessions with endpoints that no longer serve."""
         self.balancer.retarget(pool, affinity)
         for session in [s for s in self.mine.values() if s.endpoint not in serving]:
             session.leave()
@@ -118,12 +122,13 @@ class UdpListener:
         session = self.mine.get(name)
         if session is not None and session.send(datagram):
             return
-        # The session is new, or its endpoint refused (an ICMP error): the datagram is tried once with each endpoint.
+        # The session is new, or its endpoint refused it (an ICMP error): the datagram is sent to each endpoint at most
+        # once.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
             if sock is None:
-                return  # without a socket other endpoints would fail as well
+                return  # no socket is available, so other endpoints would fail too
             fresh = self._begin(name, endpoint, sock, answering(control))
             if fresh is not None and fresh.send(datagram):
                 return
@@ -155,7 +160,7 @@ class UdpListener:
 
 
 class Session(Struct, eq=False):
-    """One client's socket to its endpoint. `waits`: it had more requests than answers."""
+    """One client's socket to its endpoint. `waits`: the client sent more requests than it got answers."""
 
     _listener: UdpListener
     _sessions: Sessions
@@ -205,7 +210,7 @@ class Session(Struct, eq=False):
         self._sessions.active(self)
 
     def leave(self) -> None:
-        """Accept no further datagram of the client; the endpoint may answer earlier ones for udpIdleTimeout."""
+        """Accept no more datagrams of the client; relay answers to its earlier datagrams for udpIdleTimeout."""
         if not self._owed:
             self.close()
             return
@@ -228,7 +233,8 @@ class Session(Struct, eq=False):
 
 
 class Sessions:
-    """All sessions by their last use, so that idle ones end; sessions that wait for answers may be idle longer."""
+    """All sessions, ordered by their last use; ends idle sessions. A session that waits for answers may be idle
+    longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
