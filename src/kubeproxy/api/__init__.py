@@ -1,1 +1,1 @@
-"""The two sources of objects: the client of the Kubernetes API, and the folder of manifests."""
+"""Both sources of objects: a client of the Kubernetes API, and a reader of a folder of manifests."""

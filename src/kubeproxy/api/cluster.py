@@ -1,5 +1,5 @@
 """The address, TLS settings and credentials of an API server, from a kubeconfig or a service account. Also reads the
-validity periods of certificates and tokens, because Python's ssl module does not return those of client certificates.
+validity periods of certificates and tokens; Python's ssl module does not return the period of a client certificate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """host:port as in a Host header, IPv6 addresses in brackets."""
+        """host:port in the form of a Host header; an IPv6 address is in brackets."""
         return host_port(self.host, self.port)
 
     @property
@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
 def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
     """Parse the URL of an API server. A 'host:port' without a scheme gets `default_scheme`, as in client-go's
-    DefaultServerURL. Anything that is no http or https URL raises ConfigError, with a text that starts with `field`.
+    DefaultServerURL. Raises ConfigError if it is not an http or https URL; the text starts with `field`.
     """
     if "@" in text:  # the message does not quote the URL: it may contain a password
         raise ConfigError(
@@ -59,7 +59,7 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{field}: {text!r} is no URL: {error}") from error
-    text = text.partition("?")[0]  # the rest may be a secret
+    text = text.partition("?")[0]  # the rest of the URL may be a secret
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(f"{field}: {text!r} is no server URL; give one such as https://10.0.0.1:6443")
     if any(ord(char) <= 32 or ord(char) > 126 for char in text):
@@ -70,7 +70,7 @@ def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Serv
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The settings of TLS: authorities, client certificate and key, each as PEM data or a file."""
+    """TLS settings: certificate authorities, client certificate and key, each as PEM data or a file."""
 
     ca_file: str = ""
     ca_data: bytes = b""
@@ -80,19 +80,19 @@ class Trust(Struct, frozen=True, kw_only=True):
     key_data: bytes = b""
     insecure: bool = False
     server_name: str = ""
-    cluster_field: str = "cluster"  # the path of the settings, for messages
-    user_field: str = "user"  # the same of the user's
+    cluster_field: str = "cluster"  # path of the cluster's settings in the kubeconfig, for messages
+    user_field: str = "user"  # path of the user's settings in the kubeconfig, for messages
 
     @property
     def authorities(self) -> str:
-        """The field or file with the authorities' certificates, for messages."""
+        """The field or file with the certificates of the authorities, for messages."""
         if self.ca_data:
             return f"{self.cluster_field}.certificate-authority-data"
         return self.ca_file or f"an authority of this system; set {self.cluster_field}.certificate-authority"
 
     @property
     def own_certificate(self) -> str:
-        """The field or file with the client certificate, for messages; '' without one."""
+        """The field or file with the client certificate, for messages; '' without a client certificate."""
         if self.certificate_data:
             return f"{self.user_field}.client-certificate-data"
         return self.certificate_file
@@ -103,7 +103,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
         """Build the TLS context; `pair` (from an exec plugin) takes precedence over the certificate of the settings.
-        Raises ConfigError that names the wrong field and file.
+        Raises ConfigError with the name of the wrong field and file.
         """
         context = self._authorities()
         # Python 3.13 refuses certificates without an authority key identifier, which Go accepts and clusters use.
@@ -135,14 +135,14 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
         """Return the validity of the client certificate ("client") and of the authority that expires last
-        ("authority"). Each of the two may be missing. `pair` has the meaning of `context`. Raises ConfigError.
+        ("authority"). Omits a period that is unknown. `pair` has the same meaning as in `context`. Raises ConfigError.
         """
         authorities = b""
         if not self.insecure:
             authorities = self.ca_data or read_file(self.ca_file, f"{self.cluster_field}.certificate-authority")
         pair = pair or self._own_pair()
         known = {"authority": validities(authorities), "client": validities(pair.certificate)[:1] if pair else []}
-        # During a rotation an authority that expires soon and its successor are both present.
+        # During a rotation, the old authority and its successor are both present.
         return {name: max(each, key=attrgetter("ends")) for name, each in known.items() if each}
 
     def _own_pair(self) -> KeyPair | None:
@@ -157,7 +157,8 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """The address of a proxy, and Proxy-Authorization ('' for none), which no message or repr contains."""
+    """The address of an HTTP proxy, and the header Proxy-Authorization ('' for none), which no message or repr
+    contains."""
 
     scheme: str
     host: str
@@ -173,7 +174,7 @@ class Proxy(NamedTuple):
 
 
 class Cluster:
-    """An API server: its address, the proxy before it, TLS settings and credentials."""
+    """An API server: its address, the HTTP proxy in front of it, TLS settings and credentials."""
 
     def __init__(self, server: Server, trust: Trust, credentials: Credentials, proxy: Proxy | None = None) -> None:
         self.server = server
@@ -183,7 +184,7 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self.certificates: Mapping[str, Validity] = {}  # those in use, by the names of Trust.validities
+        self.certificates: Mapping[str, Validity] = {}  # expiries in use, by the names of Trust.validities
         self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
@@ -197,18 +198,18 @@ class Cluster:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that are read again when they change: certificates, keys, tokens."""
+        """The files (certificates, keys, tokens) that are read again when they change."""
         return (*(path for path, _, _ in self._trust.signature()), *self.credentials.files)
 
     @property
     def identity(self) -> str:
-        """The kind of the credentials and their field or file, for messages."""
+        """The kind of the credentials and the field or file that contains them, for messages."""
         own = f"the client certificate in {self._trust.own_certificate}" if self._trust.own_certificate else ""
         return self.credentials.name or own or "none are given"
 
     @property
     def server_hostname(self) -> str | None:
-        """The name that the server's certificate must have, also sent as SNI; None without TLS."""
+        """The name that the server's certificate must contain, also sent as SNI; None without TLS."""
         return None if self._context is None else self._trust.server_name or self.server.host
 
     @property
@@ -222,9 +223,8 @@ class Cluster:
         expiries(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for a new connection; None for http. After a rotation of certificates the context is a
-        new one. As with client-go's gate ClientsAllowCARotation, but at the next connection instead of within five
-        minutes.
+        """Return the TLS context for a new connection; None for http. After a rotation of certificates it is a new
+        context. client-go's gate ClientsAllowCARotation does the same within five minutes.
         """
         if self.server.scheme != "https":
             return None
@@ -238,20 +238,20 @@ class Cluster:
                 self._unusable = ""
                 self._on_expiries(self.expiries)
             except ConfigError as error:
-                # The files may be replaced one after the other. So the next connection tries again.
+                # The files may be replaced one after the other, so the next connection reads them again.
                 if self._unusable != str(error):
                     self._unusable = str(error)
-                    log.warning("Keeping the TLS settings in use, the new ones cannot be read: %s", error)
+                    log.warning("Keeping the present TLS settings, because the new settings cannot be read: %s", error)
         return self._context
 
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Load a certificate and key through a memory file, so that the key reaches no disk."""
+    """Load a certificate and key through a memory file, so that the key is not written to a disk."""
     memory = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
             file.write(pair.certificate.rstrip() + b"\n" + pair.key)
-        # The password prevents a prompt of OpenSSL at the terminal; unencrypted keys do not use it.
+        # Without a password, OpenSSL would prompt for it at the terminal; unencrypted keys do not use it.
         context.load_cert_chain(f"/proc/self/fd/{memory}", password="")
     finally:
         os.close(memory)
@@ -277,13 +277,13 @@ def _file_state(path: str) -> tuple[str, int, int]:
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
 # A Validity (RFC 5280, 4.1.2.5) in DER: two times, each UTCTime (0x17) or GeneralizedTime (0x18). Only numbers and the
-# issuer's name precede it: an issuer with these bytes in its name breaks only its own certificates.
+# issuer's name precede it. If an issuer's name contains these bytes, only certificates of this issuer are misread.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 
 
 class Validity(NamedTuple):
-    """The first and the last second of validity, since the epoch."""
+    """The first and the last second of validity, in seconds since the epoch."""
 
     begins: float
     ends: float
@@ -307,7 +307,8 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None without a period, or for other tokens."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for a token without a period, or of another
+    kind."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None
@@ -331,7 +332,7 @@ _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
 _OTHER_NAMES: Final = frozenset((62, 64))  # the certificate is for another host name, for another address
 
-# Values of ssl.SSLError.reason, grouped by remedy.
+# Values of ssl.SSLError.reason, grouped by their fix.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))
 _OURS_REFUSED: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)$")
 

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection on asyncio: one exchange at a time. Retries and the choice of connections are in http.py.
-data_received passes body bytes on at once, because they are on the path from an API write to a packet. The end of a
-connection, for any reason, ends its exchange, so that no caller waits without end.
+data_received passes body bytes on at once, because they delay the effect of an API write. When a connection ends for
+any reason, its exchange ends, so that no caller waits forever.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ MAX_OVERHEAD: Final = 64 << 10
 """Limit of consecutive bytes of headers, chunk framing or trailers without body; the API's headers have under 2 KiB."""
 
 OBJECT: Final = 4 << 20
-"""Limit in bytes of an answer about one object, of which the API server accepts 3 MB, or of an error."""
+"""Limit in bytes of an error, or of an answer with one object; the API server accepts objects of up to 3 MB."""
 
 LIST: Final = 500 * 3 << 19
-"""Limit of a list in bytes: a page of 500 objects of 1.5 MB, or without `limit` all slices, at 4 KB each."""
+"""Limit of a list in bytes: a page of 500 objects of 1.5 MB. An unpaged list of slices has 4 KB per slice."""
 
 LEAST_PROGRESS: Final = 16 << 10
 """Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
 _LOST: Final = 30.0
-"""Seconds without a packet of the peer after which the kernel closes a connection, by these _SOCKET_OPTIONS."""
+"""Seconds without a packet from the peer after which the kernel closes a connection; _SOCKET_OPTIONS sets this
+limit."""
 _SILENT: Final = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""The errors of such a connection (tcp_write_err in net/ipv4/tcp_timer.c)."""
+"""Errors of a connection that the kernel closes for this reason (tcp_write_err in net/ipv4/tcp_timer.c)."""
 _SOCKET_OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -49,8 +50,8 @@ BytesSink = Callable[[bytes], None]
 
 class AnswerProgress:
     """Deadline of an answer (`until`): within each `timeout` seconds its first byte, its end, or LEAST_PROGRESS more
-    bytes must arrive. A limit of silence is not enough: a peer that sends one byte a second would block its reader
-    without end.
+    bytes must arrive. A limit on pauses alone would not be enough: a peer that sends one byte a second could block its
+    reader forever.
     """
 
     __slots__ = ("_due", "timeout", "until")
@@ -88,7 +89,7 @@ class Exchange(Struct, kw_only=True, eq=False):
 
     @property
     def streaming(self) -> bool:
-        """Whether the body goes to the sink."""
+        """Whether body bytes are passed to the sink."""
         return self.sink is not None and 200 <= self.status < 300
 
 
@@ -111,12 +112,12 @@ class ApiConnection(asyncio.Protocol):
         self._body_progress = AnswerProgress(0.0, self.last_received)
         self.received_any = False
         self.context: object = None  # the TLS context
-        self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed
+        self.lost: asyncio.Future[None] = self._loop.create_future()  # set when the transport is closed
 
     # What the client calls.
 
     def start(self, exchange: Exchange, request: bytes) -> None:
-        """Send the complete `request`; its answer goes to `exchange`."""
+        """Send the complete `request`; pass its answer to `exchange`."""
         if self._transport is None or self._transport.is_closing():
             exchange.done.set_exception(ConnectionFailed(f"{self._peer}: the connection is closed"))
             return
@@ -153,7 +154,7 @@ class ApiConnection(asyncio.Protocol):
             sock.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes, pass on those of the body, and end the exchange when the answer is complete."""
+        """Parse the bytes, pass on body bytes, and end the exchange when the answer is complete."""
         exchange = self._exchange
         if exchange is None or self._parser is None:
             self.abort()  # bytes without a request
@@ -183,9 +184,10 @@ class ApiConnection(asyncio.Protocol):
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange: with success if the close marks the answer's end, else with ConnectionFailed."""
+        """End the exchange: with success if closing the connection marks the answer's end, else with
+        ConnectionFailed."""
         exchange = self._exchange
-        # Without these headers, the close marks the end of the body (RFC 9112, 6.3).
+        # Without these headers, closing the connection marks the end of the body (RFC 9112, 6.3).
         framing = {"content-length", "transfer-encoding"}
         if exchange is not None and exc is None and exchange.status >= 200 and not framing & exchange.headers.keys():
             self._end(None)
@@ -209,7 +211,7 @@ class ApiConnection(asyncio.Protocol):
             self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Store the status; the final answer follows an interim one (1xx)."""
+        """Store the status; an interim answer (1xx) precedes the final answer."""
         exchange, parser = self._exchange, self._parser
         if exchange is None or parser is None:
             return
@@ -220,7 +222,7 @@ class ApiConnection(asyncio.Protocol):
             exchange.on_headers(exchange)
 
     def on_body(self, body: bytes) -> None:
-        """Store a piece until the whole read is parsed."""
+        """Store a piece of the body until all received bytes are parsed."""
         exchange = self._exchange
         if exchange is None:
             return
@@ -275,12 +277,13 @@ class ApiConnection(asyncio.Protocol):
             exchange.done.set_exception(error)
 
 
-_ALERT: Final = b"\x15\x03"  # of TLS (RFC 8446, 6): the answer of a TLS server to a request without TLS
+_ALERT: Final = b"\x15\x03"  # a TLS alert (RFC 8446, 6): the answer of a TLS server to a request without TLS
 _TLS_HINT: Final = ", but TLS: the server's URL must begin with https"
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal queries share a lookup; later ones begin anew, as name servers may have changed."""
+"""Seconds for which equal queries share a lookup. A later query starts a new lookup, because the name servers may have
+changed."""
 
 
 class _Lookup(NamedTuple):
@@ -334,6 +337,6 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def is_looked_up(host: str) -> bool:
-    """Return whether the running loop has a lookup of a host under way."""
+    """Return whether a lookup of a host is running in this loop."""
     loop = asyncio.get_running_loop()
     return isinstance(loop, Loop) and any(question[0] == host for question in loop.lookups)

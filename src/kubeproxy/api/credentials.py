@@ -45,19 +45,19 @@ class KeyPair(NamedTuple):
 class Credentials:
     """Fixed credentials, the same headers for every request; base class of the other kinds."""
 
-    files: tuple[str, ...] = ()  # they are read again while the credentials are in use
-    program = ""  # it is run to get the credentials, '' for none
+    files: tuple[str, ...] = ()  # files that are read again while the credentials are in use
+    program = ""  # program that is run to get the credentials, '' for none
 
     def __init__(self, headers: Headers = (), name: str = "") -> None:
         self._fixed = headers
-        self.name = name  # their kind and origin for messages, '' for none
+        self.name = name  # kind and origin of the credentials for messages, '' for none
 
     async def headers(self) -> Headers:
         """Return the headers of one request. Raises SourceError when they are unavailable."""
         return self._fixed
 
     async def key_pair(self) -> KeyPair | None:
-        """Return the client certificate that belongs to the credentials, if any."""
+        """Return the client certificate of the credentials, if any."""
         return None
 
     def invalidate(self, used: Headers) -> None:
@@ -85,7 +85,7 @@ class TokenFile(Credentials):
         self._read_at: float | None = None
 
     async def headers(self) -> Headers:
-        """Return the headers with the file's token, read at most once in TOKEN_LIFETIME seconds."""
+        """Return the headers with the file's token; read the file at most once in TOKEN_LIFETIME seconds."""
         if self._read_at is None or self._clock() - self._read_at >= TOKEN_LIFETIME:
             self._read()
         return (*self._fixed, bearer(self._token))
@@ -104,7 +104,7 @@ class TokenFile(Credentials):
             why = error.strerror if isinstance(error, OSError) else error
             if not self._token:
                 raise SourceError(f"the token file {self._path} ({self._field}) cannot be used: {why}") from error
-            log.warning("Keeping the last token, %s cannot be used: %s", self._path, why)
+            log.warning("Keeping the last token, because %s cannot be used: %s", self._path, why)
         else:
             self._token = token
         self._read_at = self._clock()
@@ -143,9 +143,9 @@ class _ExecCredential(Struct, rename="camel"):
 
 
 class ExecPlugin(Credentials):
-    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1). Its output is used until
-    that expires or the server refuses it. At most one process of the program runs at a time, without a terminal.
-    `config` has the command's path, `field` its own path, and `cluster` is None without provideClusterInfo.
+    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1). Its output is used until it
+    expires or the server refuses it. At most one process of the program runs at a time, without a terminal. `config`
+    contains the command's path, `field` is its own path, and `cluster` is None without provideClusterInfo.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ExecPlugin(Credentials):
         return None
 
     def invalidate(self, used: Headers) -> None:
-        """Run the plugin before the next request, unless it ran since `used` were returned."""
+        """Run the plugin before the next request, unless it has run after `used` was returned."""
         if self._status is not None and self._headers_of(self._status) == used:
             self._status = None
 
@@ -268,7 +268,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin and its children, and close its output, which other processes may keep open."""
+    """Kill a plugin and its children, and close its output; other processes may keep the output open."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):

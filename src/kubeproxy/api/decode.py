@@ -1,6 +1,6 @@
 """Decodes bytes of the API into typed objects and events: pages of lists, lines of watches. Pure. Usually one typed
-msgspec decode; only objects that fail it are decoded leniently, one by one (salvage.py), so that a wrong object becomes
-a Rejected and all other objects are not affected.
+msgspec decode is enough. If it fails, the objects are decoded leniently, one by one (salvage.py): a wrong object
+becomes a Rejected, and other objects are not affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; a longer line is a broken stream."""
 
 MAX_PROBLEMS: Final = 10
-"""Maximum number of reported problems per object; the last of these has the number of omitted problems."""
+"""Maximum number of reported problems per object; the last one states the number of omitted problems."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """The annotation of the bookmark that ends a WatchList's initial events (KEP-3157)."""
@@ -75,8 +75,8 @@ class WatchChanges(NamedTuple):
 
     events: list[Event]
     version: str  # the newest resourceVersion seen, '' for none
-    initial_end: bool  # the bookmark that ends the initial events is among them
-    error: SourceError | None  # the stream cannot be read further; earlier events are valid
+    initial_end: bool  # whether the lines contain the bookmark that ends the initial events
+    error: SourceError | None  # error after which the stream cannot be read; earlier events are valid
 
 
 _raw_list = Decoder(ObjectList[Raw])
@@ -89,9 +89,8 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 
 
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
-    """Decode one page of a list of `resource`. Raises MalformedAnswer when `data` is no list of that resource: a list
-    of another kind may be valid JSON as well, and without items it would delete everything. Slices of the Services
-    `with_zones` are PlacedSlices.
+    """Decode one page of a list of `resource`. Raises MalformedAnswer if `data` is not a list of this resource, because
+    an empty list of another kind would delete all objects. Slices of the Services in `with_zones` become PlacedSlices.
     """
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
@@ -128,7 +127,7 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type
 
 
 def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> ListPage:
-    """Return a page of slices, in which the slices with these names (namespace, name) are decoded as PlacedSlices."""
+    """Return a page of slices; the slices with these names (namespace, name) are decoded as PlacedSlices."""
     again = _decode_page("endpointslices", data, PlacedSlice)
     placed = {name: found for found in again.objects if (name := identity(found)) in names}
     rejected = [one for one in page.rejected if (one.namespace, one.name) not in placed]
@@ -140,7 +139,7 @@ def decode_object(
     resource: Resource, data: bytes, kind: type[Object] | None = None
 ) -> tuple[Object | None, list[Rejected]]:
     """Return two values: the object in `data` (None if unusable) and the rejected parts. Never raises. `kind` is the
-    type of the object, if that differs from the resource's.
+    type of the object if it differs from the resource's type.
     """
     kind = kind or TYPES[resource]
     try:
@@ -168,7 +167,7 @@ class WatchDecoder:
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> WatchChanges:
-        """Add the next bytes; return the content of the lines that they complete."""
+        """Add the next bytes; return the content of the lines that are now complete."""
         end = data.rfind(b"\n")
         if end < 0:
             self._tail += data
@@ -183,7 +182,7 @@ class WatchDecoder:
         return self._decode(lines)
 
     def finish(self) -> WatchChanges:
-        """Decode the bytes after the last newline at the end of the stream; an error when they are incomplete."""
+        """Decode the bytes after the last newline at the end of the stream; incomplete bytes give an error."""
         rest = bytes(self._tail)
         self._tail = bytearray()
         return self._decode([rest])
@@ -204,7 +203,7 @@ class WatchDecoder:
         return WatchChanges(events, version, initial_end, None)
 
     def _decode_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode a line and append its events. Return its resourceVersion, and whether initial events end."""
+        """Decode a line and append its events. Return its resourceVersion, and whether it ends the initial events."""
         try:
             line = self._decoder.decode(data)
             if self._with_zones and service_of(line.object) in self._with_zones:
@@ -221,7 +220,7 @@ class WatchDecoder:
         return metadata.resource_version or "", False
 
     def _decode_odd_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode another line than a valid change: a bookmark, an error, an invalid object, invalid JSON."""
+        """Decode a line that is not a valid change: a bookmark, an error, an invalid object, invalid JSON."""
         try:
             line = _decode_mended(_raw_line, data)
         except FAILURES as error:
@@ -292,7 +291,7 @@ def node_addresses(node: Node) -> Iterator[bytes]:
 
 
 def service_of(found: Object) -> ServiceName | None:
-    """Return the Service of an EndpointSlice, None if it has none."""
+    """Return the Service of an EndpointSlice; None for a slice without a Service."""
     labels = found.metadata.labels
     return (found.metadata.namespace or "", labels.service_name) if labels and labels.service_name else None
 
@@ -301,7 +300,7 @@ def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
 ) -> frozenset[tuple[str, str]] | None:
     """Return (namespace, name) of the objects in `rejected` that are not among `objects`. If one of them has no
-    readable identity, return None, because it may be any missing object.
+    readable name, return None, because it may be any missing object.
     """
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):

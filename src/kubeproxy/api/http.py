@@ -1,5 +1,5 @@
-"""A small HTTP/1.1 client for one API server: requests that keep their connection, and streams for watches. Failures
-are raised as typed errors (status.py). A request that may have had an effect is never repeated.
+"""A small HTTP/1.1 client for one API server, with persistent connections, and streams for watches. Failures raise
+typed errors (status.py). The client never repeats a request that may have had an effect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kubeproxy.release import NUMBER, architecture
 
 log = logging.getLogger("kubeproxy.api")
 
-CONNECT_TIMEOUT = 10.0  # timeout in seconds of opening a connection, including the TLS handshake
+CONNECT_TIMEOUT = 10.0  # maximum seconds to open a connection, including the TLS handshake
 
 REQUEST_TIMEOUT = 30.0
-"""Seconds without a byte after which a request fails; a long list may take longer while bytes arrive."""
+"""Seconds without a received byte after which a request fails; a long list may take longer if bytes keep arriving."""
 
 _ACCEPT = "application/json;drop=metadata.managedFields"  # KEP-5958; an older API server ignores the parameter
 _MAX_IDLE = 4
@@ -41,9 +41,9 @@ class Finished(NamedTuple):
     method: str
     host: str  # the server's host:port
     code: str  # the status or '<error>'
-    seconds: float  # the time to the answer, of a stream to its headers
-    sent: int  # the bytes of the request's body
-    received: int | None  # the Content-Length of the answer, None without one
+    seconds: float  # seconds until the complete answer, or until the headers of a stream
+    sent: int  # size of the request's body in bytes
+    received: int | None  # Content-Length of the answer; None without this header
 
 
 OnRequest = Callable[[Finished], None]
@@ -59,17 +59,17 @@ class Route:
 
     def __init__(self) -> None:
         self.places: frozenset[tuple[str, int]] = frozenset()
-        self.changed: Callable[[], None] = lambda: None  # called before any connection to a new address
+        self.changed: Callable[[], None] = lambda: None  # called before the first connection to a new address
 
     def take(self, places: frozenset[tuple[str, int]]) -> None:
-        """Add addresses. Earlier addresses are kept up to a limit, because open connections may use them."""
+        """Add addresses. A limited number of earlier addresses is kept, because open connections may use them."""
         if not places <= self.places:
             self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
             self.changed()
 
 
 class Contact:
-    """Whether the API server can be reached. A change of this is logged, but not each failed attempt."""
+    """Records whether the API server can be reached. Logs each change of this state, but not each failed attempt."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -78,7 +78,7 @@ class Contact:
 
     @property
     def trouble(self) -> str:
-        """The reason why the server cannot be reached, '' when it can."""
+        """The reason why the server cannot be reached; '' if it can be reached."""
         return self._trouble.text
 
     def failed(self, reason: str) -> None:
@@ -93,7 +93,7 @@ class Contact:
             self._answers.set()
 
     async def pause(self, delay: float) -> None:
-        """Wait `delay` seconds after a failure, or until another request gets an answer."""
+        """Wait `delay` seconds after a failure, but not longer than until another request gets an answer."""
         await wait_briefly(self._answers, delay)
 
 
@@ -123,9 +123,9 @@ class HttpClient:
         timeout: float = REQUEST_TIMEOUT,
         most: int = OBJECT,
     ) -> Exchange:
-        """Send a request and return its complete exchange, with a body of `most` bytes at most. `path` starts with a
-        slash and carries its query. Raises StatusError for any status but 2xx, and another SourceError when the answer
-        is missing or incomplete; in the latter case it is unknown whether a change took effect.
+        """Send a request and return its complete exchange, with a body of at most `most` bytes. `path` starts with a
+        slash and includes the query. Raises StatusError for any status except 2xx. Raises another SourceError if the
+        answer is missing or incomplete; it is then unknown whether the request had an effect.
         """
         watch = self._stopwatch(method, len(body))
         try:
@@ -190,8 +190,8 @@ class HttpClient:
         sink: BytesSink | None = None,
         on_headers: Callable[[Exchange], None] | None = None,
     ) -> Exchange:
-        """Send `request` on a kept connection if there is one, else on a new one. The server may have closed a kept
-        connection: a `repeatable` request without a byte of an answer is then sent again.
+        """Send `request` on an idle connection, else on a new connection. The server may have closed an idle
+        connection. So if no byte of the answer arrives, a `repeatable` request is sent again.
         """
         while True:
             connection, kept = await self._connect()
@@ -203,7 +203,7 @@ class HttpClient:
                 connection.abort()
                 if isinstance(error, ConnectionFailed) and kept and repeatable and not connection.received_any:
                     continue
-                # The exchange refers to the error, and the error's traceback to this frame: half an answer may be
+                # The exchange refers to the error, whose traceback refers to this frame; an incomplete answer may have
                 # megabytes.
                 del exchange
                 raise
@@ -296,16 +296,16 @@ class _Stopwatch:
     def __init__(self, report: OnRequest | None, method: str, host: str, sent: int) -> None:
         self._report = report
         self._start = time.monotonic()
-        self._finished = Finished(method, host, "<error>", 0.0, sent, None)  # the code is that of client-go's metrics
+        self._finished = Finished(method, host, "<error>", 0.0, sent, None)  # the same code as in client-go's metrics
 
     def accepted(self, exchange: Exchange) -> None:
-        """Store the status and the length."""
+        """Store the answer's status and length."""
         length = exchange.headers.get("content-length", "")
         received = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
         self._finished = self._finished._replace(code=str(exchange.status), received=received)
 
     def stop(self) -> None:
-        """Report the request at the first call."""
+        """Report the request; later calls do nothing."""
         report, self._report = self._report, None
         if report is not None:
             report(self._finished._replace(seconds=time.monotonic() - self._start))

@@ -75,11 +75,11 @@ class _ContextEntry(Struct):
 def load_cluster(
     kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> Cluster:
-    """Return the Cluster of the flags --kubeconfig and --master; each is '' when not given.
+    """Return the Cluster of the flags --kubeconfig and --master; a flag that is not given is ''.
 
-    A master takes precedence over the kubeconfig's server; a master alone is a server without credentials; without both
-    flags the pod's service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and Unsupported
-    for a proxy of another kind than http and https.
+    --master takes precedence over the kubeconfig's server; --master alone gives a server without credentials; without
+    both flags the pod's service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and
+    Unsupported for a proxy that is neither http nor https.
     """
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
@@ -191,7 +191,7 @@ def _credentials(
             raise ConfigError(f"{where}.username: cannot be used together with a token; remove one")
         pair = base64.b64encode(f"{user.username or ''}:{user.password or ''}".encode()).decode()
         return credentials.Credentials((*headers, ("Authorization", f"Basic {pair}")), f"{where}.username and password")
-    if plugin is not None and not token_given:  # as in client-go, a given token takes precedence over the plugin
+    if plugin is not None and not token_given:  # as in client-go, a token in the file takes precedence over the plugin
         return plugin
     try:
         token = credentials.check_token((user.token or "").strip())
@@ -244,7 +244,8 @@ def _exec(
         raise ConfigError(f"{where}.command: is missing")
     if entry.interactive_mode not in {None, "Never", "IfAvailable"}:
         raise ConfigError(f"{where}.interactiveMode: must be Never or IfAvailable, a proxy has no terminal")
-    # As in client-go, a command with a slash is relative to the kubeconfig, any other is searched in PATH.
+    # As in client-go, a command with a slash is relative to the kubeconfig's folder; any other command is searched in
+    # PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
     info = _exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None
     return credentials.ExecPlugin(replace(entry, command=command), where, info, headers=headers)

@@ -1,6 +1,5 @@
-"""Requests that are made once, for commands: versions of objects, zones of endpoints, names of pods and Nodes, the
-server's certificate and clock. The proxy itself decodes slices without names, and without zones, except for Services
-with weights by zone (watch.py).
+"""Single requests for commands: versions of objects, zones of endpoints, names of pods and Nodes, the server's
+certificate and clock. The watches of the proxy (watch.py) decode neither pod names nor, for most Services, zones.
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[S
 
 
 async def zones_of(client: HttpClient, service: ServiceName) -> Mapping[bytes, str]:
-    """Return the zones of a Service's endpoints that have one, by packed address. Raises SourceError."""
+    """Return the known zones of a Service's endpoints, by packed address. Raises SourceError."""
     return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
 
 
 async def pod_names(client: HttpClient, service: ServiceName | None) -> Mapping[bytes, str]:
-    """Return NAMESPACE/NAME of pods by packed address: those of a Service, or of all. Raises SourceError."""
+    """Return NAMESPACE/NAME of a Service's pods, or of all pods, by packed address. Raises SourceError."""
     names: dict[bytes, str] = {}
     async for address, one in _endpoints(client, service):
         pod = one.target_ref
@@ -129,7 +128,7 @@ def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> Asy
 
 
 async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: type[T]) -> AsyncIterator[T]:
-    """Yield the items of a list, reading a page at a time. Raises SourceError."""
+    """Yield the items of a list, which is read page by page. Raises SourceError."""
     token: str | None = ""
     while token is not None:
         asked = {"limit": str(_PAGE), **query} | ({"continue": token} if token else {})
@@ -144,7 +143,8 @@ async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: 
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate, the seconds its clock is ahead, and the seconds until its answer."""
+    """The validity of the server's certificate, the seconds by which the server's clock is ahead, and the seconds until
+    its answer."""
 
     certificate: Validity | None
     ahead: float | None

@@ -1,6 +1,6 @@
-"""The source --manifests DIR: objects from the YAML and JSON files of a folder, read again when they change. Delivers
-the same events as the watches of an API server (watch.py). A file may have several documents and List kinds. An invalid
-document does not affect the other documents.
+"""The source --manifests DIR: reads objects from the YAML and JSON files of a folder, and reads changed files again. It
+delivers the same events as the watches of an API server (watch.py). A file may contain several documents, and documents
+of kind List. An invalid document does not affect other documents.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SETTLE = 0.005  # seconds between the first event of inotify and the scan: savin
 MAX_FILE = 256 << 20
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-# Without IN_MODIFY: a file is read after its writer has closed it.
+# IN_MODIFY is omitted: a file is read after its writer has closed it.
 _EVENTS: Final = (
     inotify.IN_ATTRIB
     | inotify.IN_CLOSE_WRITE
@@ -73,7 +73,7 @@ class _DirectoryWatch:
         self._inotify = inotify.Inotify(-1)
 
     def watch(self, path: Path) -> bool:
-        """Start to watch; return whether inotify works."""
+        """Start watching; return whether inotify works."""
         self._inotify = inotify.Inotify.open()
         self.alive = self._inotify.watch(path, _EVENTS)
         if self.alive:
@@ -92,7 +92,7 @@ class _DirectoryWatch:
     def _readable(self) -> None:
         happened = self._inotify.happened()
         if happened & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
-            self.close()  # the directory was deleted, or another directory has its name now
+            self.close()  # the directory was deleted, or replaced by another directory of this name
         if happened:
             self._changed.set()
 
@@ -111,7 +111,8 @@ class _File(NamedTuple):
 
 class ManifestSource:
     """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
-    an object is in two files, the first file by name is used. Raises ConfigError when `folder` is no directory.
+    two files contain an object, the first file in the order of names is used. Raises ConfigError if `folder` is not a
+    directory.
     """
 
     def __init__(
@@ -163,11 +164,11 @@ class ManifestSource:
             changed.clear()
 
     def scan(self) -> None:
-        """Read the files that changed, and deliver the difference."""
+        """Read the changed files, and deliver the changes of their objects."""
         rejected: list[Rejected] = []
         present = self._list_folder()
         if present is None and not self.statuses["services"].synced:
-            return  # an empty first list would remove the rules of an earlier run from the kernel
+            return  # an empty first list would remove the rules of an earlier process from the kernel
         if present is not None:
             self._drop_missing(present)
             for name, signature in present.items():
@@ -177,7 +178,7 @@ class ManifestSource:
         self._deliver(rejected)
 
     def zones(self, service: ServiceName) -> dict[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address, from its files."""
+        """Return the zones of a Service's endpoints by packed address, from the files."""
         slices = (one for one in self._objects() if isinstance(one, PlacedSlice) and service_of(one) == service)
         return {address: zone for one in slices for address, zone in _zones(one)}
 
@@ -193,7 +194,7 @@ class ManifestSource:
         return [found for file in self._files.values() for found in file.found.values()]
 
     def _list_folder(self) -> dict[str, _Signature] | None:
-        """Return the manifest files by name; None when the folder cannot be read."""
+        """Return the manifest files by name; None if the folder cannot be read."""
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
@@ -228,11 +229,12 @@ class ManifestSource:
             data = (self._folder / name).read_bytes()
         except OSError as error:
             self._report(name, f"cannot be read, its last state stays: {error.strerror}")
-            return  # the next scan tries again
+            return  # the next scan reads it again
         self._trouble.pop(name, None)
         content = read_documents(name, data)
         rejected += content.rejected
-        # The invalid part of a file may be any of its former objects: so a mistake in a file never deletes an object.
+        # The invalid part of a file may be any of its former objects. So these are kept, and a mistake never deletes an
+        # object.
         last = known.found if known and not content.whole else {}
         self._files[name] = _File(signature, {**last, **content.found})
         for kind in content.ignored - self._ignored:
@@ -306,13 +308,14 @@ class FileContent(NamedTuple):
     """The content of a file."""
 
     found: dict[Key, Object]
-    rejected: list[Rejected]  # their fields name file and document
+    rejected: list[Rejected]  # problems whose fields name file and document
     whole: bool  # False if a document or object is missing from `found` because it is invalid
     ignored: frozenset[str]  # the kinds of objects that no proxy uses
 
 
 def read_documents(name: str, data: bytes) -> FileContent:
-    """Read the content of the file `name`, which is JSON if its suffix is .json. Never raises. Slices have zones."""
+    """Read the content of the file `name`: JSON if its suffix is .json, else YAML. Never raises. Slices include
+    zones."""
     content = FileContent({}, [], True, frozenset())
     whole = True
     ignored: set[str] = set()
@@ -334,7 +337,7 @@ def read_documents(name: str, data: bytes) -> FileContent:
 
 def is_watched(found: Object, node_name: str) -> bool:
     """Return whether a proxy watches an object (source.targets); the node name '' selects every Node. Services that the
-    selectors of the watches exclude are used too, so that /debug/state shows why they have no effect.
+    selectors of the watches would exclude are accepted, so that /debug/state shows why they have no effect.
     """
     labels = found.metadata.labels
     match found:
@@ -389,7 +392,7 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
-    """Add the object, and its problems, to `content`; return whether there is an object."""
+    """Add the object and its problems to `content`; return whether there is an object."""
 
     def refuse(resource: Resource, field: str, reason: str) -> bool:
         content.rejected.append(Rejected(resource, "", "", "", field, reason))
@@ -421,9 +424,9 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
 
 
 def _odd_name(service: Service) -> tuple[str, str] | None:
-    """Return the field and the text of a name that an API server would refuse, None if all names are valid. Backends
-    derive chain names from these names, so a name `web:x` would be ambiguous: it could also mean port x of `web`.
-    Source: Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123.
+    """Return the field and the text of a name that an API server would refuse; None if all names are valid. Backends
+    derive chain names from these names: a Service `web:x` would be confused with port x of `web`. Source: Kubernetes'
+    rules for Services, namespaces and port names, all labels of RFC 1123.
     """
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}

@@ -1,6 +1,6 @@
 """The HTTP proxy in front of the API server, and the tunnel through it. The proxy is the kubeconfig's proxy-url.
-Without a proxy-url, HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment determine the proxy, as in Go's net/http
-and golang.org/x/net/http/httpproxy. No message and no repr contains the proxy's password.
+Without a proxy-url, the environment variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY select the proxy, as in Go's
+net/http and golang.org/x/net/http/httpproxy. No message and no repr contains the proxy's password.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Variables = Mapping[str, str]
 
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
-    """Return the proxy for a server: `proxy_url` (named `field`) unless it is '', else the environment's. Raises
-    ConfigError if the field is no URL of a proxy, Unsupported for other schemes than http and https.
+    """Return the HTTP proxy for a server: the proxy at `proxy_url`, the value of the configuration's `field`; if it is
+    '', the proxy of the environment. Raises ConfigError if the field is not a proxy's URL, Unsupported for schemes
+    other than http and https.
     """
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
@@ -42,7 +43,7 @@ def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> 
     text = environ[name]
     try:
         parts = _parse(text if "://" in text else f"http://{text}", name)
-    except ConfigError as error:  # a wrong variable is no error, as in Go: other programs share the environment
+    except ConfigError as error:  # not an error, as in Go: other programs share the environment
         log.warning("Continuing without a proxy: %s", error)
         return None
     return _supported(parts, name, server)
@@ -77,7 +78,7 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
     """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY. NO_PROXY is a
     comma-separated list of addresses, networks and domains, or * for everything. The entry example.com includes its
-    subdomains; .example.com and *.example.com are the subdomains only. All entries except networks may have a port.
+    subdomains; .example.com and *.example.com match only the subdomains. All entries except networks may have a port.
     """
     host = host.lower()
     address = pack(host)
@@ -111,7 +112,7 @@ async def open_tunnel(
     happy_eyeballs: float | None,
 ) -> ApiConnection:
     """Return a connection to the https server of a cluster through a proxy. An https proxy is verified with the
-    cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError; the caller limits the time.
+    cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError; the caller sets a timeout.
     """
     loop = asyncio.get_running_loop()
     target = cluster.server.authority
@@ -141,7 +142,7 @@ async def open_tunnel(
 
 
 async def _refusal(answer: asyncio.StreamReader) -> str:
-    """Read the answer to CONNECT; return the reason why no tunnel is open, '' if it is open."""
+    """Read the answer to CONNECT; return the reason why the tunnel is not open, '' if it is open."""
     try:
         status = _STATUS.fullmatch(await answer.readuntil(b"\r\n"))
         if status is None:

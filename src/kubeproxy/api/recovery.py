@@ -1,5 +1,5 @@
-"""Reactions to failures of listing and watching one resource: the next request, its delay, and limits of silence.
-Reactions that client-go's reflector has as well are the same here. watch.py sends the requests.
+"""Reactions to failed lists and watches of one resource: the next request, its delay, and limits for streams without
+data. Reactions follow client-go's reflector where it has them. watch.py sends the requests.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # after so many consecutive failures a list is requested; one fewer for malformed answers
+_RESUMES: Final = 3  # number of consecutive failures after which a list is requested; one fewer for malformed answers
 
 
 class WatchListSupport:
-    """Whether the server streams its lists (KEP-3157); the first refusal turns streaming off for all resources."""
+    """Records whether the server streams its lists (KEP-3157); the first refusal turns streaming off for all
+    resources."""
 
     def __init__(self) -> None:
         self.supported = True
@@ -39,7 +40,7 @@ class WatchListSupport:
 
 
 class Recovery:
-    """Decides the next request of one reflector and its delay. `absent` is called when the resource does not exist."""
+    """Decides the next request of one reflector and its delay. Calls `absent` if the resource does not exist."""
 
     def __init__(
         self,
@@ -52,10 +53,10 @@ class Recovery:
     ) -> None:
         self.fields = target.fields  # the field selector
         self.list_needed = True  # the next request is a list
-        # The minimum version of the list, as in client-go: first "0" for the server's cache, then the known version; ""
-        # requests the newest.
+        # The minimum version of the list, as in client-go: first "0" (any version in the server's cache), then the last
+        # known version; "" requests the newest version.
         self.list_from = "0"
-        self.list_in_pages = False  # the next list is a paged one
+        self.list_in_pages = False  # whether the next list is paged
         self.trouble = Trouble(lambda text: log.warning("Cannot watch: %s", text))
         self._target = target
         self._status = status
@@ -65,7 +66,8 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # Separate backoffs: lists succeed between malformed watches, and a first connection after an outage is quick.
+        # Backoffs by kind of failure, because lists can succeed between malformed watches, and the first connection
+        # after an outage should be fast.
         self._watching = pace.backoff(pace.first)
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
@@ -100,7 +102,8 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt. After a lost connection the wait ends when another request gets an answer."""
+        """Wait before the next attempt. After a lost connection, the wait also ends when another request gets an
+        answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)
@@ -108,12 +111,12 @@ class Recovery:
             await asyncio.sleep(delay)
 
     def ended_at_once(self) -> float:
-        """Return the seconds to wait after a watch that ended soon, without an event."""
+        """Return the seconds to wait after a short watch without an event."""
         self._met(f"the server ends the watch of {self._target.resource} at once")
         return self._watching.failed()
 
     def internal_error(self) -> float:
-        """Make a list the next request, after an error in this program; return the seconds until then."""
+        """Request a list next, after an internal error; return the seconds until the request."""
         self.list_needed = True
         return self._listing.failed()
 
@@ -150,7 +153,7 @@ class Recovery:
                 self._list_newest()
                 self._met(f"{resource}: {error}")
             case StatusError(code=401) if not self._unauthorized:
-                self._unauthorized = True  # the client discarded the refused credentials: try once with new ones
+                self._unauthorized = True  # the client has discarded the refused credentials: try new credentials once
                 return 0.0
             case StatusError(code=401):
                 identity = self._cluster.identity
@@ -177,7 +180,7 @@ class Recovery:
         self.list_from = ""
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """Make a list the next request; soon, unless a list was requested recently."""
+        """Request a list next: soon, unless a list was requested recently."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
         self.list_needed = True
         if listing:
@@ -189,7 +192,7 @@ class Recovery:
         return random.uniform(0.0, self._pace.relist)  # noqa: S311 - randomness only to spread load
 
     def _give_way(self, error: StatusError, *, streamed: bool) -> bool:
-        """Leave out the part of the request that the server may have refused; return whether there is such a part."""
+        """Omit the part of the request that the server may have refused; return whether there was such a part."""
         about_fields = "field label" in str(error) or "field selector" in str(error) or not streamed
         if error.code in _BAD_REQUEST and self.fields and not self._target.fields_needed and about_fields:
             log.info("Listing %s without the field selector: %s", self._target.resource, error)
@@ -224,11 +227,10 @@ class Recovery:
 
 
 class Silence:
-    """The total seconds for which watches may be silent before the resource is listed again.
-
-    An API server sends a bookmark each minute. Without one for minutes, the watch is dead although its connection is
-    open, or the server was restored from a backup and has not reached the watched version. The silence of a server that
-    sends no bookmarks proves less, so the limit doubles with each list that silence causes.
+    """The total seconds for which watches may receive no data before the resource is listed again. An API server sends
+    a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection is open, or
+    the server was restored from a backup and has not reached the watched version. Some servers send no bookmarks, so
+    the limit doubles with each list that silence causes.
     """
 
     def __init__(self, pace: ListPace) -> None:
@@ -237,26 +239,26 @@ class Silence:
         self.broken()
 
     def broken(self) -> None:
-        """Count the silence from 0 again, after an event."""
+        """Reset the silence to 0 after an event."""
         self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:
-        """Count the silence from 0 again, after a bookmark, which resets the limit to its first value."""
+        """Reset the silence to 0 and the limit to its first value, after a bookmark."""
         self._limit = self._pace.silence
         self.broken()
 
     def passed(self, seconds: float) -> None:
-        """Count the silence of a watch that ended."""
+        """Add the silence of a watch that ended."""
         self.left = max(0.0, self.left - seconds)
 
     def ran_out(self) -> None:
-        """Count the silence from 0 again, after a list that silence has caused; the limit doubles."""
+        """Reset the silence to 0 and double the limit, after a list that silence has caused."""
         self._limit = min(2 * self._limit, self._pace.longest_silence)
         self.broken()
 
 
 class StreamClock:
-    """The deadline of a stream: a silent or slow list, or a silent watch."""
+    """The deadline of a stream: it passes if a list is silent or slow, or a watch is silent."""
 
     def __init__(self, pace: ListPace, silence: Silence) -> None:
         self.deadline = asyncio.timeout(None)
@@ -267,7 +269,7 @@ class StreamClock:
         self._silent_since: float | None = None
 
     def opened(self, *, listing: bool) -> None:
-        """Start after the server has accepted the request."""
+        """Start the deadline after the server has accepted the request."""
         if listing:
             self.deadline.reschedule(self._loop.time() + self._quiet)
         else:
@@ -279,7 +281,7 @@ class StreamClock:
         if listing:
             self._progress.received(count, now)
             self.deadline.reschedule(min(now + self._quiet, self._progress.until))
-        elif changes.events or self._silent_since is None:  # the list is complete, or these bytes complete it
+        elif changes.events or self._silent_since is None:  # the list is complete now, or was complete before
             self._silence.broken()
             self._watch_on()
         elif changes.version:
@@ -287,7 +289,7 @@ class StreamClock:
             self._watch_on()
 
     def ended(self) -> None:
-        """At the end of a watch, deduct its silence from the time that the next watch may be silent."""
+        """At the end of a watch, subtract its silence from the limit of the next watch."""
         if self._silent_since is not None:
             self._silence.passed(self._loop.time() - self._silent_since)
 

@@ -1,5 +1,5 @@
 """Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the invalid ones. Pure.
-Slower than strict decoding (decode.py), and only for objects that failed it. Only JSON types are checked; ports,
+It is slower than strict decoding (decode.py). Only JSON types are checked; ports,
 addresses and other values are not validated.
 """
 
@@ -33,10 +33,11 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Fields that are left out when they are invalid: without them the object has the same effect, or a smaller one."""
+"""Optional fields: if such a field is invalid, the object is decoded without it, and has the same or a smaller
+effect."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
-"""Lists that must not lose an entry: without its source ranges a load balancer would be open to all."""
+"""Lists that must not lose an entry: without source ranges a load balancer would be open to all clients."""
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
@@ -49,7 +50,7 @@ _UNREADABLE = (*FAILURES, TypeError)  # also for UNSET
 
 
 class Salvaged(NamedTuple):
-    """The object (None if unusable), the readable parts of its identity, and all problems."""
+    """The object (None if unusable), the readable parts of its name, and all problems."""
 
     object: objects.Object | None
     namespace: str
@@ -80,15 +81,15 @@ def salvage(data: bytes, kind: type[objects.Object]) -> Salvaged:
 
 
 def mended(data: bytes) -> bytes:
-    """Return `data` in a form that parsers accept: with limited nesting (see shallow), without lone surrogates. Half of
-    a surrogate pair becomes U+FFFD, as in the API server's own decoder.
+    """Return `data` in a form that parsers accept: with limited nesting (see shallow), and without lone surrogates. A
+    lone surrogate becomes U+FFFD, as in the API server's decoder.
     """
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], shallow(data))
 
 
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
-    """Return `data` with every array and object nested deeper than `depth` replaced by null. Parsers recurse, so a
-    deeply nested value would make the whole text unreadable.
+    """Return `data` with null in place of each array and object that is nested deeper than `depth`. Parsers recurse, so
+    they would fail on a deeply nested value.
     """
     kept: list[bytes] = []
     level = start = 0
@@ -180,7 +181,7 @@ _decoder: Callable[[Any], Decoder[Any]] = cache(Decoder)
 
 @cache
 def _pieces(kind: type[Struct]) -> Decoder[Any]:
-    """Return a decoder that returns the same fields undecoded, and skips all other fields."""
+    """Return a decoder that returns the fields of a type undecoded, and skips all other fields."""
     names = {info.name: info.encode_name for info in _fields(kind)}
     return Decoder(defstruct(f"Raw{kind.__name__}", [(name, Raw, UNSET) for name in names], rename=names))
 

@@ -14,10 +14,10 @@ from kubeproxy.api.connection import LIST, OBJECT
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.model.objects import Resource
 
-STALE: Final = 300.0  # seconds without an answer about a resource before readiness reports it
+STALE: Final = 300.0  # seconds without an answer about a resource after which the proxy is not ready
 
 REPEAT: Final = 60.0
-"""Seconds after which a lasting failure is logged again, so that it is visible at the end of a log."""
+"""Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
 
 NO_PROXY_NAME: Final = "!service.kubernetes.io/service-proxy-name"
 NO_HEADLESS: Final = "!service.kubernetes.io/headless"
@@ -32,8 +32,8 @@ class WatchTarget(Struct, frozen=True, kw_only=True):
     api_group: str = ""  # for messages about permissions
     labels: str = ""
     fields: str = ""
-    fields_needed: bool = False  # the field selector cannot be left out
-    optional: bool = False  # the server may lack the resource (404)
+    fields_needed: bool = False  # whether the field selector is mandatory
+    optional: bool = False  # whether the server may lack the resource (404)
     most: int = LIST  # the maximum size of its list in bytes
 
 
@@ -56,7 +56,7 @@ def targets(node_name: str) -> tuple[WatchTarget, ...]:
 
 
 class Trouble(Struct):
-    """The present failure of a source, '' for none; logged when it changes, and each REPEAT seconds while it lasts."""
+    """The present failure of a source, '' for none. It is logged when it changes, and every REPEAT seconds."""
 
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -84,8 +84,8 @@ class Trouble(Struct):
 
 
 class WatchStanding(Struct, frozen=True, kw_only=True):
-    """The state of a resource's source, for answers: fields of ResourceStatus, the staleness in seconds, and the
-    seconds since the server's last bytes.
+    """The state of a resource's source, for answers: the fields of ResourceStatus, the age of the state in seconds, and
+    the seconds since the server's last bytes.
     """
 
     resource: str
@@ -97,15 +97,15 @@ class WatchStanding(Struct, frozen=True, kw_only=True):
 
 
 class ResourceStatus(Struct):
-    """The state of the source of one resource: written by the source, read by health checks and metrics."""
+    """The state of one resource's source. The source writes it; health checks and metrics read it."""
 
     resource: Resource
     synced: bool = False  # a complete list was delivered at least once
     connected: bool = False  # changes are arriving as they happen
-    absent: bool = False  # it does not exist or must not be listed, no error; an empty list was delivered
+    absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
     last_contact: float = field(default_factory=time.monotonic)  # of the server's last bytes; at first of creation
     resource_version: str = ""
-    trouble: str = ""  # the reason why lists and watches fail, '' also if the server is unreachable
+    trouble: str = ""  # the reason why lists and watches fail; also '' if the server is unreachable
 
     def staleness(self, now: float) -> float:
         """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""
@@ -127,9 +127,9 @@ class Reach(Struct, frozen=True, kw_only=True):
     """The state of the connection to an API server."""
 
     server: str  # its URL
-    trouble: str  # the reason why it cannot be reached, '' when it can
+    trouble: str  # the reason why the server cannot be reached; '' if it can be reached
     watched: tuple[WatchStanding, ...]
-    certificates: Mapping[str, Validity]  # those in use, by the names of cluster.Trust.validities
+    certificates: Mapping[str, Validity]  # expiries in use, by the names of cluster.Trust.validities
 
     @property
     def nodes_listed(self) -> bool:
@@ -142,14 +142,14 @@ class Reach(Struct, frozen=True, kw_only=True):
         return min((one.silent for one in self.watched), default=0.0)
 
     def unanswered(self, trouble: str) -> Reach:
-        """Return the state if the server does not answer a request for the reason `trouble`."""
+        """Return this state, changed for a server that does not answer, with the reason `trouble`."""
         watched = tuple(replace(one, stale=max(one.stale, self.silent)) for one in self.watched)
         return replace(self, trouble=trouble, watched=watched)
 
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
-    """Return the reason why the state may be old or missing, None if it is current; `now` is of time.monotonic().
-    `unreachable` is the reason why the server cannot be reached, '' when it can.
+    """Return the reason why the state may be old or missing; None if it is current. `now` is a time of
+    time.monotonic(). `unreachable` is the reason why the server cannot be reached, '' if it can be reached.
     """
     for status in statuses:
         age = status.staleness(now)
@@ -163,28 +163,31 @@ def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) 
 
 
 class ListPace(Struct, frozen=True, kw_only=True):
-    """Durations of listing and watching in seconds, and the page size. The defaults are for clusters."""
+    """Durations of listing and watching in seconds, and the page size. The defaults are for real clusters."""
 
     page: int = 500  # client-go's page size
     watch_min: float = 300.0
     watch_max: float = 600.0
     """Shortest and longest duration of a watch, drawn at random to spread the load (client-go: 5 to 10 minutes)."""
     short_watch: float = 1.0
-    """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
+    """A watch that ends sooner, without an event, is treated as a failure, so that a broken server causes no busy
+    loop."""
     quiet: float = 5.0
-    """Silence in a WatchList before its end mark after which the server counts as ignoring sendInitialEvents."""
-    trickle: float = 30.0  # time within which at least connection.LEAST_PROGRESS bytes of a list must arrive
+    """Silence in a WatchList without end mark, after which the proxy assumes that the server ignores
+    sendInitialEvents."""
+    trickle: float = 30.0  # time in which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0
-    """Silence of an open watch after which the resource is listed again; see recovery.Silence for the longer one."""
+    """Silence of an open watch after which the resource is listed again; recovery.Silence may extend it."""
     absent: float = 300.0  # time between lists of a resource that the server does not have
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and last delay of doubling backoffs (client-go's), and the first of a connection, for booting nodes."""
-    healthy: float = 60.0  # time without a failure after which the backoff starts from its first delay
+    """First and maximum delay of doubling backoffs, as in client-go, and the shorter first delay of a connection, for
+    booting nodes."""
+    healthy: float = 60.0  # time without a failure after which the backoff starts again with its first delay
     relist: float = 0.5
-    """Maximum random delay of a new list after 410 Gone, which all nodes receive at the same time."""
+    """Maximum random delay of a list after 410 Gone, because all nodes receive that answer at the same time."""
 
     def backoff(self, first: float) -> Backoff:
         """Return delays that begin with `first` seconds."""

@@ -18,7 +18,7 @@ from kubeproxy.errors import SourceError
 
 _LONGEST: Final = 1000  # maximum length of a Status's message in logs, readiness and events
 _LONGEST_WAIT: Final = 120.0  # maximum of Retry-After in seconds; larger values are reduced
-_SNIPPET: Final = 200  # maximum number of characters quoted from an answer that is no Status
+_SNIPPET: Final = 200  # maximum number of characters quoted from an answer that is not a Status
 
 
 class _Cause(Struct, frozen=True):
@@ -40,8 +40,8 @@ class Status(Struct, frozen=True):
 
 
 class ConnectionFailed(SourceError):
-    """No answer, or an incomplete one: the connection was refused or lost, the name is unknown, or TLS failed. The peer
-    sent no packet in the last `silent` seconds.
+    """No answer, or an incomplete answer: the connection was refused or lost, the name is unknown, or TLS failed.
+    `silent` is the number of seconds since the peer's last packet.
     """
 
     def __init__(self, text: str, silent: float = 0.0) -> None:
@@ -54,7 +54,7 @@ class MalformedAnswer(SourceError):
 
 
 class NoInitialEnd(SourceError):
-    """A WatchList was silent or ended before the bookmark that completes it."""
+    """A WatchList was silent, or ended, before the bookmark at its end."""
 
 
 class OutOfStep(SourceError):
@@ -62,9 +62,9 @@ class OutOfStep(SourceError):
 
 
 class StatusError(SourceError):
-    """The server answered with a Status of failure (HTTP status, or an ERROR event of a watch). `code` is the HTTP
-    status. `expired`: the resource version or continue token is too old; list again. `too_large`: the server has not
-    reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
+    """The server answered with a failure: a Status with an HTTP status code, or in an ERROR event of a watch. `code` is
+    the HTTP status. `expired`: the resource version or continue token is too old; list again. `too_large`: the server
+    has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
     """
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
@@ -83,7 +83,8 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int) -> Status:
-    """Decode a Status; without one, return one with `code` (0 if unknown) that quotes the beginning of `data`."""
+    """Decode a Status. If `data` is not a Status, return a Status with `code` (0 if unknown) that quotes the beginning
+    of `data`."""
     try:
         status = _decoder.decode(data)
     except (ValueError, RecursionError):
@@ -93,7 +94,7 @@ def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int)
 
 
 def waiting_wished(error: SourceError) -> float:
-    """Return the seconds of the server's Retry-After, 0.0 without one."""
+    """Return the seconds of the server's Retry-After; 0.0 without this header."""
     wished = error.retry_after if isinstance(error, StatusError) else None
     return min(wished or 0.0, _LONGEST_WAIT)
 
@@ -102,12 +103,12 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 def os_reason(error: OSError) -> str:
-    """Return the operating system's text for an error; Python and asyncio often have a different text."""
+    """Return the operating system's text for an error instead of Python's or asyncio's."""
     if isinstance(error, ssl.SSLError):
         return tls_words(error)
     if isinstance(error, socket.gaierror):
         return f"the name cannot be resolved: {error.strerror}"
-    # asyncio has different texts, and combines several errors into one without a number.
+    # asyncio has other texts, and combines several errors into one error without a number.
     number = error.errno or next(map(int, _ERRNO.findall(str(error))), 0)
     if number == errno.ECONNREFUSED:
         return "connection refused"
@@ -123,5 +124,5 @@ def tls_words(error: ssl.SSLError) -> str:
 
 
 def tls_code(error: ssl.SSLError) -> str:
-    """Return OpenSSL's name of the reason, '' where Python itself raised the error."""
+    """Return OpenSSL's name of the reason; '' if Python raised the error."""
     return getattr(error, "reason", None) or ""

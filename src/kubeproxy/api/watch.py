@@ -1,7 +1,7 @@
-"""Lists and watches the resources of an API server, and delivers events to a sink. The protocol is client-go's
-reflector: WatchList where the server has it, else paged lists; bookmarks; a new list after 410. Reactions to failures
-and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone: for every
-endpoint of a cluster they would cost time and memory.
+"""Lists and watches the resources of an API server, and delivers events to a sink. The protocol is that of client-go's
+reflector: WatchList if the server supports it, else paged lists; bookmarks; a new list after 410. Reactions to failures
+and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone, to save time
+and memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ bookmark each minute, but something between may keep the connection open."""
 
 
 class ApiSource:
-    """Lists and watches all resources of one node, and delivers them to one sink."""
+    """Lists and watches all resources that one node needs, and delivers their events to one sink."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ApiSource:
 
 
 class _Initial:
-    """The objects of an incomplete WatchList, and its length in bytes."""
+    """The objects received so far in a WatchList, and its length in bytes."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object | PackedSlice] = {}
@@ -89,8 +89,8 @@ class _Initial:
 
 
 class Reflector:
-    """Keeps a sink up to date with one resource; `status` is its state. `run` ends only when cancelled. Slices of the
-    Services in `with_zones`, by its content at the time, are decoded with the zones of their endpoints.
+    """Keeps a sink up to date with one resource; `status` is the state of this source. `run` ends only when cancelled.
+    Slices of Services that are in `with_zones` at the time of decoding include the zones of their endpoints.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Reflector:
         self._recovery = Recovery(target, self.status, client, support, pace, self._deliver_absence)
         self._silence = Silence(pace)
         self._initial: _Initial | None = None
-        self._silent = 0.0  # seconds without a packet of the server before the last request failed
+        self._silent = 0.0  # seconds without a packet of the server before the last failure
         self._failed = False  # the last request ended with an error
 
     @property
     def is_listed(self) -> bool:
-        """Whether a complete list was delivered, and no new list is needed."""
+        """Whether a complete list was delivered and no new list is needed."""
         return self.status.synced and not self._recovery.list_needed
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class Reflector:
         while True:
             delay = await self._step()
             if self.status.connected:
-                # TCP keepalive finds a dead connection; until then, changes arrived.
+                # TCP keepalive detects a dead connection; changes arrived until its last packet.
                 self.status.connected = False
                 now, last = time.monotonic(), self.status.last_contact
                 if self._silent or now - last < _BOOKMARKED or not self._failed:
@@ -136,7 +136,8 @@ class Reflector:
         """List, or watch until the watch ends; return the seconds to wait before the next step."""
         started, version, self._silent, self._failed = time.monotonic(), self.status.resource_version, 0.0, False
         listing = self._recovery.list_needed
-        # Read once, before the list: while it runs, another reflector may find that the server has no streamed lists.
+        # Read before the list starts: during the list, another reflector may find that the server does not stream
+        # lists.
         streamed = listing and self._recovery.streamed
         try:
             if streamed:
@@ -158,7 +159,7 @@ class Reflector:
         return 0.0
 
     async def _list(self) -> None:
-        """List page by page; each page is decoded before the next one is fetched."""
+        """List page by page; each page is decoded before the next page is requested."""
         objects: list[Object | PackedSlice] = []
         rejected: list[Rejected] = []
         version, token, limit = "", "", self._pace.page
@@ -168,8 +169,8 @@ class Reflector:
             except StatusError as error:
                 if not error.expired or not token:
                     raise
-                # The continue token expired (5 minutes by default): then the list is requested in one piece, as by
-                # client-go's pager.
+                # The continue token expired (5 minutes by default): request the list without pages, as client-go's
+                # pager does.
                 objects, rejected, version, token, limit = [], [], "", "", 0
                 self._recovery.list_from = ""
                 continue
@@ -200,7 +201,8 @@ class Reflector:
         return response.body
 
     async def _watch_list(self) -> None:
-        """Watch with initial events. Raises NoInitialEnd if the server does not mark the end of the initial events."""
+        """Watch with initial events (WatchList). Raises NoInitialEnd if the server does not mark the end of the initial
+        events."""
         self._initial = _Initial()
         try:
             await self._stream({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
@@ -210,7 +212,7 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        """Watch until the server ends the watch. Raises SourceError, also for a lack of progress."""
+        """Watch until the server ends the watch. Raises SourceError, also if no data arrives in time."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
         clock = StreamClock(self._pace, self._silence)
@@ -273,7 +275,7 @@ class Reflector:
         self._recovery.listed(version)
 
     def _deliver_absence(self) -> None:
-        """Deliver an empty list once, so that no part of the program waits for an absent resource."""
+        """Deliver an empty list once, because other parts of the program wait for a first list."""
         self.status.absent = True
         self.status.last_contact = time.monotonic()
         if not self.status.synced:
@@ -289,23 +291,25 @@ class Reflector:
 
 
 def _goes_back(known: str, seen: str) -> bool:
-    """Return whether a resource version is older than the known one, if both are numbers (KEP-5504)."""
+    """Return whether a resource version is older than the known version; False unless both are numbers (KEP-5504)."""
     numbers = seen.isascii() and known.isascii() and seen.isdigit() and known.isdigit()
     return numbers and (len(seen), seen) < (len(known), known)
 
 
-TOGETHER: Final = 50  # Services in one request, by the label of their slices: 3 kB of a URL at most
+TOGETHER: Final = 50  # maximum number of Services in one request, which selects slices by label: at most 3 kB of a URL
 
 BURST: Final = 20
-"""Requests without a delay at the start; then one a second, so that frequent changes cause few requests."""
+"""Number of requests without delay at the start. Later, at most one request a second is sent."""
 
 TIMEOUT: Final = 5.0
-"""Seconds for which the first list of Services waits for zones: without them a drained zone would get connections."""
+"""Maximum seconds for which the first list of Services waits for zones; without zones a drained zone would get
+connections."""
 
 
 class Zones:
-    """Passes events of Services and slices to the sink, and adds the zones. `run` ends only when cancelled. `services`:
-    the Services with weights by zone; decoders read the set for each slice. `target` is the list and watch of slices.
+    """Passes events of Services and slices to the sink, and adds zones to slices. `run` ends only when cancelled.
+    `services` is the set of Services with weights by zone; decoders look up each slice in it. `target` is the watched
+    resource of slices.
     """
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
@@ -325,7 +329,8 @@ class Zones:
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services; the first list waits for its zones, because programming starts with that list."""
+        """Pass on events of Services. The first list waits for its zones, because the proxy writes rules after this
+        list."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:
@@ -396,11 +401,11 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Make an attempt, after a random delay except at the start: all nodes get a Service at once."""
+        """Try once, after a random delay except at the start, because all nodes receive a Service at the same time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
-        for name in names:  # a Service that is deleted and created again in the meantime needs another answer
+        for name in names:  # a Service that is deleted and created again in the meantime needs a new request
             del self._unread[name]
         wished = 0.0
         try:
@@ -418,7 +423,7 @@ class Zones:
         await asyncio.sleep(max(self._backoff.failed(), wished))
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
-        """List the slices of Services, not older than the known ones, and pass on their zones."""
+        """List the slices of Services, at least in the known version, and pass on their zones."""
         path, namespaces = self._target.path, {namespace for namespace, _ in names}
         if len(namespaces) == 1:
             (namespace,) = namespaces

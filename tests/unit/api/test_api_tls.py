@@ -211,7 +211,7 @@ def test_a_changed_file_of_authorities_counts_for_the_next_connection(tmp_path, 
     assert asyncio.run(main()) == [b"{}"] * 8
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[0] for line in lines] == [
-        "Keeping the TLS settings in use, the new ones cannot be read"
+        "Keeping the present TLS settings, because the new settings cannot be read"
     ] * len(lines)
     assert all(f"cluster.certificate-authority {authorities}: holds no usable certificates" in line for line in lines)
     assert 2 <= len(lines) <= 3  # once for each way in which the file is unusable, not for each request
