@@ -306,3 +306,33 @@ async def test_a_table_of_another_owner_and_what_waits_for_it(bare: Live) -> Non
 async def test_an_unknown_service(live: Live) -> None:
     status, text = await live.ask("verify", "nobody")
     assert (status, "no Service default/nobody that is watched: there is none" in text) == (2, True), text
+
+
+@modes("nftables", "iptables-nft", "userspace")
+async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: Live) -> None:
+    bare.service("web", "a1 a2")
+    await bare.start()
+    await bare.expect(bare.front("web"), {"pod": "a1 a2"})
+    asked = ("services", "web", "--kubeconfig", str(bare.cluster.node_kubeconfig), "--hostname-override", "node-a")
+    asked = (*asked, "--config", str(bare.proxy.config))
+    status, text = await bare.ask(*asked)
+    assert (status, "a kube-proxy runs here (pid " in text.splitlines()[0]) == (0, True), text
+    await bare.proxy.stop()
+    begin = "no kube-proxy runs here: the rules of the stopped proxy"
+    if bare.mode.name == "userspace":
+        status, text = await bare.ask(*asked)
+        assert (status, text.splitlines()[0]) == (
+            1,
+            f"  x  {begin} lead to its listeners, which are closed, so nothing serves default/web",
+        )
+        return
+    status, text = await bare.ask(*asked)
+    served = f"  ?  {begin} still serve 2 of 2 endpoints of default/web (read now): "
+    assert (status, text.startswith(served), "Fix: start kube-proxy on this node" in text) == (2, True, True), text
+    bare.endpoints("web", "a1 a3")
+    bare.service("late", "a1")
+    status, text = await bare.ask(*asked)
+    served = f"  x  {begin} still serve 1 of 2 endpoints of default/web (read now): they differ from "
+    assert (status, text.startswith(served)) == (1, True), text
+    status, text = await bare.ask("services", "late", *asked[2:])
+    assert (status, " still serve 0 of 1 endpoints of default/late" in text.splitlines()[0]) == (1, True), text

@@ -4,8 +4,9 @@ Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the name
 frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
 rules. A port without an available endpoint is marked (x), and does not change the exit code. Exit code 1: a printed
 Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated, as the API server has been
-away or silent for a minute; after 20 seconds a line says so. With -w, the command then prints the Services that are
-new, have changed or are gone.
+away or silent for a minute; after 20 seconds a line says so. With NAME and --kubeconfig or --manifests, the first line
+says whether the rules of a stopped proxy still serve the Service. With -w, the command then prints the Services that
+are new, have changed or are gone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from functools import partial
 
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import Facts, ProgrammedService
-from kubeproxy.ask.finding import Diagnosis
+from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
-from kubeproxy.ask.source import Source, knowing, source
+from kubeproxy.ask.source import Running, Source, knowing, source
 from kubeproxy.ask.state import service_text
 from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
@@ -54,15 +55,22 @@ def run(given: argparse.Namespace) -> int:
 def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
     facts = knowing(asked)
     old = list(_outdated(asked, facts))
+    if name is not None and not isinstance(asked, Running):
+        from kubeproxy.ask.kernel.stopped import left_behind  # noqa: PLC0415 - a running proxy needs no look
+
+        old.insert(0, left_behind(asked, facts, name))
     head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
 
     def warn() -> None:
         for finding in old:
             output.marked(finding.severity.mark, finding.text)
-            output.say(f"Fix: {finding.fix}")
+            if finding.fix:
+                output.say(f"Fix: {finding.fix}")
 
     made = _one(asked, name, head, warn) if name is not None else _all(asked, head, warn)
-    return made._replace(status=exit_code(wrong=made.status == NO, unknown=made.status or any(o.is_wrong for o in old)))
+    wrong = made.status == NO or any(one.is_wrong and one.about == "proxy" for one in old)
+    unknown = made.status or any(one.severity < Severity.NOTE for one in old)
+    return made._replace(status=exit_code(wrong=wrong, unknown=unknown))
 
 
 def _outdated(asked: Source, facts: Facts) -> Iterator[Diagnosis]:

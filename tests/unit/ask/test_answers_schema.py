@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.flows.follow import Cost, FlowEvent
@@ -117,10 +117,12 @@ def test_answers_about_a_folder_match_its_files(name, words, folder, capfd):
 def test_services_say_since_when_the_objects_are_outdated(words, seconds, status, age, folder, capfd, monkeypatch):
     watched = (WatchStanding(resource="services", synced=True, connected=False, stale=seconds),)
     reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
-    monkeypatch.setattr(services, "knowing", lambda _: SimpleNamespace(mode="nftables", reach=reach))
+    monkeypatch.setattr(services, "knowing", lambda asked: replace(asked.facts(), reach=reach))
     assert run([*words, *folder]) == status
     made = valid(words[0] if len(words) == 1 else "service", capfd.readouterr().out)
-    assert [f"known {age} ago" in one["why"] for one in made.get("findings", ())] == [True] * bool(age)
+    assert [f"known {age} ago" in one["why"] for one in made.get("findings", ()) if one["about"] == "api"] == [
+        True
+    ] * bool(age)
     assert run([*words, *folder[:-2]]) == status
     marked = f"  {'x' if status else '-'}  the API server cannot be reached at"
     assert (marked in capfd.readouterr().out) is bool(age)

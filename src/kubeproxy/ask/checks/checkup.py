@@ -263,14 +263,19 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         yield from contact.agreeing(greeting.ahead)
 
 
+def own_addresses() -> set[bytes]:
+    """Return the packed addresses of this machine. Raises ApplyError."""
+    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    return {address for each in local.values() for address in each}
+
+
 def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
     """Check whether the Node of the proxy's name exists, and is this machine."""
     yield from identity.registered(
         facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
     )
     if facts.node is not None:
-        local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-        own = {address for each in local.values() for address in each}
+        own = own_addresses()
         yield from identity.addressed(facts.node, own)
         yield from identity.networked(facts.node, node.config.local_mode, node.config.cluster_cidrs, own)
 

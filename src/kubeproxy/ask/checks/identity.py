@@ -33,6 +33,16 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
         )
 
 
+def elsewhere(node: Node | None, local: Collection[bytes]) -> str:
+    """Return the reason why this machine, which has these packed addresses, is not the given Node; '' if it may be."""
+    listed = listed_addresses(node) if node is not None else ()
+    internal = [address for entry, address in listed if entry.type == "InternalIP"]
+    if node is None or not internal or any(address in local for address in internal):
+        return ""
+    shown = ", ".join(map(unpack, internal))
+    return f"this machine is not Node {node.metadata.name}: it has none of the Node's addresses {shown}"
+
+
 def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
     """Check whether the Node's addresses are this machine's; `local` are the machine's addresses, packed."""
     name = node.metadata.name
