@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import yaml
@@ -431,6 +432,29 @@ async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
         await live.nft("delete table ip kube-proxy")
 
 
+@pytest.mark.slow("a cluster of its own, two proxies one after the other")
+async def test_the_rules_that_nftables_mode_left_are_no_other_programs(bare: Live, tmp_path: Path) -> None:
+    if bare.mode.name in {"nftables", "userspace"}:
+        return  # the table is its own there, or comes too late
+    bare.service("moved", "b1", ipFamilies=["IPv4"])
+    front, file = bare.front("moved"), tmp_path / "rules"
+    await bare.start({"mode": "nftables"})
+    await bare.expect(front, {"node": "b1"}, "tcp")
+    file.write_text(await bare.nft("list", "table", "ip", "kube-proxy"))
+    await bare.proxy.stop()
+    await bare.start()
+    bare.endpoints("moved", "a1")
+    await bare.programmed(front, "a1")
+    await bare.nft("-f", str(file))
+    status, text = await bare.ask("why", "node", f"{front.address}:80")
+    left = "left by another kube-proxy in nftables mode: table ip kube-proxy, chain nat-output: may translate"
+    removal = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
+    assert (status, left in text, f"Fix: {removal}" in text, text.count("Fix: ")) == (1, True, True, 1), text
+    assert "another kube-proxy's rules take it first (x)" in text.partition("\n")[0]
+    _, text = await bare.ask("doctor")
+    assert (f"Fix: {removal}" in text, "table ip kube-proxy may drop packets too" in text) == (True, False), text
+
+
 @pytest.mark.slow("several questions")
 @pytest.mark.parametrize("table", ["mine", "kube-proxy"])
 async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported(table: str, live: Live) -> None:
@@ -440,7 +464,8 @@ async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported
     front, pod = live.front(f"bent-{table}"), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "a1", "node": "a1"})
     end, to = f"ip daddr {front.address} tcp dport 80", f"{live.ips['a2']['IPv4']}:3000"
-    where = f"table ip {table}, chain c"
+    left = "left by another kube-proxy in nftables mode: " * (table == "kube-proxy")
+    where = f"{left}table ip {table}, chain c"
 
     async def reported(client: str, lines: Sequence[str], status: int) -> None:
         found, text = await live.ask("why", client, f"{front.address}:80")
@@ -450,7 +475,8 @@ async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported
     for hook, client, other in (("prerouting", "pod", "node"), ("output", "node", "pod")):
         first = f"{where}: translates {front.address}:80 to {to} at the hook {hook}"
         maybe = f"  -  {where}: may translate {front.address}:80{{}} at the hook {hook}"
-        taken = [f"another program takes it first: {first} (x)\n", f"  x  {first}"]
+        program = "kube-proxy" if left else "program"
+        taken = [f"another {program} takes it first: {first} (x)\n", f"  x  {first}"]
         for kind, priority, rule, met, lines, status in (
             ("nat", -110, f"{end} dnat to {to}", "a2", taken, 1),
             (

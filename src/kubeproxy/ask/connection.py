@@ -88,7 +88,8 @@ class Explanation(Struct, frozen=True):
         """The answer in one line."""
         first = next((one for one in self.findings if one.about == "translation" and one.is_wrong), None)
         if first is not None:
-            return self.why.heading_with(f"another program takes it first: {first.what} (x)")
+            program = "kube-proxy" if first.what.startswith(strangers.LEFT) else "program"
+            return self.why.heading_with(f"another {program} takes it first: {first.what} (x)")
         untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"

@@ -319,11 +319,22 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
+def _left_tables(node: CheckedNode) -> dict[str, str]:
+    """Return the names of the nf_tables tables of modes that do not run, each with the mode."""
+    others = [mode for mode in modes.every() if mode.table and mode.name != node.mode.name]
+    return {f"table {family} {mode.table}": mode.name for mode in others for family in chains.IP_FAMILIES}
+
+
 _OF_IP = frozenset({"ip", "ip6", "inet"})
 """The families of tables whose chains a bridge passes only if the sysctls bridge-nf-call-... are 1."""
 
 
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
+    """Check the chains of other programs, and tables that other kube-proxies left; `ends_here`: see _foreign_chains."""
+    return strangers.of_tables_left(_foreign_chains(node, rules, ends_here=ends_here), _left_tables(node))
+
+
+def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
     """Check the chains of other programs; `ends_here`: connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
@@ -412,7 +423,8 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
         return
     if not forwarded or node.direct or node.answers:  # the proxy does not translate it
         first = first._replace(before=inf)
-    yield from strangers.translating([one for each in rules.others for one in each.translations(first)], forwarded)
+    found = [one for each in rules.others for one in each.translations(first)]
+    yield from strangers.of_tables_left(strangers.translating(found, forwarded), _left_tables(node))
 
 
 def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:

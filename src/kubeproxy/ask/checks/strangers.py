@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
@@ -58,9 +60,8 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
     traces = list(traces)
     places = [trace.what for trace in traces]
     for found in places if mode else ():
-        what, why = f"left by another kube-proxy: {found}{caught}", "connections may still be sent to deleted endpoints"
-        fix = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
-        yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, fix, MISLEADS)
+        what, why = f"{LEFT}: {found}{caught}", "connections may still be sent to deleted endpoints"
+        yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, _REMOVAL, MISLEADS)
     if places and not mode:
         yield Diagnosis(
             severity=Severity.DEGRADED,
@@ -71,6 +72,22 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
             "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
             harm=MISLEADS,
         )
+
+
+def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Yield findings on chains of other programs. `left` has the mode of each table that another kube-proxy left:
+    findings on its chains say so, and have the fix of a leftover; notes on them are omitted.
+    """
+    for one in found:
+        mode = next((mode for where, mode in left.items() if one.what.startswith((f"{where}, ", f"{where} "))), "")
+        if not mode:
+            yield one
+        elif one.severity is not Severity.NOTE or one.about == "translation":
+            yield replace(one, what=f"{LEFT} in {mode} mode: {one.what}", fix=_REMOVAL)
+
+
+LEFT: Final = "left by another kube-proxy"
+_REMOVAL: Final = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
 
 
 def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
