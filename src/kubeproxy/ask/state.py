@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, place_text, unpack
-from kubeproxy.model.choosing import lacks_port
+from kubeproxy.model.choosing import lacking
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
     NOTHING,
@@ -125,9 +125,8 @@ def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
         used = {*plan.cluster, *plan.local, *(plan.balance.drained if plan.balance is not None else ())}
         if (others := tuple(one for one in plan.serving if one not in used)) or plan.balance is None:
             found["otherEndpoints"] = _pool(others)
-    if not plan.usable and lacks_port(pieces, plan.key):
-        name = f"named {plan.key.port_name}" if plan.key.port_name else "without a name"
-        found["reason"] = f"no endpoint has a port {name} ({PROTOCOL_NAMES[plan.key.protocol]})"
+    if not plan.usable and (reason := lacking(pieces, plan.key)):
+        found["reason"] = reason
     if plan.affinity:
         found["affinitySeconds"] = plan.affinity
     if plan.balance is not None:
@@ -239,7 +238,7 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
         yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
         if "sources" in frontend:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
-    if not any(port.get(key) for key, _, _ in _POOLS):
+    if "reason" in port or not any(port.get(key) for key, _, _ in _POOLS):
         yield f"    {'endpoints':12} none (x)" + (f": {port['reason']}" if "reason" in port else "")
     for key, label, weights in _POOLS:
         if port.get(key):

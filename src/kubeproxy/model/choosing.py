@@ -120,11 +120,22 @@ def absent(
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
-def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
-    """Return whether a service port's family has endpoints, but none with the port."""
-    pieces = [piece for piece in slices if piece.family is key.family and (piece.particular or piece.nodes)]
-    named = (key.port_name, key.protocol)
-    return bool(pieces) and all((port.name, port.protocol) != named for piece in pieces for port in piece.ports)
+def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
+    """Return why a service port has no available endpoint, as its slices show it; '' if they have a ready one."""
+    pieces, named = [one for one in slices if one.family is key.family], (key.port_name, key.protocol)
+    all_known = [
+        (one, endpoint) for one in pieces for endpoint in (one.endpoints if one.ports else one.particular or ())
+    ]
+    if not all_known:
+        return f"no EndpointSlice has an {key.family.label} endpoint: spec.selector matches no pod, or is missing"
+    known = {end.address: end for one, end in all_known if named in {(port.name, port.protocol) for port in one.ports}}
+    if not known:
+        name = f"named {key.port_name}" if key.port_name else "without a name"
+        return f"no endpoint has a port {name} ({PROTOCOL_NAMES[key.protocol]})"
+    counts = Counter("terminating" if one.terminating else "not ready" for one in known.values() if not one.ready)
+    if counts.total() < len(known):
+        return ""
+    return ", ".join(f"{counts[state]} {'is' if counts[state] == 1 else 'are'} {state}" for state in sorted(counts))
 
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:

@@ -128,6 +128,13 @@ WEB_ENDPOINTS = endpoints("web", "10.244.0.1", "10.244.1.2", version="8", draini
 OPEN = {"fromPods": "endpoints", "fromNode": "endpoints, masqueraded", "fromOutside": "local endpoints"}
 
 
+def unready(name, count, terminating=0):
+    ends = [SliceEndpoint([f"10.244.0.{n + 1}"], EndpointConditions(ready=False)) for n in range(count)]
+    gone = EndpointConditions(ready=False, serving=False, terminating=True)
+    ends += [SliceEndpoint([f"10.244.1.{n + 1}"], gone) for n in range(terminating)]
+    return replace(endpoints(name), endpoints=ends)
+
+
 @pytest.mark.parametrize(
     ("ports", "reason"),
     [
@@ -148,10 +155,19 @@ def test_a_named_target_port_that_no_container_has_is_the_reason_for_no_endpoint
     )
 
 
-def test_a_service_that_no_slice_has_endpoints_for_has_no_reason_of_a_port():
-    kit = Kit(service("web"), endpoints("web"))
-    assert "reason" not in kit.one()["ports"][0]
-    assert "    endpoints    none (x)\n" in kit.ask("format=text")[1]
+@pytest.mark.parametrize(
+    ("slices", "reason"),
+    [
+        ([], "no EndpointSlice has an IPv4 endpoint: spec.selector matches no pod, or is missing"),
+        ([endpoints("web")], "no EndpointSlice has an IPv4 endpoint: spec.selector matches no pod, or is missing"),
+        ([unready("web", 2)], "2 are not ready"),
+        ([unready("web", 1, terminating=1)], "1 is not ready, 1 is terminating"),
+    ],
+)
+def test_slices_show_why_a_service_has_no_endpoints(slices, reason):
+    kit = Kit(service("web"), *slices)
+    assert kit.one()["ports"][0]["reason"] == reason
+    assert f"    endpoints    none (x): {reason}\n" in kit.ask("format=text")[1]
 
 
 def test_a_programmed_service():
