@@ -12,27 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_NETFILTER,
-    NLA_F_NESTED,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    Closing,
-    Netlink,
-    NetlinkError,
-    RefusedError,
-    answers,
-    attribute,
-    attributes,
-    errno_text,
-    nested,
-    netfilter_header,
-    number_attribute,
-    parts,
-    text_attribute,
-    text_of,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
+from kubeproxy.kernel.netlink.protocol import answers
 from kubeproxy.model.addresses import unpack
 
 _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
@@ -71,7 +52,7 @@ _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
-_HEAD: Final = netfilter_header(socket.AF_INET) + attribute(1, b"\6")  # and the version of ipset's protocol
+_HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
 # The length of a list has 16 bits, and the kernel returns a refused message completely.
@@ -142,28 +123,28 @@ class SetCounts(NamedTuple):
     kind: SetKind | None = None
 
 
-class IpsetError(NetlinkError):
+class IpsetError(nl.NetlinkError):
     """The kernel refused a request about a set: `code` is an errno, or a code of ip_set.h, from 4096 on."""
 
     def __init__(self, code: int, what: str) -> None:
-        ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or errno_text(code)}")
+        ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or nl.errno_text(code)}")
         self.code = code
 
 
-class Ipsets(Closing):
+class Ipsets(nl.Closing):
     """The ip sets of a network namespace. A context manager that keeps one socket open.
 
     Raises IpsetError when the kernel refuses, NetlinkError when the socket fails.
     """
 
-    def __init__(self, netlink: Netlink) -> None:
+    def __init__(self, netlink: nl.Netlink) -> None:
         self._netlink = netlink
         self._revisions: dict[SetKind, int] = {}
 
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        return cls(Netlink.open(NETLINK_NETFILTER))
+        return cls(nl.Netlink.open(nl.NETLINK_NETFILTER))
 
     def close(self) -> None:
         """Close the socket; the sets stay."""
@@ -174,16 +155,16 @@ class Ipsets(Closing):
         if kind.type == BITMAP_PORT:
             options = _port(_PORT, 0) + _port(_PORT_TO, 65535)
         else:
-            options = number_attribute(_HASHSIZE | _BIG_ENDIAN, hashsize)
-            options += number_attribute(_MAXELEM | _BIG_ENDIAN, maxelem)
+            options = nl.number_attribute(_HASHSIZE | _BIG_ENDIAN, hashsize)
+            options += nl.number_attribute(_MAXELEM | _BIG_ENDIAN, maxelem)
         payload = (
             _named(name)
-            + text_attribute(_TYPE_NAME, kind.type)
-            + attribute(_REVISION, bytes([self._revision(kind)]))
-            + attribute(_FAMILY, bytes([kind.family]))
-            + nested(_DATA, options)
+            + nl.text_attribute(_TYPE_NAME, kind.type)
+            + nl.attribute(_REVISION, bytes([self._revision(kind)]))
+            + nl.attribute(_FAMILY, bytes([kind.family]))
+            + nl.nested(_DATA, options)
         )
-        self._do(_CREATE, payload, f"create ip set {name}", NLM_F_CREATE | NLM_F_EXCL)
+        self._do(_CREATE, payload, f"create ip set {name}", nl.NLM_F_CREATE | nl.NLM_F_EXCL)
 
     def destroy(self, name: str) -> None:
         """Remove a set, if it exists; refused while a rule uses it."""
@@ -195,27 +176,27 @@ class Ipsets(Closing):
 
     def swap(self, first: str, second: str) -> None:
         """Exchange the contents of two sets of one type, atomically for the rules that use these sets."""
-        payload = _named(first) + text_attribute(_SECOND_NAME, second)
+        payload = _named(first) + nl.text_attribute(_SECOND_NAME, second)
         self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
 
-    @understood("ip sets")
+    @nl.understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
         """Return the counts of all sets by name. This is fast, because the kernel sends no entries."""
         found = {}
-        for one in self._dump(_HEAD + number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
-            numbers = {kind: int.from_bytes(value, "big") for kind, value in parts(one.get(_DATA, b"")).items()}
+        for one in self._dump(_HEAD + nl.number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
+            numbers = {kind: int.from_bytes(value, "big") for kind, value in nl.parts(one.get(_DATA, b"")).items()}
             entries, most, uses = (numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES))
-            kind = SetKind(text_of(one[_TYPE_NAME]), one[_FAMILY][0])
-            found[text_of(one[_SET_NAME])] = SetCounts(entries, most, uses, kind)
+            kind = SetKind(nl.text_of(one[_TYPE_NAME]), one[_FAMILY][0])
+            found[nl.text_of(one[_SET_NAME])] = SetCounts(entries, most, uses, kind)
         return found
 
-    @understood("ip sets")
+    @nl.understood("ip sets")
     def entries(self, name: str) -> set[SetEntry]:
         """Return all entries of a set. Refused with code ENOENT if it is missing."""
         found: set[SetEntry] = set()
         for one in self._dump(_named(name), f"ip set {name}"):
             data = one.get(_ENTRIES, b"")
-            found.update(_read_entry(parts(data, start, end)) for _, start, end in attributes(data, 0, len(data)))
+            found.update(_read_entry(nl.parts(data, start, end)) for _, start, end in nl.attributes(data, 0, len(data)))
         return found
 
     def add(self, name: str, entries: Collection[SetEntry]) -> None:
@@ -228,9 +209,9 @@ class Ipsets(Closing):
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
         """Send many entries in a message. After a refusal, at its first invalid entry, each is sent alone."""
-        head, line = _named(name), attribute(_LINE, bytes(4))
+        head, line = _named(name), nl.attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
-        payloads = [head + line + attribute(_ENTRIES | NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]
+        payloads = [head + line + nl.attribute(_ENTRIES | nl.NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]
         results = self._netlink.requests(command, payloads, f"ip set {name}")
         alone = [item for (chunk, _), (code, _) in zip(chunks, results, strict=True) if code for item in chunk]
         answers = self._netlink.requests(command, [head + _pack_entry(item) for item in alone], f"ip set {name}")
@@ -240,40 +221,40 @@ class Ipsets(Closing):
             if code
         ]
         if refused:
-            raise RefusedError(refused)
+            raise nl.RefusedError(refused)
 
     def _do(self, command: int, payload: bytes, what: str, flags: int = 0) -> None:
         code, _ = self._netlink.requests(command, [payload], what, flags)[0]
         if code:
             raise IpsetError(code, f"cannot {what}")
 
-    @understood("ip sets")
+    @nl.understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
         """Return the newest revision of a set type that the kernel supports. This loads the module of the type."""
         if kind not in self._revisions:
-            request = _HEAD + text_attribute(_TYPE_NAME, kind.type) + attribute(_FAMILY, bytes([kind.family]))
+            request = _HEAD + nl.text_attribute(_TYPE_NAME, kind.type) + nl.attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"
             try:
                 places = self._netlink.ask(_TYPE, request, what)
-            except NetlinkError as error:
+            except nl.NetlinkError as error:
                 raise IpsetError(error.code, f"cannot use {what}") from error
-            self._revisions[kind] = next((parts(*place) for place in places), {})[_REVISION][0]
+            self._revisions[kind] = next((nl.parts(*place) for place in places), {})[_REVISION][0]
         return self._revisions[kind]
 
     def _dump(self, request: bytes, what: str) -> Iterator[dict[int, bytes]]:
         try:
             buffers = self._netlink.dump_all(_LIST, request, what)
-        except NetlinkError as error:
+        except nl.NetlinkError as error:
             raise IpsetError(error.code, f"cannot read {what}") from error
-        return (parts(*place) for place in answers(buffers, _HEADER_SIZE))
+        return (nl.parts(*place) for place in answers(buffers, _HEADER_SIZE))
 
 
 def _named(name: str) -> bytes:
-    return _HEAD + text_attribute(_SET_NAME, name)
+    return _HEAD + nl.text_attribute(_SET_NAME, name)
 
 
 def _port(kind: int, port: int) -> bytes:
-    return number_attribute(kind | _BIG_ENDIAN, port, 2)
+    return nl.number_attribute(kind | _BIG_ENDIAN, port, 2)
 
 
 def _chunks(entries: Collection[SetEntry]) -> Iterator[tuple[list[SetEntry], list[bytes]]]:
@@ -295,7 +276,7 @@ def _chunks(entries: Collection[SetEntry]) -> Iterator[tuple[list[SetEntry], lis
 def _pack_address(kind: int, ip: bytes) -> bytes:
     size = len(ip)
     inner = 1 if size == 4 else 2  # IPSET_ATTR_IPADDR_IPV4, _IPV6
-    return _ADDRESS.pack(8 + size, kind | NLA_F_NESTED, 4 + size, inner | _BIG_ENDIAN) + ip
+    return _ADDRESS.pack(8 + size, kind | nl.NLA_F_NESTED, 4 + size, inner | _BIG_ENDIAN) + ip
 
 
 def _pack_entry(entry: SetEntry) -> bytes:
@@ -308,8 +289,8 @@ def _pack_entry(entry: SetEntry) -> bytes:
     if ip2:
         inner += _pack_address(_IP2, ip2)
     if prefixlen:
-        inner += attribute(_CIDR2, bytes([prefixlen]))
-    return nested(_DATA, inner)
+        inner += nl.attribute(_CIDR2, bytes([prefixlen]))
+    return nl.nested(_DATA, inner)
 
 
 def _read_entry(found: Mapping[int, bytes]) -> SetEntry:

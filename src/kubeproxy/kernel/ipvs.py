@@ -15,21 +15,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_GENERIC,
-    NLA_F_NESTED,
-    Closing,
-    Netlink,
-    NetlinkError,
-    RefusedError,
-    answers,
-    attribute,
-    attributes,
-    parts,
-    text_attribute,
-    text_of,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, family_of, place_text
 
 GENERIC: Final = struct.Struct("=BBH")
@@ -163,13 +149,13 @@ class Timeouts(NamedTuple):
     udp: int
 
 
-class Ipvs(Closing):
+class Ipvs(nl.Closing):
     """The virtual servers of a network namespace. A context manager that keeps one socket open.
 
     `kind` is the message type that generic netlink assigned to IPVS. Raises NetlinkError when the socket fails.
     """
 
-    def __init__(self, netlink: Netlink, kind: int) -> None:
+    def __init__(self, netlink: nl.Netlink, kind: int) -> None:
         self._netlink = netlink
         self._kind = kind
         self._reader = RealServerReader()
@@ -177,7 +163,7 @@ class Ipvs(Closing):
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises Unsupported if the module of IPVS is not loaded."""
-        netlink = Netlink.open(NETLINK_GENERIC)
+        netlink = nl.Netlink.open(nl.NETLINK_GENERIC)
         try:
             return cls(netlink, family_id(netlink, "IPVS"))
         except BaseException:
@@ -200,14 +186,14 @@ class Ipvs(Closing):
         """Make packed changes; `named` returns the change at an index of `payloads`. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
-            (change := named(number), NetlinkError(code, f"cannot {change}", text))
+            (change := named(number), nl.NetlinkError(code, f"cannot {change}", text))
             for number, (code, text) in enumerate(results)
             if code
         ]
         if refused:
-            raise RefusedError(refused)
+            raise nl.RefusedError(refused)
 
-    @understood("IPVS")
+    @nl.understood("IPVS")
     def servers(self) -> list[VirtualServer]:
         """Return all virtual servers except those of a firewall mark."""
         request = GENERIC.pack(_GET_SERVICE, _VERSION, 0)
@@ -217,7 +203,7 @@ class Ipvs(Closing):
             if (server := _read_server(data, start, end)) is not None
         ]
 
-    @understood("IPVS")
+    @nl.understood("IPVS")
     def destinations(self, key: bytes) -> dict[bytes, RealServer]:
         """Return the real servers of a virtual server, none if it is missing."""
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
@@ -226,26 +212,26 @@ class Ipvs(Closing):
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
         """Set the timeouts of connections that are not 0. Raises NetlinkError."""
-        packed = [attribute(kind, struct.pack("=I", value)) for kind, value in zip(_TIMEOUTS, timeouts, strict=True)]
+        packed = [nl.attribute(kind, struct.pack("=I", value)) for kind, value in zip(_TIMEOUTS, timeouts, strict=True)]
         payload = GENERIC.pack(_SET_CONFIG, _VERSION, 0) + b"".join(packed)
         self._netlink.request(self._kind, payload, f"set the IPVS timeouts to {timeouts}")
 
     def _dump(self, request: bytes, wanted: int, what: str) -> Iterator[tuple[bytes, int, int]]:
         """Yield (buffer, start, end) of the attributes of each entry, after the dump is complete."""
-        for data, first, last in answers(self._netlink.dump_all(self._kind, request, what), GENERIC.size):
-            for kind, start, end in attributes(data, first, last):
+        for data, first, last in nl.answers(self._netlink.dump_all(self._kind, request, what), GENERIC.size):
+            for kind, start, end in nl.attributes(data, first, last):
                 if kind == wanted:
                     yield data, start, end
 
 
-@understood("generic netlink")
-def family_id(netlink: Netlink, name: str) -> int:
+@nl.understood("generic netlink")
+def family_id(netlink: nl.Netlink, name: str) -> int:
     """Return the message type of a family of generic netlink. Raises Unsupported if the kernel has no such family."""
-    request = GENERIC.pack(_GET_FAMILY, 1, 0) + text_attribute(_FAMILY_NAME, name)
+    request = GENERIC.pack(_GET_FAMILY, 1, 0) + nl.text_attribute(_FAMILY_NAME, name)
     # A dump of all families, because it does not fail if the wanted family is missing.
-    for place in answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
-        found = parts(*place)
-        if text_of(found.get(_FAMILY_NAME, b"")) == name:
+    for place in nl.answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
+        found = nl.parts(*place)
+        if nl.text_of(found.get(_FAMILY_NAME, b"")) == name:
             return _number(found[_FAMILY_ID])
     raise Unsupported(f"the kernel has no generic netlink family {name}: its module is not loaded")
 
@@ -257,7 +243,7 @@ def server_key(address: bytes, protocol: int, port: int) -> bytes:
 
 def packed_key(key: bytes) -> bytes:
     """Return the attribute that names a virtual server."""
-    return _NESTING.pack(4 + _KEY.size, _SERVICE | NLA_F_NESTED) + _key_attributes(key)
+    return _NESTING.pack(4 + _KEY.size, _SERVICE | nl.NLA_F_NESTED) + _key_attributes(key)
 
 
 def _key_attributes(key: bytes) -> bytes:
@@ -271,7 +257,7 @@ def packed(change: ServerChange) -> bytes:
     head = GENERIC.pack(command, _VERSION, 0)
     if command in {Verb.ADD_SERVICE, Verb.SET_SERVICE}:
         inner = _key_attributes(server.key) + _traits(server)
-        return head + _NESTING.pack(4 + len(inner), _SERVICE | NLA_F_NESTED) + inner
+        return head + _NESTING.pack(4 + len(inner), _SERVICE | nl.NLA_F_NESTED) + inner
     head += packed_key(server.key)
     if real is None:
         return head
@@ -282,9 +268,9 @@ def _about_real_server(command: int, destination: bytes, weight: int, forwarding
     address, port = destination[:-2], destination[-2:]
     key = (20, _REAL_ADDRESS, address, 6, _REAL_PORT, port, 6, _REAL_FAMILY, family_of(address))
     if command == Verb.DELETE_SERVER:
-        return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | NLA_F_NESTED, *key)
+        return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | nl.NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
-    return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | NLA_F_NESTED, *key, *traits)
+    return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | nl.NLA_F_NESTED, *key, *traits)
 
 
 class Pieces(NamedTuple):
@@ -321,13 +307,13 @@ def _traits(server: VirtualServer) -> bytes:
     else:
         # a prefix length, despite the name of the attribute: ip_vs_add_service
         netmask = prefixlen.to_bytes(4, sys.byteorder)
-    scheduler = text_attribute(_SCHEDULER, server.scheduler)
+    scheduler = nl.text_attribute(_SCHEDULER, server.scheduler)
     flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)
     return scheduler + _TRAITS.pack(*flags, 8, _TIMEOUT, server.timeout, 8, _NETMASK, netmask)
 
 
 def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
-    found = parts(data, start, end)
+    found = nl.parts(data, start, end)
     if _ADDRESS not in found:
         return None
     family = _number(found[_FAMILY])
@@ -335,7 +321,7 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
     key = server_key(found[_ADDRESS][:size], _number(found[_PROTOCOL]), int.from_bytes(found[_PORT], "big"))
     netmask = _number(found[_NETMASK])
     prefixlen = netmask if family == socket.AF_INET6 else netmask.bit_count()
-    scheduler = text_of(found.get(_SCHEDULER, b""))
+    scheduler = nl.text_of(found.get(_SCHEDULER, b""))
     flags = _number(found[_FLAGS][:4]) & _SETTABLE
     return VirtualServer(key, scheduler, flags, _number(found[_TIMEOUT]), prefixlen % (8 * size))
 
@@ -374,7 +360,7 @@ class RealServerReader:
         headers: list[int] = []
         places: dict[int, int] = {}
         layout = "="
-        for kind, first, last in attributes(data, start, end):
+        for kind, first, last in nl.attributes(data, start, end):
             length = last - first
             padding = "x" * (-length & 3 if first + length < end else 0)
             places[kind] = 2 * len(headers) + 1

@@ -17,23 +17,8 @@ from typing import Final, NamedTuple, Self
 
 from msgspec import Struct
 
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.netlink.announcements import Announcements
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_ROUTE,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    Netlink,
-    NetlinkError,
-    RefusedError,
-    answers,
-    attribute,
-    messages,
-    nested,
-    parts,
-    text_attribute,
-    text_of,
-    understood,
-)
 from kubeproxy.model.addresses import Family, Range, family_of, unpack
 
 _NEW_LINK: Final = 16
@@ -76,15 +61,15 @@ class NetworkInterface(NamedTuple):
     running: bool
 
 
-@understood("interfaces")
+@nl.understood("interfaces")
 def interfaces() -> list[NetworkInterface]:
     """Return all interfaces. Raises NetlinkError."""
-    with Netlink.open(NETLINK_ROUTE) as netlink:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_LINK, _ANY_LINK, "the interfaces")
     found = []
-    for data, start, end in answers(buffers, _LINK.size):
+    for data, start, end in nl.answers(buffers, _LINK.size):
         _, kind, index, flags, _ = _LINK.unpack_from(data, start - _LINK.size)
-        name = text_of(parts(data, start, end)[_NAME])
+        name = nl.text_of(nl.parts(data, start, end)[_NAME])
         found.append(NetworkInterface(index, name, kind == _ETHERNET, bool(flags & _UP), bool(flags & _RUNNING)))
     return found
 
@@ -96,7 +81,7 @@ def ethernet_interfaces() -> dict[int, str]:
 
 def interface_changes() -> Announcements:
     """Return a socket that receives changes of interfaces. Raises NetlinkError."""
-    return Announcements.open("interface changes", (_GROUP,), _RECEIVE_BUFFER, NETLINK_ROUTE)
+    return Announcements.open("interface changes", (_GROUP,), _RECEIVE_BUFFER, nl.NETLINK_ROUTE)
 
 
 def link_index(name: str) -> int | None:
@@ -109,14 +94,14 @@ def ensure_dummy(name: str) -> int:
     link-local address. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
     """
     index = link_index(name)
-    with Netlink.open(NETLINK_ROUTE) as netlink:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         if index is None:
-            made = _ANY_LINK + text_attribute(_NAME, name) + nested(_INFO, text_attribute(_INFO_KIND, "dummy"))
+            made = _ANY_LINK + nl.text_attribute(_NAME, name) + nl.nested(_INFO, nl.text_attribute(_INFO_KIND, "dummy"))
             what = f"create the dummy interface {name}"
-            netlink.request(_NEW_LINK, made, what, NLM_F_CREATE | NLM_F_EXCL, accepted=(errno.EEXIST,))
+            netlink.request(_NEW_LINK, made, what, nl.NLM_F_CREATE | nl.NLM_F_EXCL, accepted=(errno.EEXIST,))
             index = socket.if_nametoindex(name)
-        mode = nested(socket.AF_INET6, attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
-        no_address = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nested(_FAMILY_SPECIFIC, mode)
+        mode = nl.nested(socket.AF_INET6, nl.attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
+        no_address = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nl.nested(_FAMILY_SPECIFIC, mode)
         netlink.requests(_NEW_LINK, [no_address], "an interface")  # the kernel refuses this without IPv6
         netlink.request(_NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP), f"set {name} up")
     return index
@@ -127,7 +112,7 @@ def delete_link(name: str) -> bool:
     index = link_index(name)
     if index is None:
         return False
-    with Netlink.open(NETLINK_ROUTE) as netlink:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         link = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0)
         return not netlink.request(_DELETE_LINK, link, f"remove the interface {name}", accepted=(errno.ENODEV,))
 
@@ -148,26 +133,28 @@ def remove_addresses(index: int, ips: Collection[bytes]) -> None:
 
 
 def _change(kind: int, index: int, ips: Collection[bytes], verb: str, accepted: int) -> None:
-    flags = NLM_F_CREATE | NLM_F_EXCL if kind == _NEW_ADDRESS else 0
-    with Netlink.open(NETLINK_ROUTE) as netlink:
+    flags = nl.NLM_F_CREATE | nl.NLM_F_EXCL if kind == _NEW_ADDRESS else 0
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         results = netlink.requests(kind, [_pack(index, ip) for ip in ips], "addresses", flags)
     refused = [
-        (ip, NetlinkError(code, f"cannot {verb} the address {unpack(ip)} (interface {index})", text))
+        (ip, nl.NetlinkError(code, f"cannot {verb} the address {unpack(ip)} (interface {index})", text))
         for ip, (code, text) in zip(ips, results, strict=True)
         if code not in (0, accepted)
     ]
     if refused:
-        raise RefusedError(refused)
+        raise nl.RefusedError(refused)
 
 
 def _pack(index: int, ip: bytes) -> bytes:
     family = family_of(ip)
-    payload = _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + attribute(_LOCAL, ip) + attribute(_ADDRESS, ip)
+    payload = (
+        _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + nl.attribute(_LOCAL, ip) + nl.attribute(_ADDRESS, ip)
+    )
     if family is Family.IPV6:
         # The address is usable at once, and gets no second route: the local table has a route for it.
-        payload += attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
+        payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # Deprecated, so that the kernel never picks it as the most similar source address (RFC 6724, rules 3 and 8).
-        payload += attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
+        payload += nl.attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
     return payload
 
 
@@ -252,18 +239,18 @@ def local_addresses(family: int) -> list[Address]:
 
     A point-to-point interface has the address of its local end. Raises NetlinkError.
     """
-    with Netlink.open(NETLINK_ROUTE) as netlink:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
     return listed(family, buffers, dict(socket.if_nameindex()))
 
 
-@understood("addresses")
+@nl.understood("addresses")
 def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> list[Address]:
     """Return the addresses of a family in a dump; `names` are the interfaces by index. Raises ApplyError."""
     found = []
-    for data, start, end in answers(buffers, _ADDRESS_HEAD.size):
+    for data, start, end in nl.answers(buffers, _ADDRESS_HEAD.size):
         own_family, prefixlen, _, scope, index = _ADDRESS_HEAD.unpack_from(data, start - _ADDRESS_HEAD.size)
-        values = parts(data, start, end)
+        values = nl.parts(data, start, end)
         # If the message has a local address, IFA_ADDRESS is the peer's (rtnetlink(7)).
         ip = values.get(_LOCAL, values.get(_ADDRESS))
         if own_family == family and ip is not None and index in names:
@@ -282,11 +269,11 @@ class AddressMonitor(Announcements):
     @classmethod
     def listen(cls, ignored: AbstractSet[str] = frozenset()) -> Self:
         """Receive changes from now on, in the caller's network namespace. Raises NetlinkError."""
-        opened = cls.open("address changes", _GROUPS, _RECEIVE_BUFFER, NETLINK_ROUTE)
+        opened = cls.open("address changes", _GROUPS, _RECEIVE_BUFFER, nl.NETLINK_ROUTE)
         opened.ignored = ignored
         return opened
 
-    @understood("addresses")
+    @nl.understood("addresses")
     def drain(self) -> bool:
         """Read all messages without blocking; return whether addresses may have changed, so that they must be listed.
 
@@ -294,7 +281,7 @@ class AddressMonitor(Announcements):
         """
         ignored = {_number(name) for name in self.ignored}
         return self.changed(
-            lambda data: any(_ADDRESS_HEAD.unpack_from(data, at.start)[4] not in ignored for at in messages(data))
+            lambda data: any(_ADDRESS_HEAD.unpack_from(data, at.start)[4] not in ignored for at in nl.messages(data))
         )
 
 
@@ -320,17 +307,17 @@ def source_for(destination: bytes) -> bytes | None:
     return _route(destination).get(_PREFERRED)
 
 
-@understood("a route")
+@nl.understood("a route")
 def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
     """Return the attributes of the route from this node to a destination; none if there is no route."""
     try:
-        more = attribute(_FROM, source) if source is not None else b""
+        more = nl.attribute(_FROM, source) if source is not None else b""
         places = ask_route(destination, more, has_source=source is not None)
-    except NetlinkError as error:
+    except nl.NetlinkError as error:
         if error.code in _NO_ROUTE:
             return {}
         raise
-    return next((parts(*place) for place in places), {})
+    return next((nl.parts(*place) for place in places), {})
 
 
 _GET_NEIGHBOUR, _NEIGHBOUR, _GATEWAY = 30, 1, 5  # RTM_GETNEIGH, NDA_DST, RTA_GATEWAY
@@ -338,7 +325,7 @@ _NEIGHBOUR_HEAD: Final = struct.Struct("=B3xiHBB")  # struct ndmsg
 _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 
 
-@understood("a neighbour")
+@nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     """Return two values: a text if the next hop of packets to a destination does not answer the question for its
     link-layer address (ARP, or neighbour discovery in IPv6), else ''; and whether the destination itself is this silent
@@ -348,10 +335,10 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     size = _NEIGHBOUR_HEAD.size
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
     try:
-        with Netlink.open(NETLINK_ROUTE) as netlink:
-            asked = _NEIGHBOUR_HEAD.pack(family, index, 0, 0, 0) + attribute(_NEIGHBOUR, hop)
+        with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
+            asked = _NEIGHBOUR_HEAD.pack(family, index, 0, 0, 0) + nl.attribute(_NEIGHBOUR, hop)
             places = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour", size)
-    except NetlinkError as error:
+    except nl.NetlinkError as error:
         if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
             return "", False
         raise
@@ -366,5 +353,5 @@ def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[tupl
     """Return (buffer, start, end) of the attributes of a packet's route; `more` is packed. Raises NetlinkError."""
     bits = 8 * len(destination)
     head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
-    with Netlink.open(NETLINK_ROUTE) as netlink:
-        return netlink.ask(_GET_ROUTE, head + attribute(_TO, destination) + more, "a route", _ROUTE_HEAD.size)
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
+        return netlink.ask(_GET_ROUTE, head + nl.attribute(_TO, destination) + more, "a route", _ROUTE_HEAD.size)

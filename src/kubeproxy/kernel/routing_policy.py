@@ -13,17 +13,7 @@ import struct
 import sys
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_ROUTE,
-    Netlink,
-    NetlinkError,
-    answers,
-    attribute,
-    number_attribute,
-    parts,
-    text_of,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.route import ask_route
 from kubeproxy.model.addresses import PROTOCOLS, Family, unpack
 
@@ -57,32 +47,32 @@ def refusal(packet: RoutedPacket) -> int:
 
     EXDEV or EINVAL means a refused source (reverse path filter); EINVAL may also mean a blackhole route.
     """
-    more = attribute(_FROM, packet.source) if packet.source is not None else b""
+    more = nl.attribute(_FROM, packet.source) if packet.source is not None else b""
     if packet.arrival:
-        more += attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
+        more += nl.attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
     if packet.mark:
-        more += attribute(_MARK, struct.pack("=I", packet.mark))
+        more += nl.attribute(_MARK, struct.pack("=I", packet.mark))
     if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel routes no other families
-        more += number_attribute(_PROTOCOL, packet.protocol, 1) + number_attribute(_PORT, packet.port, 2)
+        more += nl.number_attribute(_PROTOCOL, packet.protocol, 1) + nl.number_attribute(_PORT, packet.port, 2)
     try:
         ask_route(packet.destination, more, has_source=packet.source is not None)
-    except NetlinkError as error:
+    except nl.NetlinkError as error:
         if error.code in _REFUSALS:
             return error.code
         raise
     return 0
 
 
-@understood("the rules of policy routing")
+@nl.understood("the rules of policy routing")
 def marks() -> set[int]:
     """Return the packet marks, except 0, that policy routing rules test. Raises ApplyError."""
-    with Netlink.open(NETLINK_ROUTE) as link:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as link:
         rules = [
             one
             for family in Family
             for one in link.dump_all(_GET_RULES, _HEAD.pack(family, *bytes(7), 0), "the rules of policy routing")
         ]
-    tested = (parts(*place).get(_RULE_MARK, b"") for place in answers(rules, _HEAD.size))
+    tested = (nl.parts(*place).get(_RULE_MARK, b"") for place in nl.answers(rules, _HEAD.size))
     return {_number(value) for value in tested} - {0}
 
 
@@ -92,14 +82,14 @@ class RoutingTables(NamedTuple):
     rules: list[bytes]
     routes: list[bytes]
 
-    @understood("the rules of policy routing")
+    @nl.understood("the rules of policy routing")
     def refusing(self, packet: RoutedPacket) -> str:
         """Return the first rule or route for a packet that refuses it: 'ip rule 100 (prohibit)' or
         'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
         """
-        for place in answers(self.rules, _HEAD.size):
+        for place in nl.answers(self.rules, _HEAD.size):
             _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
-            values = parts(*place)
+            values = nl.parts(*place)
             if not _matches(packet, values, to_bits, from_bits):
                 continue
             name = f"ip rule {_number(values.get(_PRIORITY, b''))}"
@@ -115,7 +105,7 @@ class RoutingTables(NamedTuple):
 def routing_tables(family: Family) -> RoutingTables:
     """Return the rules and routes of a family, which may be many. Raises NetlinkError."""
     head = _HEAD.pack(family, *bytes(7), 0)
-    with Netlink.open(NETLINK_ROUTE) as link:
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as link:
         rules = link.dump_all(_GET_RULES, head, "the rules of policy routing")
         return RoutingTables(rules, link.dump_all(_GET_ROUTES, head, "the routes"))
 
@@ -126,7 +116,7 @@ def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_
     return (
         _covers(values.get(_TO), to_bits, packet.destination)
         and _covers(values.get(_FROM), from_bits, packet.source)
-        and text_of(values.get(_IN, b"")) in {"", packet.arrival or "lo"}
+        and nl.text_of(values.get(_IN, b"")) in {"", packet.arrival or "lo"}
         and (_RULE_MARK not in values or _number(values[_RULE_MARK]) == packet.mark & mask)
     )
 
@@ -134,9 +124,9 @@ def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_
 def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
     """Return the most specific route of a table for a destination if it refuses packets, else ''."""
     longest, found = -1, ""
-    for place in answers(routes, _HEAD.size):
+    for place in nl.answers(routes, _HEAD.size):
         _, bits, _, _, own, _, _, kind, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
-        values = parts(*place)
+        values = nl.parts(*place)
         number = _number(values.get(_TABLE, bytes([own])))
         if number == table and bits > longest and _covers(values.get(_TO), bits, destination):
             longest, where = bits, f"{unpack(values[_TO])}/{bits}" if bits else "default"

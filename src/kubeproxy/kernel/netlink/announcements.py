@@ -15,14 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_NETFILTER,
-    READ_SIZE,
-    SOL_NETLINK,
-    Closing,
-    NetlinkError,
-    open_socket,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 
 _ADD_MEMBERSHIP: Final = 1
 _DROP_MEMBERSHIP: Final = 2
@@ -62,7 +55,7 @@ _MOST_MESSAGES: Final = 80
 """Most messages that the filter examines in a buffer; it lets larger buffers pass. A full page has 50 elements."""
 
 
-class Announcements(Closing):
+class Announcements(nl.Closing):
     """A socket that receives multicast messages. `lost` counts how often the kernel dropped messages because there were
     too many.
 
@@ -80,11 +73,11 @@ class Announcements(Closing):
         subject: str,
         groups: Sequence[int],
         receive_buffer: int,
-        protocol: int = NETLINK_NETFILTER,
+        protocol: int = nl.NETLINK_NETFILTER,
         program: bytes = b"",
     ) -> Self:
         """Join groups, with the filter `program` unless it is None. Raises NetlinkError."""
-        opened = cls(open_socket(protocol, receive_buffer), subject)
+        opened = cls(nl.open_socket(protocol, receive_buffer), subject)
         try:
             opened._socket.setblocking(False)
             if program:
@@ -106,11 +99,11 @@ class Announcements(Closing):
     def join(self, *groups: int) -> None:
         """Receive the messages of groups from now on. Raises OSError."""
         for group in groups:
-            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            self._socket.setsockopt(nl.SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
     def leave(self, group: int) -> None:
         """Receive no further messages of a group; messages that have arrived can still be read. Raises OSError."""
-        self._socket.setsockopt(SOL_NETLINK, _DROP_MEMBERSHIP, group)
+        self._socket.setsockopt(nl.SOL_NETLINK, _DROP_MEMBERSHIP, group)
 
     def attach(self, program: bytes) -> None:
         """Filter messages in the kernel by a program, which replaces the earlier program. Raises OSError."""
@@ -151,7 +144,7 @@ class Announcements(Closing):
     def _receive(self) -> bytes | None:
         """Return a buffer, None when messages were lost."""
         try:
-            return self._socket.recv(READ_SIZE)
+            return self._socket.recv(nl.READ_SIZE)
         except (BlockingIOError, TimeoutError):
             raise
         except OSError as error:
@@ -160,8 +153,8 @@ class Announcements(Closing):
             self.lost += 1
             return None
 
-    def _failure(self, error: OSError) -> NetlinkError:
-        return NetlinkError(error.errno or errno.EIO, f"cannot listen to {self._subject}")
+    def _failure(self, error: OSError) -> nl.NetlinkError:
+        return nl.NetlinkError(error.errno or errno.EIO, f"cannot listen to {self._subject}")
 
 
 def keeping(steps: Sequence[tuple[int, int]]) -> bytes:

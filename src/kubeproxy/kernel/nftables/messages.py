@@ -17,14 +17,7 @@ from itertools import count
 from typing import Final
 
 from kubeproxy.errors import ApplyError, Unsupported
-from kubeproxy.kernel.netlink.protocol import (
-    NLM_F_REQUEST,
-    NetlinkError,
-    attribute,
-    nested,
-    number_attribute,
-    text_attribute,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_messages, plain_element
@@ -46,22 +39,22 @@ MOST_DEVICES: Final = 256
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
     """Return the message that creates a table. A table of this name that exists is not changed."""
-    payload = text_attribute(nfta.TABLE_NAME, table)
+    payload = nl.text_attribute(nfta.TABLE_NAME, table)
     if comment:
-        payload += attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
+        payload += nl.attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
     if flags:
-        payload += number_attribute(nfta.TABLE_FLAGS, flags)
+        payload += nl.number_attribute(nfta.TABLE_FLAGS, flags)
     return nft_message(nfnetlink.NEW_TABLE, family, payload, nfnetlink.CREATE)
 
 
 def table_removal(family: int, table: str) -> bytes:
     """Return the message that removes a table with all its contents."""
-    return nft_message(nfnetlink.DELETE_TABLE, family, text_attribute(nfta.TABLE_NAME, table))
+    return nft_message(nfnetlink.DELETE_TABLE, family, nl.text_attribute(nfta.TABLE_NAME, table))
 
 
 def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -> bytes:
-    payload = names(table, name) + number_attribute(nfta.OBJ_TYPE, _COUNTER) + data
-    return nft_message(kind, family, payload, nfnetlink.CREATE if kind == nfnetlink.NEW_OBJECT else NLM_F_REQUEST)
+    payload = names(table, name) + nl.number_attribute(nfta.OBJ_TYPE, _COUNTER) + data
+    return nft_message(kind, family, payload, nfnetlink.CREATE if kind == nfnetlink.NEW_OBJECT else nl.NLM_F_REQUEST)
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
@@ -69,9 +62,9 @@ def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]
     already are accepted. The kernel refuses the message if one of the interfaces is missing, and removes interfaces
     that disappear later.
     """
-    named = b"".join(text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
-    number, priority = number_attribute(nfta.HOOK_NUMBER, 0), number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
-    hook = nested(nfta.FLOWTABLE_HOOK, number, priority, nested(nfta.HOOK_DEVICES, named) if devices else b"")
+    named = b"".join(nl.text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
+    number, priority = nl.number_attribute(nfta.HOOK_NUMBER, 0), nl.number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
+    hook = nl.nested(nfta.FLOWTABLE_HOOK, number, priority, nl.nested(nfta.HOOK_DEVICES, named) if devices else b"")
     return nft_message(nfnetlink.NEW_FLOWTABLE, family, names(table, name) + hook, nfnetlink.CREATE)
 
 
@@ -79,9 +72,11 @@ def chain_message(family: int, table: str, name: str, hook: tables.Hook | None =
     """Return the message that creates a chain."""
     payload = names(table, name, nfta.CHAIN_NAME)
     if hook is not None:
-        priority = attribute(nfta.HOOK_PRIORITY, hook.priority.to_bytes(4, "big", signed=True))
-        payload += nested(nfta.CHAIN_HOOK, number_attribute(nfta.HOOK_NUMBER, hook.number), priority)
-        payload += number_attribute(nfta.CHAIN_POLICY, not hook.drops) + text_attribute(nfta.CHAIN_TYPE, hook.kind)
+        priority = nl.attribute(nfta.HOOK_PRIORITY, hook.priority.to_bytes(4, "big", signed=True))
+        payload += nl.nested(nfta.CHAIN_HOOK, nl.number_attribute(nfta.HOOK_NUMBER, hook.number), priority)
+        payload += nl.number_attribute(nfta.CHAIN_POLICY, not hook.drops) + nl.text_attribute(
+            nfta.CHAIN_TYPE, hook.kind
+        )
     return nft_message(nfnetlink.NEW_CHAIN, family, payload, nfnetlink.CREATE)
 
 
@@ -104,7 +99,7 @@ def rules_removal(family: int, table: str, chain: str) -> bytes:
 def objects(family: int, table: str, made: tables.Definition) -> list[bytes]:
     """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
     found = [_made_set(family, table, spec) for spec in made.sets]
-    found += [_counter(nfnetlink.NEW_OBJECT, family, table, name, nested(nfta.OBJ_DATA)) for name in made.counters]
+    found += [_counter(nfnetlink.NEW_OBJECT, family, table, name, nl.nested(nfta.OBJ_DATA)) for name in made.counters]
     found += [flowtable_message(family, table, name, ()) for name in made.flowtables]
     return [*found, *(chain_message(family, table, name, chain.hook) for name, chain in made.chains.items())]
 
@@ -168,23 +163,23 @@ def _made_set(family: int, table: str, spec: tables.SetSpec) -> bytes:
 
 def _set(family: int, table: str, name: str, form: tables.SetForm, notes: bytes, number: int = 0) -> bytes:
     parts = [names(table, name)]
-    parts.append(number_attribute(nfta.SET_ID, number or _next_number()))
-    parts.append(number_attribute(nfta.SET_FLAGS, form.flags & ~tables.COUNTED))
+    parts.append(nl.number_attribute(nfta.SET_ID, number or _next_number()))
+    parts.append(nl.number_attribute(nfta.SET_FLAGS, form.flags & ~tables.COUNTED))
     numbers = [(nfta.SET_KEY_TYPE, form.key_type), (nfta.SET_KEY_LENGTH, form.key_length)]
     if form.flags & tables.MAP:
         numbers += [(nfta.SET_DATA_TYPE, form.data_type), (nfta.SET_DATA_LENGTH, form.data_length)]
-    parts += [number_attribute(kind, value) for kind, value in numbers]
-    described = number_attribute(nfta.SET_DESC_SIZE, form.size) if form.size else b""
+    parts += [nl.number_attribute(kind, value) for kind, value in numbers]
+    described = nl.number_attribute(nfta.SET_DESC_SIZE, form.size) if form.size else b""
     if form.lengths:
-        lengths = (nested(nfta.LIST_ELEM, number_attribute(nfta.SET_FIELD_LENGTH, each)) for each in form.lengths)
-        described += nested(nfta.SET_DESC_CONCAT, *lengths)
+        lengths = (nl.nested(nfta.LIST_ELEM, nl.number_attribute(nfta.SET_FIELD_LENGTH, each)) for each in form.lengths)
+        described += nl.nested(nfta.SET_DESC_CONCAT, *lengths)
     if described:
-        parts.append(nested(nfta.SET_DESC, described))
+        parts.append(nl.nested(nfta.SET_DESC, described))
     if form.timeout:
-        parts.append(number_attribute(nfta.SET_TIMEOUT, form.timeout, 8))
+        parts.append(nl.number_attribute(nfta.SET_TIMEOUT, form.timeout, 8))
     if form.flags & tables.COUNTED:
-        parts.append(nested(nfta.SET_EXPR, attribute(nfta.EXPR_NAME, b"counter\0"), nested(nfta.EXPR_DATA)))
-    parts.append(attribute(nfta.SET_USERDATA, notes))
+        parts.append(nl.nested(nfta.SET_EXPR, nl.attribute(nfta.EXPR_NAME, b"counter\0"), nl.nested(nfta.EXPR_DATA)))
+    parts.append(nl.attribute(nfta.SET_USERDATA, notes))
     return nft_message(nfnetlink.NEW_SET, family, b"".join(parts), nfnetlink.CREATE)
 
 
@@ -197,7 +192,7 @@ def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool
     """Return the messages that fill a set of ranges: edges are first values, and (True) the values after the last."""
     elements = []
     for key, ends in sorted(edges):
-        flags = number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
+        flags = nl.number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
         elements.append(plain_element(key, b"", flags))
     return element_messages(nfnetlink.NEW_ELEMENT, family, table, name, elements)
 
@@ -250,7 +245,7 @@ def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[byte
             packed.append(x.pack_lookup(expression, name, number))
         else:
             packed.append(x.pack(expression))
-    payload = names(table, chain) + nested(nfta.RULE_EXPRESSIONS, *packed)
+    payload = names(table, chain) + nl.nested(nfta.RULE_EXPRESSIONS, *packed)
     yield nft_message(nfnetlink.NEW_RULE, family, payload, nfnetlink.CREATE | nfnetlink.NLM_F_APPEND)
 
 
@@ -275,7 +270,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
         raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
     try:
         nfnetlink.table(socket.AF_INET, "kube-proxy")
-    except NetlinkError as error:
+    except nl.NetlinkError as error:
         reason = str(error).replace(": ", ", ")  # the text after the first ": " is the fix
         raise Unsupported(
             f"nf_tables does not answer ({reason}): load the kernel module nf_tables (modprobe nf_tables), "
@@ -291,13 +286,13 @@ def remove_table(name: str) -> list[str]:
             if nfnetlink.table(family, name) is None:
                 continue
         except ApplyError as error:
-            if not isinstance(error, NetlinkError) or error.code not in _NO_NF_TABLES:
+            if not isinstance(error, nl.NetlinkError) or error.code not in _NO_NF_TABLES:
                 failures.append(f"cannot look for the table {name}: {error}")
             continue
         try:
             with closing(nfnetlink.Transactions.open()) as transactions:
                 transactions.commit([table_removal(family, name)])
         except ApplyError as error:
-            if not isinstance(error, NetlinkError) or error.code != errno.ENOENT:  # another program removed it
+            if not isinstance(error, nl.NetlinkError) or error.code != errno.ENOENT:  # another program removed it
                 failures.append(f"cannot remove the table {name}: {error}")
     return failures

@@ -12,34 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.kernel.netlink.protocol import (
-    HEADER,
-    NETLINK_NETFILTER,
-    NLM_F_ACK,
-    NLM_F_CREATE,
-    NLM_F_ECHO,
-    NLM_F_REQUEST,
-    NLMSG_ERROR,
-    READ_SIZE,
-    Netlink,
-    NetlinkError,
-    acknowledgement,
-    answers,
-    find,
-    grow_send_buffer,
-    messages,
-    netfilter_header,
-    open_socket,
-    parts,
-    text_attribute,
-    text_of,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
+from kubeproxy.kernel.netlink.protocol import parts
 from kubeproxy.kernel.nftables import nfta
 
 SUBSYSTEM: Final = 10  # NFNL_SUBSYS_NFTABLES
 NLM_F_APPEND: Final = 0x800
-CREATE: Final = NLM_F_REQUEST | NLM_F_CREATE
+CREATE: Final = nl.NLM_F_REQUEST | nl.NLM_F_CREATE
 
 NEW_TABLE: Final = SUBSYSTEM << 8 | 0
 GET_TABLE: Final = SUBSYSTEM << 8 | 1
@@ -78,22 +57,24 @@ _RECEIVE_BUFFER: Final = 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
 
 
-def nft_message(kind: int, family: int, payload: bytes, flags: int = NLM_F_REQUEST) -> bytes:
+def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_REQUEST) -> bytes:
     """Return a message for `Transactions.commit`, which sets sequence numbers."""
     return (
-        HEADER.pack(HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0) + netfilter_header(family) + payload
+        nl.HEADER.pack(nl.HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0)
+        + nl.netfilter_header(family)
+        + payload
     )
 
 
 def echoed(message: bytes) -> bytes:
     """Return a message with NLM_F_ECHO: the kernel reports the object that it creates."""
-    length, kind, flags, *_ = HEADER.unpack_from(message)
-    return HEADER.pack(length, kind, flags | NLM_F_ECHO, 0, 0) + message[HEADER.size :]
+    length, kind, flags, *_ = nl.HEADER.unpack_from(message)
+    return nl.HEADER.pack(length, kind, flags | nl.NLM_F_ECHO, 0, 0) + message[nl.HEADER.size :]
 
 
 def names(table: str, name: str, number: int = 2) -> bytes:
     """Return the attributes with the names of a table and of an object in it, in most kinds of objects 1 and 2."""
-    return text_attribute(1, table) + text_attribute(number, name)
+    return nl.text_attribute(1, table) + nl.text_attribute(number, name)
 
 
 class Transactions:
@@ -106,8 +87,8 @@ class Transactions:
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        opened = open_socket(NETLINK_NETFILTER, _RECEIVE_BUFFER)
-        grow_send_buffer(opened, _SEND_BUFFER)
+        opened = nl.open_socket(nl.NETLINK_NETFILTER, _RECEIVE_BUFFER)
+        nl.grow_send_buffer(opened, _SEND_BUFFER)
         opened.settimeout(_TIMEOUT)
         return cls(opened)
 
@@ -135,17 +116,17 @@ class Transactions:
             return []
         begin = next(self._sequence) & 0x7FFFFFFF
         resource = socket.htons(SUBSYSTEM)
-        edge = HEADER.size + GENERIC.size
-        head = HEADER.pack(edge, _BATCH_BEGIN, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
-        tail = HEADER.pack(edge, _BATCH_END, NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
+        edge = nl.HEADER.size + GENERIC.size
+        head = nl.HEADER.pack(edge, _BATCH_BEGIN, nl.NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
+        tail = nl.HEADER.pack(edge, _BATCH_END, nl.NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
         last = next(self._sequence) & 0x7FFFFFFF
-        length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
+        length, kind, flags, _, _ = nl.HEADER.unpack_from(parts[-1])
         # The last message requests an acknowledgement, because kernels before 6.10 acknowledge no end of a batch.
-        final = HEADER.pack(length, kind, flags | NLM_F_ACK, last, 0) + parts[-1][HEADER.size :]
+        final = nl.HEADER.pack(length, kind, flags | nl.NLM_F_ACK, last, 0) + parts[-1][nl.HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
         try:
             return self._settle(begin, last)
-        except NetlinkError:
+        except nl.NetlinkError:
             self._drain()
             raise
 
@@ -153,13 +134,15 @@ class Transactions:
         """Return the number of the ruleset's generation, to which each transaction of any program adds one."""
         sequence = next(self._sequence) & 0x7FFFFFFF
         request = nft_message(_GET_GENERATION, 0, b"")
-        self._send(HEADER.pack(len(request), _GET_GENERATION, NLM_F_REQUEST, sequence, 0) + request[HEADER.size :])
+        self._send(
+            nl.HEADER.pack(len(request), _GET_GENERATION, nl.NLM_F_REQUEST, sequence, 0) + request[nl.HEADER.size :]
+        )
         while True:
             data = self._receive()
-            for at in messages(data):
-                if at.sequence == sequence and at.kind == NLMSG_ERROR:
-                    raise NetlinkError(acknowledgement(data, at)[0], "cannot read the nf_tables generation")
-                if at.sequence == sequence and (place := find(data, at.start + GENERIC.size, at.end, nfta.GEN_ID)):
+            for at in nl.messages(data):
+                if at.sequence == sequence and at.kind == nl.NLMSG_ERROR:
+                    raise nl.NetlinkError(nl.acknowledgement(data, at)[0], "cannot read the nf_tables generation")
+                if at.sequence == sequence and (place := nl.find(data, at.start + GENERIC.size, at.end, nfta.GEN_ID)):
                     return int.from_bytes(data[slice(*place)], "big")
 
     def _send(self, data: bytes) -> None:
@@ -167,14 +150,14 @@ class Transactions:
             self._socket.send(data)
         except OSError as error:
             limit = "raise net.core.wmem_max, or leave the user namespace" if error.errno == errno.EMSGSIZE else ""
-            raise NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables", limit) from error
+            raise nl.NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables", limit) from error
 
     def _receive(self) -> bytes:
         try:
-            return self._socket.recv(READ_SIZE)
+            return self._socket.recv(nl.READ_SIZE)
         except OSError as error:
             code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
-            raise NetlinkError(code, "no answer from nf_tables") from error
+            raise nl.NetlinkError(code, "no answer from nf_tables") from error
 
     def _drain(self) -> None:
         """Discard the answers to a failed transaction. There may be more answers than fit into the receive buffer.
@@ -184,7 +167,7 @@ class Transactions:
         self._socket.setblocking(False)
         while True:
             try:
-                self._socket.recv(READ_SIZE)
+                self._socket.recv(nl.READ_SIZE)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -201,18 +184,18 @@ class Transactions:
         handles: list[int] = []
         while True:
             data = self._receive()
-            for at in messages(data):
-                if at.kind != NLMSG_ERROR:
+            for at in nl.messages(data):
+                if at.kind != nl.NLMSG_ERROR:
                     if at.kind in _HANDLES:
                         found = parts(data, at.start + GENERIC.size, at.end)
                         handles.append(int.from_bytes(found[_HANDLES[at.kind]], "big"))
                     continue
-                code, text = acknowledgement(data, at)
+                code, text = nl.acknowledgement(data, at)
                 if code and complaint is None and at.sequence in (0, begin, last):
                     complaint = code, text
                 if at.sequence == last or (at.sequence == begin and code):
                     if complaint is not None:
-                        raise NetlinkError(complaint[0], "the kernel refused an nf_tables transaction", complaint[1])
+                        raise nl.NetlinkError(complaint[0], "the kernel refused an nf_tables transaction", complaint[1])
                     return handles
 
 
@@ -234,12 +217,12 @@ class TableHeader(NamedTuple):
     owner: int = 0
 
 
-@understood("nf_tables")
-def table(family: int, name: str, link: Netlink | None = None) -> TableHeader | None:
+@nl.understood("nf_tables")
+def table(family: int, name: str, link: nl.Netlink | None = None) -> TableHeader | None:
     """Return a table, None if it is missing."""
     for place in dump(GET_TABLE, family, b"", "nf_tables tables", link):
         found = parts(*place)
-        if text_of(found.get(nfta.TABLE_NAME, b"")) == name:
+        if nl.text_of(found.get(nfta.TABLE_NAME, b"")) == name:
             handle, flags, owner = (
                 int.from_bytes(found.get(k, b""), "big")
                 for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS, nfta.TABLE_OWNER)
@@ -263,12 +246,12 @@ class Rule(NamedTuple):
     raw: bytes
 
 
-@understood("nf_tables")
-def rules(family: int, table_name: str, link: Netlink | None = None, chain: str = "") -> list[Rule]:
+@nl.understood("nf_tables")
+def rules(family: int, table_name: str, link: nl.Netlink | None = None, chain: str = "") -> list[Rule]:
     """Return the rules of a table, or of one of its chains, in order. Raises NetlinkError."""
-    request = text_attribute(nfta.RULE_TABLE, table_name)
+    request = nl.text_attribute(nfta.RULE_TABLE, table_name)
     if chain:
-        request += text_attribute(nfta.RULE_CHAIN, chain)
+        request += nl.text_attribute(nfta.RULE_CHAIN, chain)
     places = dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link)
     return [_rule(data[start:end]) for data, start, end in places]
 
@@ -276,26 +259,26 @@ def rules(family: int, table_name: str, link: Netlink | None = None, chain: str 
 def _rule(data: bytes) -> Rule:
     one = parts(data)
     handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
-    return Rule(text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b""))
+    return Rule(nl.text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b""))
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """Yield kind and name of each object with a handle that messages create; a rule has the name of its chain."""
     for one in made:
-        kind = HEADER.unpack_from(one)[1]
-        if kind in _NAMES and (place := find(one, HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
-            yield kind, text_of(one[slice(*place)])
+        kind = nl.HEADER.unpack_from(one)[1]
+        if kind in _NAMES and (place := nl.find(one, nl.HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
+            yield kind, nl.text_of(one[slice(*place)])
 
 
-@understood("chains of nf_tables")
-def chain_names(family: int, table_name: str, link: Netlink | None = None) -> frozenset[str]:
+@nl.understood("chains of nf_tables")
+def chain_names(family: int, table_name: str, link: nl.Netlink | None = None) -> frozenset[str]:
     """Return the names of a table's chains. Raises NetlinkError."""
-    return frozenset(text_of(parts(*place)[nfta.CHAIN_NAME]) for place in chain_places(family, table_name, link))
+    return frozenset(nl.text_of(parts(*place)[nfta.CHAIN_NAME]) for place in chain_places(family, table_name, link))
 
 
-def chain_places(family: int, table_name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
+def chain_places(family: int, table_name: str, link: nl.Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of a table's chains; of all tables for ''."""
-    first = text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
+    first = nl.text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
     # The first attribute is the name of the table, so chains of other tables, maybe 100,000, are not parsed.
     places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
     return (place for place in places if place[0].startswith(first, place[1]))
@@ -303,21 +286,23 @@ def chain_places(family: int, table_name: str, link: Netlink | None = None) -> I
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
     """Return whether a table has a chain, without a dump of all chains. Raises NetlinkError."""
-    with Netlink.open() as link:
+    with nl.Netlink.open() as link:
         try:
-            request = netfilter_header(family) + names(table_name, chain, nfta.CHAIN_NAME)
+            request = nl.netfilter_header(family) + names(table_name, chain, nfta.CHAIN_NAME)
             link.ask(GET_CHAIN, request, f"chain {chain}")
-        except NetlinkError as error:
+        except nl.NetlinkError as error:
             if error.code != errno.ENOENT:
                 raise
             return False
     return True
 
 
-def dump(kind: int, family: int, request: bytes, what: str, link: Netlink | None) -> Iterator[tuple[bytes, int, int]]:
+def dump(
+    kind: int, family: int, request: bytes, what: str, link: nl.Netlink | None
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of each entry of a dump. Raises NetlinkError."""
-    payload = netfilter_header(family) + request
+    payload = nl.netfilter_header(family) + request
     if link is not None:
-        return answers(link.dump_all(kind, payload, what), GENERIC.size)
-    with Netlink.open() as own:
-        return answers(own.dump_all(kind, payload, what), GENERIC.size)
+        return nl.answers(link.dump_all(kind, payload, what), GENERIC.size)
+    with nl.Netlink.open() as own:
+        return nl.answers(own.dump_all(kind, payload, what), GENERIC.size)

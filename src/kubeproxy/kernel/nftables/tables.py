@@ -14,16 +14,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.kernel.netlink.protocol import (
-    Netlink,
-    NetlinkError,
-    attributes,
-    find,
-    parts,
-    text_attribute,
-    text_of,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions, nfnetlink, nfta
 from kubeproxy.kernel.nftables.elements import element_lists
 from kubeproxy.kernel.nftables.fields import FIELDS, VERDICTS, Field, padded
@@ -151,8 +142,8 @@ class TableContents(Struct, frozen=True):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-@understood("a table of nf_tables")
-def read(family: int, table: str, link: Netlink) -> TableContents:
+@nl.understood("a table of nf_tables")
+def read(family: int, table: str, link: nl.Netlink) -> TableContents:
     """Return the contents of a table, empty if it is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
     hooks = {one.name: one.hook for one in listed_chains(link, family, table)}
@@ -166,8 +157,8 @@ def read(family: int, table: str, link: Netlink) -> TableContents:
     )
 
 
-@understood("rules of nf_tables")
-def chain_rules(family: int, table: str, chain: str, link: Netlink) -> dict[int, expressions.Rule]:
+@nl.understood("rules of nf_tables")
+def chain_rules(family: int, table: str, chain: str, link: nl.Netlink) -> dict[int, expressions.Rule]:
     """Return the rules of a chain, which may be another program's, by handle. Raises NetlinkError."""
     sets = read_sets(family, table, link)
     rules = nfnetlink.rules(family, table, link, chain)
@@ -187,68 +178,70 @@ class ListedChain(NamedTuple):
     hook: Hook | None
 
 
-@understood("chains of nf_tables")
-def listed_chains(link: Netlink, family: int = 0, table: str = "") -> list[ListedChain]:
+@nl.understood("chains of nf_tables")
+def listed_chains(link: nl.Netlink, family: int = 0, table: str = "") -> list[ListedChain]:
     """Return the chains of a table ('' for all), of a family (0 for all). Raises NetlinkError."""
     found = []
     for data, start, end in chain_places(family, table, link):
-        one = parts(data, start, end)
+        one = nl.parts(data, start, end)
         hook = None
         if nfta.CHAIN_HOOK in one:
-            place = parts(one[nfta.CHAIN_HOOK])
+            place = nl.parts(one[nfta.CHAIN_HOOK])
             priority = int.from_bytes(place.get(nfta.HOOK_PRIORITY, b""), "big", signed=True)
             drops = int.from_bytes(one.get(nfta.CHAIN_POLICY, b"\1"), "big") == _DROP
-            kind = text_of(one.get(nfta.CHAIN_TYPE, b""))
+            kind = nl.text_of(one.get(nfta.CHAIN_TYPE, b""))
             hook = Hook(kind, int.from_bytes(place.get(nfta.HOOK_NUMBER, b""), "big"), priority, drops)
-        of_table, name = text_of(one[nfta.CHAIN_TABLE]), text_of(one[nfta.CHAIN_NAME])
+        of_table, name = nl.text_of(one[nfta.CHAIN_TABLE]), nl.text_of(one[nfta.CHAIN_NAME])
         # struct nfgenmsg, which precedes the attributes, starts with the family.
         found.append(ListedChain(data[start - 4], of_table, name, int.from_bytes(one[nfta.CHAIN_HANDLE], "big"), hook))
     return found
 
 
-def chains_by_name(family: int, table: str, link: Netlink) -> dict[str, ListedChain]:
+def chains_by_name(family: int, table: str, link: nl.Netlink) -> dict[str, ListedChain]:
     """Return the chains of a table by name. Raises NetlinkError."""
     return {one.name: one for one in listed_chains(link, family, table)}
 
 
-@understood("counters of nf_tables")
-def counter_packets(family: int, table: str, link: Netlink) -> dict[str, int]:
+@nl.understood("counters of nf_tables")
+def counter_packets(family: int, table: str, link: nl.Netlink) -> dict[str, int]:
     """Return the packets that each named counter of a table has counted; empty if it is missing. Raises ApplyError."""
     found: dict[str, int] = {}
-    request = text_attribute(nfta.OBJ_TABLE, table)
+    request = nl.text_attribute(nfta.OBJ_TABLE, table)
     for data, start, end in dump(GET_OBJECT, family, request, f"the counters of table {table}", link):
-        one = parts(data, start, end)
-        place = find(data, start, end, nfta.OBJ_DATA, nfta.COUNTER_PACKETS)
-        if place is not None and text_of(one[nfta.OBJ_TABLE]) == table:
-            found[text_of(one[nfta.OBJ_NAME])] = int.from_bytes(data[slice(*place)], "big")
+        one = nl.parts(data, start, end)
+        place = nl.find(data, start, end, nfta.OBJ_DATA, nfta.COUNTER_PACKETS)
+        if place is not None and nl.text_of(one[nfta.OBJ_TABLE]) == table:
+            found[nl.text_of(one[nfta.OBJ_NAME])] = int.from_bytes(data[slice(*place)], "big")
     return found
 
 
-@understood("flowtables of nf_tables")
-def _flowtables(family: int, table: str, link: Netlink) -> frozenset[str]:
+@nl.understood("flowtables of nf_tables")
+def _flowtables(family: int, table: str, link: nl.Netlink) -> frozenset[str]:
     """Return the names of a table's flowtables; none if the kernel does not support them. Raises NetlinkError."""
     try:
-        places = dump(GET_FLOWTABLE, family, text_attribute(nfta.FLOWTABLE_TABLE, table), "flowtables", link)
-    except NetlinkError as error:
+        places = dump(GET_FLOWTABLE, family, nl.text_attribute(nfta.FLOWTABLE_TABLE, table), "flowtables", link)
+    except nl.NetlinkError as error:
         if error.code != errno.EOPNOTSUPP:
             raise
         return frozenset()
-    found = [parts(*place) for place in places]
-    return frozenset(text_of(one[nfta.FLOWTABLE_NAME]) for one in found if text_of(one[nfta.FLOWTABLE_TABLE]) == table)
+    found = [nl.parts(*place) for place in places]
+    return frozenset(
+        nl.text_of(one[nfta.FLOWTABLE_NAME]) for one in found if nl.text_of(one[nfta.FLOWTABLE_TABLE]) == table
+    )
 
 
-@understood("sets of nf_tables")
-def read_sets(family: int, table: str, link: Netlink) -> dict[str, SetForm]:
+@nl.understood("sets of nf_tables")
+def read_sets(family: int, table: str, link: nl.Netlink) -> dict[str, SetForm]:
     """Return a table's sets and maps by name, with the anonymous ones of its rules. Raises NetlinkError."""
-    places = dump(GET_SET, family, text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
-    return {text_of(one[nfta.SET_NAME]): _form(one) for one in (parts(*place) for place in places)}
+    places = dump(GET_SET, family, nl.text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
+    return {nl.text_of(one[nfta.SET_NAME]): _form(one) for one in (nl.parts(*place) for place in places)}
 
 
 def _form(one: Mapping[int, bytes]) -> SetForm:
     def number(kind: int) -> int:
         return int.from_bytes(one.get(kind, b""), "big")
 
-    desc = parts(one.get(nfta.SET_DESC, b""))
+    desc = nl.parts(one.get(nfta.SET_DESC, b""))
     data = number(nfta.SET_DATA_TYPE)
     return SetForm(
         flags=number(nfta.SET_FLAGS) | (COUNTED if nfta.SET_EXPR in one else 0),
@@ -263,13 +256,13 @@ def _form(one: Mapping[int, bytes]) -> SetForm:
 
 
 def _lengths(data: bytes) -> Iterator[int]:
-    for _, start, end in attributes(data, 0, len(data)):
-        for kind, first, last in attributes(data, start, end):
+    for _, start, end in nl.attributes(data, 0, len(data)):
+        for kind, first, last in nl.attributes(data, start, end):
             if kind == nfta.SET_FIELD_LENGTH:
                 yield int.from_bytes(data[first:last], "big")
 
 
-def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: Netlink) -> expressions.Rule:
+def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: nl.Netlink) -> expressions.Rule:
     """Return a rule in which the names of its anonymous sets are replaced by the contents of these sets."""
     found: list[expressions.Expression] = []
     for one in expressions.parse(raw):
@@ -285,12 +278,12 @@ def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], lin
 
 
 def _elements(
-    family: int, table: str, name: str, link: Netlink
+    family: int, table: str, name: str, link: nl.Netlink
 ) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
     """Yield the key, padded to whole registers, and the data of each element of a set."""
     for data, first, last in element_lists(family, table, name, link):
-        for _, start, end in attributes(data, first, last):
-            one = parts(data, start, end)
+        for _, start, end in nl.attributes(data, first, last):
+            one = nl.parts(data, start, end)
             key = expressions.parse_value(one.get(nfta.SET_ELEM_KEY, b""))  # b'' for the catch-all element
             assert isinstance(key, bytes)  # noqa: S101 - no key is a verdict
             yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(one.get(nfta.SET_ELEM_DATA, b""))

@@ -18,20 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, Self
 
-from kubeproxy.kernel.netlink.protocol import (
-    ATTRIBUTE,
-    HEADER,
-    NLA_F_NESTED,
-    NLM_F_CREATE,
-    NLM_F_REQUEST,
-    NetlinkError,
-    attribute,
-    nested,
-    netfilter_header,
-    number_attribute,
-    text_attribute,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
@@ -92,7 +79,7 @@ class RuleWriter:
             for messages in tables:
                 transactions.commit(messages)
                 done += 1
-        except NetlinkError as error:
+        except nl.NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
             # Only the rest of the input is passed on, because the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
@@ -114,7 +101,7 @@ def has_jump(family: int, table: str, chain: str, target: str) -> bool:
     return any(leads_to(rule, target) for rule in expressions(family, table, chain))
 
 
-@understood("rules of nf_tables")
+@nl.understood("rules of nf_tables")
 def uncounted(rule: bytes) -> Rule:
     """Return a rule without the expressions that count packets."""
     return tuple(expression for expression in parse(rule) if not isinstance(expression, PacketCount))
@@ -154,13 +141,13 @@ class _Table:
     def __init__(self, family: Family, name: str) -> None:
         self.messages: list[bytes] = []
         self._family = family
-        self._start = netfilter_header(family) + text_attribute(nfta.RULE_TABLE, name)
+        self._start = nl.netfilter_header(family) + nl.text_attribute(nfta.RULE_TABLE, name)
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
         """Return a message about a chain, or about all rules of a chain."""
         name = nfta.CHAIN_NAME if kind in (nfnetlink.NEW_CHAIN, nfnetlink.DELETE_CHAIN) else nfta.RULE_CHAIN
-        payload = self._start + text_attribute(name, chain)
-        return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
+        payload = self._start + nl.text_attribute(name, chain)
+        return nl.HEADER.pack(nl.HEADER.size + len(payload), kind, nl.NLM_F_REQUEST | flags, 0, 0) + payload
 
     def make(self, line: str) -> None:
         """Create a chain, or empty an existing one."""
@@ -168,7 +155,7 @@ class _Table:
         if not rest.startswith("- "):
             raise Unknown(line)
         self.messages += (
-            self.message(nfnetlink.NEW_CHAIN, NLM_F_CREATE, chain),
+            self.message(nfnetlink.NEW_CHAIN, nl.NLM_F_CREATE, chain),
             self.message(nfnetlink.DELETE_RULE, 0, chain),
         )
 
@@ -187,17 +174,19 @@ class _Table:
         name = chain.encode() + b"\0"
         payload = (
             self._start
-            + ATTRIBUTE.pack(ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
+            + nl.ATTRIBUTE.pack(nl.ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
             + name
             + bytes(-len(name) & 3)
-            + ATTRIBUTE.pack(ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | NLA_F_NESTED)
+            + nl.ATTRIBUTE.pack(nl.ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | nl.NLA_F_NESTED)
             + expressions
             + compat
         )
-        self.messages.append(HEADER.pack(HEADER.size + len(payload), nfnetlink.NEW_RULE, _APPENDED, 0, 0) + payload)
+        self.messages.append(
+            nl.HEADER.pack(nl.HEADER.size + len(payload), nfnetlink.NEW_RULE, _APPENDED, 0, 0) + payload
+        )
 
 
-_APPENDED: Final = NLM_F_REQUEST | NLM_F_CREATE | nfnetlink.NLM_F_APPEND
+_APPENDED: Final = nl.NLM_F_REQUEST | nl.NLM_F_CREATE | nfnetlink.NLM_F_APPEND
 
 
 # -- expressions of nf_tables ---------------------------------------------------------------------------------------
@@ -266,8 +255,10 @@ def _protocol(word: str) -> tuple[bytes, bytes]:
     number = PROTOCOLS.get(word.upper())
     if number is None:
         raise Unknown(f"-p {word}")
-    return _meta(_L4PROTO) + _compared(bytes([number]), False), nested(
-        nfta.RULE_COMPAT, number_attribute(nfta.RULE_COMPAT_PROTO, number), number_attribute(nfta.RULE_COMPAT_FLAGS, 0)
+    return _meta(_L4PROTO) + _compared(bytes([number]), False), nl.nested(
+        nfta.RULE_COMPAT,
+        nl.number_attribute(nfta.RULE_COMPAT_PROTO, number),
+        nl.number_attribute(nfta.RULE_COMPAT_FLAGS, 0),
     )
 
 
@@ -308,8 +299,8 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
     """Return a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
-    parts = text_attribute(nfta.MATCH_NAME, name), number_attribute(nfta.MATCH_REV, revision)
-    return x.pack(x.Opaque(kind, b"".join(parts) + attribute(nfta.MATCH_INFO, info)))
+    parts = nl.text_attribute(nfta.MATCH_NAME, name), nl.number_attribute(nfta.MATCH_REV, revision)
+    return x.pack(x.Opaque(kind, b"".join(parts) + nl.attribute(nfta.MATCH_INFO, info)))
 
 
 @lru_cache(maxsize=4096)

@@ -26,14 +26,7 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import (
-    NETLINK_NETFILTER,
-    Netlink,
-    netfilter_header,
-    parts,
-    text_attribute,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables.nfnetlink import has_chain
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Waited, lock
 from kubeproxy.model.addresses import Family
@@ -350,7 +343,7 @@ _GET: Final = 7 << 8 | 1
 _NAME: Final = 1
 _PACKETS: Final = 2
 _UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # nfnetlink without the subsystem
-_HEADER: Final = netfilter_header()
+_HEADER: Final = nl.netfilter_header()
 
 
 def ensure_counter(name: str) -> bool:
@@ -359,13 +352,13 @@ def ensure_counter(name: str) -> bool:
     Raises ApplyError for other refusals, such as no memory: a later try may succeed.
     """
     accepted = (*_UNKNOWN, errno.EBUSY, errno.EEXIST)
-    with Netlink.open(NETLINK_NETFILTER) as link:
-        request = _HEADER + text_attribute(_NAME, name)
+    with nl.Netlink.open(nl.NETLINK_NETFILTER) as link:
+        request = _HEADER + nl.text_attribute(_NAME, name)
         return link.request(_NEW, request, f"create the packet counter {name}", accepted=accepted) not in _UNKNOWN
 
 
-@understood("packet counters")
-def counted_packets(name: str, link: Netlink) -> int:
+@nl.understood("packet counters")
+def counted_packets(name: str, link: nl.Netlink) -> int:
     """Return the packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
-    places = link.ask(_GET, _HEADER + text_attribute(_NAME, name), f"the packet counter {name}")
-    return next((int.from_bytes(parts(*place)[_PACKETS], "big") for place in places), 0)
+    places = link.ask(_GET, _HEADER + nl.text_attribute(_NAME, name), f"the packet counter {name}")
+    return next((int.from_bytes(nl.parts(*place)[_PACKETS], "big") for place in places), 0)
