@@ -51,6 +51,10 @@ async def test_a_strict_proxy_shares_evenly_and_refuses_as_the_go_kube_proxy_doe
     configz = json.loads(await bare.run("curl", "-s", f"http://127.0.0.1:{METRICS_PORT}/configz"))
     (shown,) = configz.values()
     assert (shown["strict"], shown["mode"], shown["nftables"]["minSyncPeriod"]) == (True, "nftables", "1s")
+    status, text = await bare.ask("plan", "--config", str(strict.config))
+    assert (status, text.strip()) == (0, "Nothing differs."), "the flag applies with the file, too"
+    status, text = await bare.ask("plan", "--config", str(strict.config), "--strict=false")
+    assert (status, "strict: true -> unset" in text) == (1, True), text
     status, text = await bare.ask("plan", "--from-kernel")
     assert (status, text.count("proved for all packets")) == (0, 2), text
     await strict.stop()

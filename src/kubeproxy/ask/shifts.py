@@ -35,6 +35,7 @@ _OUTSIDE: Final = {
     Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
     Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
 }
+_LINK_LOCAL: Final = b"\xfe\x80"  # fe80::/64 of RFC 4291; IPv4 addresses never begin so
 _KINDS: Final = {
     FrontendKind.CLUSTER: "cluster IPs",
     FrontendKind.EXTERNAL: "external IPs",
@@ -130,16 +131,19 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
-    """Return the changes for clients; `pods` are the known pods of the cluster."""
+    """Return the changes for clients; `pods` are the known pods of the cluster. IPv6 link-local addresses of the
+    node are omitted, because a client can use them only if it names an interface.
+    """
     found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
     protocols: dict[tuple[str, str], set[int]] = {}  # of the connections to a Service at a place
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
+    places = {family: [one for one in each if one[:2] != _LINK_LOCAL] for family, each in local.items()}
     clients = {family: _clients(family, before, after, pods) for family in Family}
     away = {pod.address for pod in pods if pod.node != before.planner.world.node_name}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):
         service = "/".join(name)
-        for where, client, packet in _questions(name, (before, after), clients, away, local):
+        for where, client, packet in _questions(name, (before, after), clients, away, places):
             old, new = (
                 _met(side, packet, here, index, client, away)
                 for side, index in zip((before, after), indices, strict=True)
@@ -329,8 +333,11 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
     """Yield a sentence for each further change that clients notice, with the number of Services concerned."""
     old, new = before.habits, after.habits
     was, plans = ([p for each in one.planner.compiled.values() for p in each.plans] for one in (before, after))
-    if (count := _services(plan for plan in was if plan.balance)) and not any(plan.balance for plan in plans):
-        yield f"annotations for weights and consistent hashing are ignored: shares become equal ({count})"
+    had, has = (_services(plan for plan in each if plan.balance) for each in (was, plans))
+    if had and not has:
+        yield f"annotations for weights and consistent hashing are ignored: shares become equal ({had})"
+    if has and not had:
+        yield f"annotations for weights and consistent hashing take effect: shares become unequal ({has})"
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
         yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
     if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):

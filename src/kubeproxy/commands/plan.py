@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
-from kubeproxy.ask.source import knowing, source
+from kubeproxy.ask.source import Running, Source, knowing, source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.flags import FLAGS, KEPT_WITH_CONFIG
@@ -34,6 +34,7 @@ from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration, made_strict, with_values
 from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
+from kubeproxy.kernel.proc import processes
 from kubeproxy.setup import modes
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
@@ -82,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
     asked = source(given if given.from_kernel else _without_news(given))
     facts = knowing(asked)
     now = facts.configuration()
-    new = _new(given, now)
+    new = _new(given, now, strict=now.strict and _has_strict_flag(asked))
     if given.shadow is not None:
         from kubeproxy.commands.shadow import shadow  # noqa: PLC0415 - a single comparison does not need a source
 
@@ -104,14 +105,26 @@ def _without_news(given: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": None})
 
 
-def _new(given: argparse.Namespace, now: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Return the new configuration. Raises ConfigError with all its mistakes."""
+def _has_strict_flag(asked: Source) -> bool:
+    """Return whether a strict proxy that runs has the flag --strict, which applies with a new file too; True if its
+    arguments are not visible.
+    """
+    if not isinstance(asked, Running):
+        return False
+    pid = asked.client.pid()
+    seen = next((process.arguments for process in processes.proxies() if process.pid == pid), ("--strict",))
+    return any(word.startswith("-") and word.lstrip("-").partition("=")[0] == "strict" for word in seen)
+
+
+def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool) -> KubeProxyConfiguration:
+    """Return the new configuration; `strict`: the running proxy's flag. Raises ConfigError with all its mistakes."""
     names = [flag.name for flag in FLAGS if _sets_a_field(flag.name, flag.path)]
     words = {name: value for name in names if (value := getattr(given, name.replace("-", "_"), None)) is not None}
     words |= {"proxy-mode": given.proxy_mode} if given.proxy_mode else {}
     if given.config:
         if replaced := words.keys() - KEPT_WITH_CONFIG:
             raise ConfigError(f"--{min(replaced)}: --config replaces it, as for the proxy; write it into the file")
+        words = {"strict": "true"} | words if strict else words
         line = [f"--config={given.config}", *(f"--{name}={value}" for name, value in words.items())]
         config = build_options(parse(line)).config
         # The running proxy's own flag overrides the file, so its value remains.

@@ -109,6 +109,10 @@ def _service(request: Request, desk: Desk) -> Response:
     try:
         made = desk.service(service)
     except QuestionError as error:
+        try:
+            knowing(desk)
+        except NoAnswerError as early:
+            return refused(503, f"nothing is listed yet: {early}")
         return refused(404, str(error))
     found, places = list(desk.objects([service])), desk.places
     assert places is not None  # noqa: S101 - a running proxy has globals

@@ -51,6 +51,20 @@ def test_nodeports_begin_and_cease_to_answer():
     assert any(text.startswith("NodePorts on 192.0.2.99 begin to answer this node, outside, pods") for text in texts)
 
 
+def test_link_local_addresses_are_no_addresses_of_nodeports():
+    family, places = Family.IPV6, [pack(one) for one in ("2001:db8::1", "fe80::1")]
+    web = service("web", "fd00:96::1", ports=HTTP)
+    piece = endpoint_slice(endpoint("fd00:10:244::7"), ports=PORTS, family="IPv6")
+    none, every = (
+        ConfiguredNode(planner_of(world(families=[family], nodeports=one), web, piece), Habits())
+        for one in ("none", "all")
+    )
+    texts = [one.text for one in shifts(none, every, {family: places})]
+    assert texts
+    assert [text for text in texts if "fe80" in text] == []
+    assert any("NodePorts on 2001:db8::1" in text for text in texts)
+
+
 def test_external_ips_that_are_ignored():
     (text,) = said(side(WEB, SLICE), side(WEB, SLICE, external="ignored"))
     assert text == "IPv4 external IPs cease to answer this node, outside, pods (default/web)"

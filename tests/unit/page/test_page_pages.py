@@ -252,6 +252,13 @@ def zones_shown(api, *paths, clock=lambda: 0.0):
     return asyncio.run(main())
 
 
+def test_a_service_before_the_first_list_is_not_unknown(monkeypatch):
+    monkeypatch.setattr(FakeDesk, "listed", False)
+    response = ask("/ui/api/service?name=default/none")
+    assert response.status == 503
+    assert body_of(response).startswith(b"nothing is listed yet: the proxy never had a list of all Services")
+
+
 S1 = "/ui/api/service?name=default/s1"
 
 
