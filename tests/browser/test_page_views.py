@@ -263,6 +263,17 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     )
     assert await page.run(widths) == [90, 60, 0, 0]
 
+    detail = mock.scene.detail(name)
+    address = "[2001:db8:1234:5678:9abc:def0:1234:5678]:443/TCP"
+    detail["ports"][0]["frontends"][0]["address"] = address
+    mock.details[name] = detail
+    row[7] = time.time()
+    await mock.send("now", mock.scene.now(time.time(), [], [row]))
+    await page.shows(".picture text > title", address)
+    shown = "return [...document.querySelectorAll('.picture text')].map((one) => one.firstChild.textContent)"
+    assert f"{address[:23]}\u2026" in await page.run(shown)
+    del mock.details[name]
+
     row[2] = 3
     change: Json = changed(time.time(), name, "endpoints -1, 3 now", 1.25)
     await mock.send("now", mock.scene.now(time.time(), [change], [row], [1.25]))

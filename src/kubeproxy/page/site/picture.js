@@ -2,6 +2,12 @@
 
 const fit = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}\u2026` : text);
 const words = (x, y, text, name = '', anchor = 'start') => shape('text', { x, y, class: name, 'text-anchor': anchor }, text);
+/** A text that is cut after some characters; a pointer on it shows the whole text. */
+function cut(x, y, text, most, name) {
+  const made = words(x, y, fit(text, most), name);
+  if (text.length > most) made.append(shape('title', {}, text));
+  return made;
+}
 const curve = (x1, y1, x2, y2) => `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
 
 /** Places of the picture's columns, and of what stands in them; y are middles. */
@@ -52,9 +58,9 @@ function drawFrontends(port, at, lines, boxes) {
   port.frontends.forEach((one, place) => {
     const y = at.front[place], x = at.x.front;
     const guard = one.sources ? `only from ${one.sources.join(', ') || 'nowhere'}` : '';
-    boxes.append(shape('rect', { x, y: y - 24, width: 200, height: 48, rx: 8, class: 'box' }), words(x + 12, y - (guard ? 7 : 3), fit(one.address, 24), 'm b'),
-      words(x + 12, y + (guard ? 7 : 14), `${KINDS[one.kind] || one.kind}${port.name ? `, port ${fit(port.name, 14)}` : ''}`, 's'));
-    if (guard) boxes.append(words(x + 12, y + 19, fit(guard, 32), 's warn'));
+    boxes.append(shape('rect', { x, y: y - 24, width: 200, height: 48, rx: 8, class: 'box' }), cut(x + 12, y - (guard ? 7 : 3), one.address, 24, 'm b'),
+      cut(x + 12, y + (guard ? 7 : 14), `${KINDS[one.kind] || one.kind}${port.name ? `, port ${port.name}` : ''}`, 34, 's'));
+    if (guard) boxes.append(cut(x + 12, y + 19, guard, 32, 's warn'));
     ORIGINS.forEach(([id, key], order) => {
       const there = at.act[at.actions.indexOf(one[key])];
       lines.append(shape('path', { class: `way ${id}`, d: curve(x + 200, y + (order - 1) * 9, at.x.act, there + (order - 1) * 9) }));
@@ -95,7 +101,7 @@ function drawEndpoint(one, y, at, boxes) {
   const x = at.x.end, right = at.width - 4, dot = one.in ? (one.terminating ? 'd-end' : 'd-in') : 'd-out';
   const second = one.in ? [whereOf(one), one.terminating ? 'terminating' : ''].filter(Boolean).join(' · ') : `out: ${one.why || 'left out'}`;
   const room = Math.floor((right - x - 150) / 7.4);
-  boxes.append(shape('circle', { cx: x + 4, cy: y - 5, r: 4.5, class: dot }), words(x + 16, y - 1, fit(one.address, room), `m ${one.in ? '' : 'out'}`), words(x + 16, y + 13, fit(second, one.in ? room + 4 : 52), one.in ? 's' : 's warn'));
+  boxes.append(shape('circle', { cx: x + 4, cy: y - 5, r: 4.5, class: dot }), cut(x + 16, y - 1, one.address, room, `m ${one.in ? '' : 'out'}`), cut(x + 16, y + 13, second, one.in ? room + 4 : 52, one.in ? 's' : 's warn'));
   if (!one.in) return;
   boxes.append(shape('rect', { x: right - TRACK, y: y - 11, width: TRACK, height: 6, rx: 3, class: 'track' }), shape('rect', { x: right - TRACK, y: y - 11, width: 0, height: 6, rx: 3, class: 'share', 'data-end': one.address, 'data-as': 'bar' }));
   // Where its bar should end, by weights or evenly.
