@@ -414,3 +414,67 @@ async def test_packets_that_a_bridge_delivers_pass_no_chain_of_ip(live: Live) ->
         async with changed(live, calls):
             await fails(live, "pod", near, False)
             await answer(live, "pod", near, 0, "this node forwards it, untranslated\n")
+
+
+@pytest.mark.slow("packets that each kind of rule stops")
+async def test_one_direction_in_a_zone_of_connection_tracking_is_reported(live: Live) -> None:
+    live.service("zoned", "b1")
+    front, end = live.front("zoned"), live.ips["b1"]["IPv4"]
+    await live.expect(front, {"pod": "b1", "node": "b1"})
+    to, back, raw = f"ip daddr {front.address} ct zone set 7", f"ip saddr {end} ct zone set 7", "-t raw -A PREROUTING"
+    every = "ct zone set 7; }; chain d { type filter hook output priority -300; ct zone set 7"
+    cleared = "iptables-{} -t raw -F PREROUTING"
+    where = "x  {}: puts {} into a zone of connection tracking at the hook {}, and not the packets of the other"
+    asks = f"what goes to {front.address}:80"
+    for rules, stopped, said in (
+        (table("ip", "prerouting -300", to), "pod", where.format("table ip other, chain c", asks, "prerouting")),
+        (table("ip", "output -300", to), "node", where.format("table ip other, chain c", asks, "output")),
+        (table("ip", "prerouting -300", back), "pod node", f"puts the answers of {end}:3000 into a zone"),
+        (table("ip", "prerouting -300", every), "", ""),
+        (table("ip", "prerouting -150", to), "", ""),
+        *(
+            (
+                (f"iptables-{one} {raw} -d {front.address} -j CT --zone 7", cleared.format(one)),
+                "pod",
+                where.format(name, asks, "prerouting"),
+            )
+            for one, name in (
+                ("nft", "table ip raw, chain PREROUTING"),
+                ("legacy", "iptables-legacy -t raw, chain PREROUTING"),
+            )
+        ),
+    ):
+        async with changed(live, rules):
+            for client in ("pod", "node"):
+                wrong = client in stopped
+                await fails(live, client, front, wrong)
+                await answer(live, client, front, int(wrong), *([said] if wrong else []))
+        await fails(live, "pod", front, False)
+
+
+async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(live: Live) -> None:
+    live.service("strayed", "b1")
+    live.service("ghost")
+    ghost = {"addresses": ["10.244.0.77"], "conditions": {"ready": True}, "nodeName": "node-a"}
+    live.cluster.store.put("endpointslices", slice_of("ghost", "IPv4", [ghost]))
+    front, end, lost = live.front("strayed"), live.ips["b1"]["IPv4"], live.front("ghost")
+    await live.expect(front, {"pod": "b1", "node": "b1"})
+
+    async def told(client: str, place: Front, *said: str) -> None:
+        async def check() -> str:
+            status, text = await live.ask("why", client, f"{place.address}:80")
+            return "" if status == 1 and all(one in text for one in said) else f"{status} {text}"
+
+        await live.eventually(check)
+
+    for commands, said in (
+        ((f"ip addr add {end}/32 dev lo", f"ip addr del {end}/32 dev lo"), "delete the address on lo, or correct"),
+        ((f"ip route add {end}/32 dev cbr0", f"ip route del {end}/32 dev cbr0"), f"see `ip route get {end}`: does it"),
+    ):
+        async with changed(live, commands):
+            for client in ("pod", "node"):
+                await fails(live, client, front, True)
+                source = client if client == "node" else live.ips[client]["IPv4"]
+                await told(source, front, "it does not get through: ", f"Fix: the endpoint is on node-b: {said}")
+    for client in (live.ips["pod"]["IPv4"], "node"):
+        await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: no route to host, as nothing answers ARP")

@@ -195,14 +195,17 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings and fixes on the kernel's routing and forwarding that stop a connection, '' for none."""
+    """Return the findings and fixes on the kernel's routing and forwarding that stop a connection, or else those that
+    may stop it; '' for none.
+    """
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
         way = _way(node, why, explained)
         report.look("routes", lambda: routes.refused(way))
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
-    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in report.findings if one.harm != NOTHING)
+    sure = [one for one in report.findings if one.harm != NOTHING]
+    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in sure or report.findings)
 
 
 def _untranslated(
@@ -299,7 +302,12 @@ def _probed_for(
     # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
-    return present.ProbedFor(untranslated, own, blocked, routed)
+    away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
+    interfaces = {}
+    with suppress(KubeProxyError):
+        interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
+    here = {one: name for one in away if (name := interfaces.get(end_of(one)[0]))}
+    return present.ProbedFor(untranslated, own, blocked, routed, away, here)
 
 
 def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:

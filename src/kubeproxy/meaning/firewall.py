@@ -47,7 +47,8 @@ class Filter(NamedTuple):
     `accepts`: some rule accepts new connections, or may accept them. `drops`: the number of rules that drop or reject.
     `closes`: packets without a matching rule are dropped or rejected. `where`: the table's name in the form of its
     program. `untracks`: some rule takes packets out of connection tracking.
-    `marked`: a chain of kube-proxy accepts new connections that it masquerades.
+    `marked`: a chain of kube-proxy accepts new connections that it masquerades. `zones`: some rule puts packets into a
+    zone of connection tracking.
     """
 
     where: str
@@ -59,6 +60,11 @@ class Filter(NamedTuple):
     drops: int
     untracks: bool = False
     marked: bool = False
+    zones: bool = False
+
+
+ZONES: Final = "puts into a zone"
+"""The verdict of a Drop whose packets are tracked in another zone than those of the other direction."""
 
 
 class PassingPacket(NamedTuple):
@@ -222,6 +228,8 @@ class _ChainWalk(Walk):
                 yield chain, unordered, False, verdict if ended else "drops by its policy"
             elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
                 yield chain, unordered or hook.priority == _TRACKED, True, "drops"
+            elif packet.tracked and all(each.zoned for each in (*back, *(one for one, _ in ended))):
+                yield chain, unordered or hook.priority == _TRACKED, True, ZONES
 
     def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
         """Yield the chains of type nat that may translate a packet, as described at ForeignTranslation. After a chain
@@ -247,8 +255,9 @@ class _ChainWalk(Walk):
         """
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
-            harms = any(code == DROP or one.unknown or one.untracked for _, ended in each for one, code in ended)
-            harms = harms or any(one.untracked or hook.drops for back, _ in each for one in back)
+            left = [(one, code == DROP or bool(one.unknown)) for _, ended in each for one, code in ended]
+            left += [(one, hook.drops) for back, _ in each for one in back]
+            harms = any(stops or one.untracked or one.zoned for one, stops in left)
             yield chain, harms
 
     def _passed(
@@ -328,6 +337,8 @@ class _ChainWalk(Walk):
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
         if kind is Op.UNTRACK:  # a packet that is tracked already stays so
             flow.untracked = flow.untracked or not self._tracks
+        elif kind is Op.ZONE:
+            flow.zoned = flow.zoned or not self._tracks
         else:
             missed.append(flow.copy())
         return True
@@ -337,7 +348,7 @@ class _ChainWalk(Walk):
         seen = {}
         for one in flows:
             ends = one.services, one.current, one.destination, one.sources, one.inputs, one.outputs
-            seen[*ends, one.untracked, one.mark & self._known_marks] = one
+            seen[*ends, one.untracked, one.zoned, one.mark & self._known_marks] = one
         return list(seen.values())
 
 
@@ -356,6 +367,7 @@ def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
                 accepts=found.accepts or (new and any(code == ACCEPT for code, _ in verdicts)),
                 drops=found.drops + any(code == DROP for code, _ in verdicts),
                 untracks=found.untracks or (early and any(op[0] is Op.UNTRACK for op in rule)),
+                zones=found.zones or (early and any(op[0] is Op.ZONE for op in rule)),
             )
             for code, target in verdicts:
                 if code not in {JUMP, GOTO} or target in seen:

@@ -67,6 +67,7 @@ class PacketSet(Struct, eq=False):
     found: Any = b""
     unknown: str = ""
     untracked: bool = False
+    zoned: bool = False
 
     def copy(self) -> PacketSet:
         """Return a flow with the same values."""

@@ -187,6 +187,8 @@ class _Reader:
             done += [(Op.REFUSE, "tcp-reset" in options), (Op.VERDICT, DROP, "")]
         elif name == "NOTRACK" or (name == "CT" and "--notrack" in options):
             done.append((Op.UNTRACK, f"notrack {self._where}"))
+        elif name == "CT" and options[:1] == ["--zone"]:
+            done.append((Op.ZONE, f"ct zone {self._where}"))
         elif name in self._chains:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:

@@ -145,6 +145,15 @@ _RESETS: Final = {32: 7, 128: 6}
 _NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables sets another bit with it for -j NOTRACK
 
 
+def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
+    """Return the operations of a target NOTRACK, or of a target CT with a zone; none for others. Source: struct
+    xt_ct_target_info in include/uapi/linux/netfilter/xt_CT.h.
+    """
+    if name == "NOTRACK" or (name == "CT" and info[0] & _NOTRACK):
+        return ((Op.UNTRACK, f"notrack in {where}"),)
+    return ((Op.ZONE, f"ct zone in {where}"),) if name == "CT" and any(info[2:4]) else ()
+
+
 def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operation]:
     """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
     parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
@@ -156,8 +165,8 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
         if name == "MARK":
             value, mask = struct.unpack_from("=2I", parts[nfta.MATCH_INFO])  # xt_mark_tginfo2
             return ((Op.MARK, ~mask & 0xFFFFFFFF, value),)
-        if name == "NOTRACK" or (name == "CT" and parts[nfta.MATCH_INFO][0] & _NOTRACK):
-            return ((Op.UNTRACK, f"notrack in {where}"),)
+        if tracked := _tracked(name, parts[nfta.MATCH_INFO], where):
+            return tracked
         end = UNKNOWN_TRANSLATION if name in TRANSLATING else ((Op.VERDICT, ACCEPT, ""),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), *end)
     info = parts.get(nfta.MATCH_INFO, b"")

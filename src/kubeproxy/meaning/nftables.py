@@ -167,6 +167,8 @@ class _Rule:
                 self._bitwise(one)
             case x.Payload(sreg=int(register)):
                 self._write(one, self._get(register))
+            case x.Ct(key=17, sreg=int()) if self._purpose is not CompiledFor.EVERYTHING:  # NFT_CT_ZONE
+                self._done.append((Op.ZONE, f"ct zone in {self._where}"))
             case x.Meta(key=3, sreg=int(register)):
                 self._mark(self._get(register))
             case _:

@@ -44,6 +44,7 @@ class Op(IntEnum):
     UNKNOWN = 16  # text
     REMEMBER = 17  # name of the set or list that the client is added to, for session affinity
     UNTRACK = 18  # text: the packet is not tracked, so no rule translates it
+    ZONE = 19  # text: the packet is tracked in a zone of its own, apart from the packets of other zones
 
 
 class Property(IntEnum):

@@ -46,7 +46,7 @@ from kubeproxy.meaning.rules import (
 _NOT_FIXED: Final = frozenset(
     {Property.SOURCE, Property.PROTOCOL, Property.PORT, Property.INPUT, Property.OUTPUT, Property.RANDOM}
 )
-_UNKNOWN: Final = frozenset({Op.UNKNOWN, Op.UNTRACK})
+_UNKNOWN: Final = frozenset({Op.UNKNOWN, Op.UNTRACK, Op.ZONE})
 _DEEPEST: Final = 64
 """Maximum depth of nested jumps; the kernel allows 16."""
 

@@ -33,7 +33,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
+from kubeproxy.meaning.firewall import ZONES, Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, unpack
@@ -351,6 +351,8 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
+    if len({one.packet.purpose for one in drops if one.verdict == ZONES}) > 1:  # one zone for both directions, perhaps
+        drops = [one for one in drops if one.verdict != ZONES]
     yield from strangers.dropping(drops, node.harm_of, nodes.filtering_bridges(node))
     if any(one.untracks for one in drops):
         yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))

@@ -14,7 +14,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
-from kubeproxy.meaning.firewall import Drop, Filter, ForeignTranslation
+from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
@@ -175,6 +175,9 @@ def untracking(
     """
     for several, packets in _by_chain(one for one in drops if one.untracks):
         one = several[0]
+        if one.verdict == ZONES:
+            yield _apart(several, packets, harm)
+            continue
         of_answers = one.packet.purpose is CompiledFor.ANSWER
         end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
         why = "the client treats them as those of another connection" if of_answers else f"{end} them"
@@ -189,6 +192,20 @@ def untracking(
             fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
             harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
         )
+
+
+def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
+    """Return the finding for packets of one direction that are tracked apart from those of the other direction."""
+    one = several[0]
+    return Diagnosis(
+        severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
+        about="firewall",
+        what=f"{one.where}, chain {one.chain}: {'may put' if one.unordered else 'puts'} {packets} into a zone of "
+        f"connection tracking at the hook {one.packet.hook}, and not the packets of the other direction",
+        why="no rule translates the answers back: the client treats them as those of another connection",
+        fix=f"have {one.where} {one.chain} set the same zone in both directions, or leave these packets out of it",
+        harm=NOTHING if one.unordered else harm([each.packet for each in several]),
+    )
 
 
 def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
@@ -278,6 +295,11 @@ def firewalls(
             what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
             why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
             fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
+        if one.zones:
+            what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"
+            why = "answers that are tracked in another zone than their requests are not translated back"
+            fix = "see that it sets the same zone for both directions of a connection"
             yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)

@@ -280,6 +280,8 @@ class ProbedFor(NamedTuple):
     own_address: Collection[str] = ()  # the endpoints that see the client's own address
     blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
+    away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
+    here: Mapping[str, str] = {}  # those of them whose address this node itself has, with the interface
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
@@ -292,7 +294,8 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         what = f"{quiet[0].protocol} from this node: no reply, nothing refused it"
         why = "a program that listens need not reply to an empty datagram, so this proves nothing"
         yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
-    wrong = [one for one in probes if one.failed and not one.absent and one.address not in connection.blocked]
+    explained = {*connection.blocked, *connection.here}
+    wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
     silent = ", ".join(one.address for one in wrong if not one.refused)
@@ -304,6 +307,8 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             yield _blocked(what, drop, _lost(one) if connection.is_node else NOTHING)
         elif one.problem == _BLACKHOLE and connection.routed:
             yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
+        elif one.address in connection.here or (one.absent and one.address in connection.away):
+            yield _elsewhere(one, what, connection)
         elif one.absent:
             fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
@@ -332,6 +337,17 @@ _THIS_NODE_ALONE: Final = (
     "connection of the client shows it"
 )
 _BLACKHOLE: Final = "its route is a blackhole"
+
+
+def _elsewhere(probe: Probe, what: str, connection: ProbedFor) -> Diagnosis:
+    """Return the finding for an endpoint on another node, if the probe does not leave for that node."""
+    host, node = place_of_text(probe.address)[0], connection.away[probe.address]
+    interface, reason = connection.here.get(probe.address, ""), ""
+    fix = f"the endpoint is on {node}: see `ip route get {host}`: does it lead there? If so, see whether the pod runs"
+    if interface:
+        reason = f"this node itself has the address {host} on {interface}, so packets to the endpoint do not leave it"
+        fix = f"the endpoint is on {node}: delete the address on {interface}, or correct nodeName in the EndpointSlice"
+    return Diagnosis(Severity.BROKEN, "endpoints", what, reason, fix, _lost(probe))
 
 
 def _lost(probe: Probe) -> Harm:
