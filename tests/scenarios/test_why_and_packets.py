@@ -476,5 +476,10 @@ async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(
                 await fails(live, client, front, True)
                 source = client if client == "node" else live.ips[client]["IPv4"]
                 await told(source, front, "it does not get through: ", f"Fix: the endpoint is on node-b: {said}")
-    for client in (live.ips["pod"]["IPv4"], "node"):
+    pod = live.ips["pod"]["IPv4"]
+    async with changed(live, (f"ip route add {pod}/32 dev eth0", f"ip route del {pod}/32 dev eth0")):
+        await fails(live, "pod", front, True)
+        await told(pod, front, f"it does not get through: answers to {pod} leave by eth0, and not by cbr0")
+    await fails(live, "pod", front, False)
+    for client in (pod, "node"):
         await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: no route to host, as nothing answers ARP")

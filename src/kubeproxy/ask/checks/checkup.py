@@ -207,6 +207,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     report.look("conntrack", nodes.full_conntrack)
     report.look("interfaces", lambda: nodes.interfaces_down(node))
     report.look("routes", lambda: routes.refused(node))
+    report.look("way back", lambda: routes.misled(node))
     report.look("next hops", lambda: routes.unanswered(node))
 
 

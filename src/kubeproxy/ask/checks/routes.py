@@ -17,6 +17,7 @@ from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.model.addresses import Family, family_of, is_loopback, unpack, within
+from kubeproxy.model.world import used_pod_networks
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
 _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
@@ -79,6 +80,30 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
                 fix=f"see `ip route get {end}`: correct the route, or have that next hop answer",
                 harm=node.harm(node.ends_at(packet.destination) or node.ends_at(packet.source or b"") or [None]),
             )
+
+
+def misled(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether answers to a client that is a pod of this node leave by an uplink, and not by the interface of the
+    pod's network. Answers of endpoints on that interface do not pass it. Raises NetlinkError.
+    """
+    asked, facts = node.packet, node.facts
+    if asked is None or asked.source is None or facts is None:
+        return
+    own, anywhere = local_addresses(family_of(asked.source)), bytes(len(asked.source))
+    pods = used_pod_networks(facts.node, family_of(asked.source), [one.ip for one in own])
+    out = way_out(anywhere, asked.source) if within(asked.source, pods) else ""
+    near = bypassed(asked.source, out, own) if out else ""
+    lost = [end for end in node.targets if near and way_out(anywhere, end[0]) != near]
+    if lost:
+        client = unpack(asked.source)
+        yield Diagnosis(
+            severity=Severity.BROKEN,
+            about="routes",
+            what=f"answers to {client} leave by {out}, and not by {near}, in whose network it is",
+            why="it is a pod of this node, so it gets no answer",
+            fix=f"see `ip route get {client}`: delete that route, or correct it",
+            harm=node.harm(lost),
+        )
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
