@@ -62,7 +62,6 @@ _UPPER_THRESHOLD: Final = 5
 _LOWER_THRESHOLD: Final = 6
 _ACTIVE: Final = 7
 _INACTIVE: Final = 8
-_PERSISTENT: Final = 9
 _REAL_FAMILY: Final = 11
 
 # The attributes that identify a virtual server: address family, protocol, address, port. Packing all four at once makes
@@ -78,7 +77,7 @@ _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI"
 _AT_ADDRESS: Final = 8
 _AT_PORT: Final = 28
 
-_REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE, _PERSISTENT)
+_REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE)
 _REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)
 
 
@@ -117,7 +116,6 @@ class RealServer(NamedTuple):
     weight: int = 1
     active: int = 0
     inactive: int = 0
-    persistent: int = 0
     forwarding: int = MASQUERADE
 
 
@@ -346,8 +344,8 @@ class RealServerReader:
                 values = self._values(data, start, end)
             if values is None:
                 raise ApplyError("the kernel describes a real server in an unknown layout")
-            address, port, forwarding, weight, active, inactive, persistent = self._wanted(values)
-            yield RealServer(address[:size] + port, weight, active, inactive, persistent, forwarding)
+            address, port, forwarding, weight, active, inactive = self._wanted(values)
+            yield RealServer(address[:size] + port, weight, active, inactive, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
         """Return attribute headers and values in turn, None if the layout differs."""

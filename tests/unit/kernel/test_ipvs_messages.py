@@ -22,9 +22,18 @@ from kubeproxy.kernel.ipvs import (
 from kubeproxy.kernel.ipvs import packed as packed_operation
 from kubeproxy.kernel.netlink.protocol import attribute, nested
 
-KINDS = {1: "address", 2: "port", 3: "forwarding", 4: "weight", 7: "active", 8: "inactive", 9: "persistent"}
-# Thresholds, family, tunnel type, port and flags, statistics.
-OTHERS = {5: bytes(4), 6: bytes(4), 11: b"\2\0", 13: b"\1", 14: bytes(2), 15: bytes(2), 10: nested(1, bytes(60))}
+KINDS = {1: "address", 2: "port", 3: "forwarding", 4: "weight", 7: "active", 8: "inactive"}
+# Thresholds, persistent connections, family, tunnel type, port and flags, statistics.
+OTHERS = {
+    5: bytes(4),
+    6: bytes(4),
+    9: bytes(4),
+    11: b"\2\0",
+    13: b"\1",
+    14: bytes(2),
+    15: bytes(2),
+    10: nested(1, bytes(60)),
+}
 
 numbers = st.integers(0, 2**32 - 1)
 
@@ -32,7 +41,7 @@ numbers = st.integers(0, 2**32 - 1)
 @st.composite
 def real_servers(draw: st.DrawFn) -> RealServer:
     return RealServer(
-        draw(st.binary(min_size=6, max_size=6)), *(draw(numbers) for _ in range(4)), forwarding=draw(st.integers(0, 7))
+        draw(st.binary(min_size=6, max_size=6)), *(draw(numbers) for _ in range(3)), forwarding=draw(st.integers(0, 7))
     )
 
 
@@ -40,7 +49,7 @@ def packed(real: RealServer, order: list[int]) -> bytes:
     values = {
         1: real.key[:-2].ljust(16, b"\0"),
         2: real.key[-2:],
-        **{kind: struct.pack("=I", getattr(real, KINDS[kind])) for kind in (3, 4, 7, 8, 9)},
+        **{kind: struct.pack("=I", getattr(real, KINDS[kind])) for kind in (3, 4, 7, 8)},
     }
     return b"".join(attribute(kind, (values | OTHERS)[kind]) for kind in order)
 

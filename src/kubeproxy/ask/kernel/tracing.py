@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -19,6 +18,7 @@ from kubeproxy.ask.kernel import journeys as paths
 from kubeproxy.ask.kernel.present import MOST, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
+from kubeproxy.kernel.chains import LEGACY, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
@@ -205,8 +205,7 @@ def _untraced(packet: Packet, mode: Mode | None) -> str:
 def _legacy_rules() -> int:
     """Return the number of iptables-legacy rules, which the kernel does not trace."""
     count = 0
-    for names, command in (("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")):
-        with contextlib.suppress(OSError, ApplyError):
-            if (Path("/proc/net") / names).read_text().strip():
-                count += sum(len(table.rules) for table in xtables.tables(command))
+    for family, command in LEGACY.items():
+        with contextlib.suppress(ApplyError):
+            count += sum(len(table.rules) for table in xtables.tables(command)) if legacy_tables(family) else 0
     return count
