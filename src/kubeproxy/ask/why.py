@@ -210,18 +210,14 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
     """Return the answer with the field that closes NodePorts on loopback, if the mode serves these by default."""
     config, (*others, last) = snapshot.options.config, made.steps
-    usual = replace(config, iptables=replace(config.iptables, localhost_node_ports=True))
-    served, wanted = (one.of_mode.loopback_nodeports(one) for one in (config, usual))
-    family = family_of(packet.destination)
-    if last.field != _NODEPORTS or not is_loopback(packet.destination) or (served, wanted) != ("never", "ipv4"):
-        return made
-    if family is not Family.IPV4:
+    family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
+    if last.field != _NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
         return made
     networks = parse_networks(config.node_port_addresses, family)
     excluded = PRIMARY in config.node_port_addresses or (networks and not within(packet.destination, networks))
     more = f", and {_NODEPORTS} excludes this address" if excluded else ""
     text, _, _ = last.text.partition(": they answer on")
-    step = AnswerStep(False, f"{text}: {LOCALHOST_NODEPORTS} is false{more}", LOCALHOST_NODEPORTS)
+    step = AnswerStep(False, f"{text}: {switch} is false{more}", switch)
     return replace(made, steps=(*others, step))
 
 

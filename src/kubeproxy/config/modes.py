@@ -83,6 +83,10 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         """Return whether NodePorts may answer on loopback addresses."""
         return "never"
 
+    def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
+        """Return the path of the field that keeps NodePorts from answering on 127.0.0.0/8, '' if no field does."""
+        return ""
+
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
     """If `mode` is empty, an unset setting takes its value from the iptables block, if the value there is not the
@@ -124,6 +128,10 @@ class IptablesMode(ModeConfig, frozen=True, kw_only=True):
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """Return "ipv4" unless it is switched off: the kernel has no route_localnet for IPv6."""
         return "ipv4" if config.iptables.localhost_node_ports else "never"
+
+    def loopback_switch(self, config: ConfigurationFields) -> str:
+        """Return the field that switches NodePorts on loopback off."""
+        return "" if config.iptables.localhost_node_ports else "iptables.localhostNodePorts"
 
 
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):
