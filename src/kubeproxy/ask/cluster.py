@@ -22,12 +22,12 @@ T = TypeVar("T")
 TIMEOUT = 10.0  # seconds to wait for the API server
 PODS_TIMEOUT = 5.0  # seconds to wait for the names of pods
 TRIES = 5
-PAUSE = 0.2  # seconds between two comparisons. An event reaches the proxy within milliseconds.
+PAUSE = 0.2  # seconds between two comparisons; an event needs only milliseconds to reach the proxy
 _PLACE = "the API server"
 
 
 def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: float) -> T:
-    """Return the API server's answer, if it arrives in time. Raises NoAnswerError."""
+    """Return the API server's answer to a request. Raises NoAnswerError if it does not arrive in time."""
     kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
@@ -47,7 +47,7 @@ def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: f
 
 
 def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str], str]:
-    """Return the names of pods by packed address, of a Service or all, and the reason why names are unknown."""
+    """Return the names of a Service's pods, or of all pods, by packed address, and the reason why names are unknown."""
     if facts.manifests:
         return {}, "the objects come from files"
     try:
@@ -57,8 +57,8 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return those objects of these Services, or of all Services, of which the proxy has an outdated version. Raises
-    NoAnswerError. An object is outdated if the proxy still lacks the same version after a second.
+    """Return the objects of these Services, or of all Services, that are outdated in the proxy. Raises
+    NoAnswerError. An object is outdated if the proxy lacks its version in two comparisons, a second apart.
     """
     before: list[Finding] = []
     for attempt in range(TRIES):
@@ -90,12 +90,12 @@ def _differences(
             yield Finding(
                 name,
                 Kind.EXTRA,
-                "the Service, which is deleted but still exists at the proxy",
+                "the Service, which is deleted but still exists in the proxy",
                 _PLACE,
                 present=f"deleted{stale}",
             )
         elif ours is None or ours.version is None:
-            yield Finding(name, Kind.MISSING, "the Service, which is missing at the proxy", _PLACE, present=stale[2:])
+            yield Finding(name, Kind.MISSING, "the Service, which is missing in the proxy", _PLACE, present=stale[2:])
         else:
             known: dict[str, tuple[str | None, str | None]] = {"the Service": (there.service, ours.version)}
             for piece in sorted(there.slices.keys() | ours.slices.keys()):

@@ -1,4 +1,5 @@
-"""The full answer for one connection on this node: the proxy's plan, the kernel, other programs, and the endpoints."""
+"""The complete answer about one connection on this node: the proxy's plan, the kernel, other programs, and the
+endpoints."""
 
 from __future__ import annotations
 
@@ -38,11 +39,12 @@ _OPEN: Final = (
     "routes",
     "leftovers",
     *_FOREIGN,
-)  # the checks that can make the whole answer unknown
+)  # checks whose failure makes the whole answer unknown
 
 
 class Explanation(Struct, frozen=True):
-    """An answer: the proxy's decision, and findings of the kernel, of the rest of this node, and of the endpoints."""
+    """An answer: the proxy's decision, and findings about the kernel, other programs on this node, and the
+    endpoints."""
 
     why: Why
     findings: tuple[Diagnosis, ...] = ()
@@ -74,13 +76,13 @@ class Explanation(Struct, frozen=True):
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _cause(self, *effects: Effect) -> str:
-        """Return the worst error with one of these effects; '' if it only says that answers return elsewhere."""
+        """Return the worst error with one of these effects; '' if it only reports that answers take another path."""
         found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
         worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
         return worst.what if worst is not None and worst.about != "masquerade" else ""
 
     def _leaves_open(self, about: str) -> bool:
-        """Return whether a finding makes the answer unknown: a failed probe, say, or a missing proxy."""
+        """Return whether a finding makes the answer unknown, for example a failed probe or a missing proxy."""
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
@@ -135,7 +137,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def fixes(self) -> list[str]:
-        """The fixes that would let the connection pass."""
+        """The fixes that let the connection pass."""
         causes = [one for one in self.findings if one.is_wrong or one.severity is Severity.UNKNOWN]
         return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
 
@@ -176,7 +178,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     if asked.running:
         way = _way(node, why, explained)
         if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
-            with suppress(KubeProxyError, OSError):  # the checks of other rules report unreadable rules
+            with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
                 way = replace(way, passing=[*way.passing, *_to_listener(way, rules)])
         around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
         if explained.relayed or why.outcome == Outcome.HEALTH.value:
@@ -211,13 +213,14 @@ def unrouted(asked: Source, explained: Explained) -> str:
 def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences of the kernel: they stop the connection if no rule translates it."""
+    """Return the differences between plan and kernel; they stop the connection if no rule translates it."""
     first, *others = kernel
     return (replace(first, harm=STOPS), *others) if is_all and not found else kernel
 
 
 def _retried(told: Explanation) -> Explanation:
-    """Return the answer for TCP that ends at the proxy, which connects to another endpoint if the first one fails."""
+    """Return the answer for a TCP connection that ends at the proxy; the proxy tries another endpoint if the first
+    fails."""
     lost = told.lost(Effect.LOSES)
     silent = lost - {end_of(one.address) for one in told.probes if one.refused}
     if len(silent) >= len(DIAL_TIMEOUTS) or not lost < told.ends:
@@ -235,7 +238,8 @@ _OTHER_ENDPOINT: Final = (
 
 
 def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
-    """Check whether the proxy has the name of another node, if policy Local finds no endpoint on this node."""
+    """If policy Local finds no endpoint on this node, check whether the proxy is configured with another node's
+    name."""
     names = checkup.Checkup([], [])
     if any(not step.passes and step.field in POLICIES for step in why.steps):
         names.look("Node", lambda: checkup.registered(node, facts))
@@ -245,7 +249,8 @@ def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
 def _without_proxy(
     asked: Source, node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained
 ) -> Iterator[Diagnosis]:
-    """Report that the answer follows from objects only, and the rules in the kernel that decide without a proxy."""
+    """Report that the answer follows only from objects, and list the rules in the kernel, which decide while no proxy
+    runs."""
     proxies, flags = node.proxies, asked.flags
     severity = Severity.NOTE if proxies else Severity.UNKNOWN
     yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
@@ -261,8 +266,8 @@ def _without_proxy(
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
-    """Yield endpoints with the client address that they see; the kernel picks the address of a masqueraded connection
-    by the route to the endpoint. It is determined for the endpoints that are probed.
+    """Yield endpoints with the client address that reaches them. If the connection is masqueraded, the kernel picks
+    this address by the route to the endpoint; it is determined only for probed endpoints.
     """
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
@@ -275,7 +280,7 @@ def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
 
 
 def _source_for(destination: bytes) -> bytes | None:
-    """Return the address that the kernel picks for this node's packets, None if there is no answer."""
+    """Return the source address that the kernel picks for this node's packets; None if it cannot be determined."""
     with suppress(KubeProxyError):
         return source_for(destination)
     return None
@@ -284,7 +289,7 @@ def _source_for(destination: bytes) -> bytes | None:
 def _probed_for(
     node: CheckedNode, rules: checkup.NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
-    """Return two values: the clients that failed probes concern, and the chains that stop this node's packets."""
+    """Return the clients to which failed probes apply, and the chains that stop this node's packets."""
     failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.ProbedFor()
@@ -299,7 +304,7 @@ def _probed_for(
         blocked = {failed[drop.packet.original]: drop for drop in stopping}
     except (KubeProxyError, OSError):
         blocked = {}  # if a proxy runs, other checks report unreadable rules
-    # Packets like those of probes are not translated. Translated packets are covered by the checks of a running proxy.
+    # Packets of probes are not translated. The checks of a running proxy cover translated packets.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
     away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
@@ -333,7 +338,7 @@ def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]
 
 
 def _unreturned(why: Why, astray: Collection[str], node: CheckedNode) -> Iterator[Diagnosis]:
-    """Report endpoints whose answers do not return through this node. Only this node could reverse the translation."""
+    """Report endpoints whose answers do not return through this node; only this node could reverse the translation."""
     lost = [one for one in why.endpoints if one.address in astray]
     if lost:
         share = sum(one.share for one in lost)
@@ -370,7 +375,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity for this connection: a certain or a possible cause."""
+    """Yield the node's findings with their severity for this connection: a certain or a possible cause."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
@@ -379,14 +384,14 @@ def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
 
 
 def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:
-    """Return whether the client's connection ends at the proxy, which makes another one to an endpoint."""
+    """Return whether the client's connection ends at the proxy, which opens a second connection to an endpoint."""
     return explained.relayed or (node.mode.flows_end is FlowsEnd.PROXY and not explained.why.direct)
 
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded. In a
-    mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is the answer
-    with the endpoints that session affinity leaves.
+    mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is the answer,
+    without endpoints that session affinity excludes.
     """
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
@@ -436,7 +441,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
 
 
 def _to_listener(way: CheckedNode, rules: checkup.NodeRules) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to the proxy's listener, to which the rules in the kernel redirect it."""
+    """Yield the packets of a connection that the kernel's rules redirect to the proxy's listener."""
     assert way.packet is not None  # noqa: S101 - the way is that of a connection
     family = family_of(way.packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
@@ -452,11 +457,11 @@ _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
 
 
 def _to_node(whole: packets.CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection that this node itself answers, or that rules at its hook input reject."""
+    """Yield the packets of a connection that this node itself answers, or that rules at the hook input reject."""
     if why.forwarded or why.outcome in _ANSWERED:
         yield from packets.to_node(whole) if whole.packet.destination in whole.local else ()
         return
     at_input = whole.packet.destination in whole.local and not whole.is_local
     if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
-        # Two chains with the same priority may run in any order.
+        # The kernel may run two chains with the same priority in any order.
         yield from packets.to_node(whole, before=packets.FILTER + 1)

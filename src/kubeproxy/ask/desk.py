@@ -1,4 +1,4 @@
-"""Answers questions about this node's Services from one Snapshot, for commands, page and socket alike."""
+"""Answers questions about this node's Services from one Snapshot; commands, page and socket use it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ _PROPOSED = 1000  # maximum number of Services that completion proposes
 
 
 class Desk:
-    """Answers questions. `places` looks up the zones of endpoints; it is None if no source has them."""
+    """Answers questions from a snapshot. `places` looks up the zones of endpoints; None if there is no source of
+    zones."""
 
     running: Final = False
-    """Whether the answers are those of a running proxy, so that the kernel should have its plans."""
+    """Whether a running proxy answers, so that the kernel should contain its plans."""
     control: str = ""
-    """The path of the control socket, at which a proxy may listen that was not asked; '' for none."""
+    """Path of the control socket of a proxy that may run without being queried; '' for none."""
     flags: str = ""
-    """The arguments of a command that select this source, each after a space."""
+    """The command-line arguments that select this source, each preceded by a space."""
 
     def __init__(self, snapshot: Snapshot, places: Places | None = None) -> None:
         self.snapshot = snapshot
         self.places = places
 
     def facts(self) -> Facts:
-        """Return the facts of the whole proxy."""
+        """Return the facts about the proxy as a whole."""
         snapshot, planner, options = self.snapshot, self.snapshot.planner, self.snapshot.options
         return Facts(
             version=build().name,
@@ -65,7 +66,7 @@ class Desk:
         )
 
     def has_node_ports(self) -> bool:
-        """Return whether any Service has a NodePort; the cost grows with the number of Services."""
+        """Return whether a Service has a NodePort. The cost grows with the number of Services."""
         return any(
             frontend.kind is FrontendKind.NODEPORT
             for compiled in self.snapshot.planner.compiled.values()
@@ -99,28 +100,29 @@ class Desk:
         yield from (NodeListener(service, "spec.ports[].nodePort", tuple(some), port) for port, some in relayed.items())
 
     def why(self, source: str, target: str, interface: str = "") -> Explained:
-        """Return the decision about a connection; see ask.question for arguments. Raises QuestionError."""
+        """Return the decision about a connection; ask.question describes the arguments. Raises QuestionError."""
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
-        """Return an answer of `why` with the Node of the client and the zones of endpoints, if these are available."""
+        """Return an answer of `why`, completed with the client's Node and the endpoints' zones if these are
+        available."""
         if self.places is None:
             return made
         made = await with_node(made, self.places)
         return replace(made, why=await with_zones(made.why, self.places))
 
     def changes(self, after: int, since: float) -> Past:
-        """Return the changes and problems after an entry's number and after a time. Raises QuestionError."""
+        """Return the journal's changes and problems after an entry's number and after a time. Raises QuestionError."""
         if self.snapshot.journal is None:
             raise QuestionError("only a running proxy has seen changes: ask it, without --manifests and --kubeconfig")
         return self.snapshot.journal.past(after, since)
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """Yield those of these Services that exist, all if none is given."""
+        """Yield these Services if they exist; all Services if none is given."""
         return (held for name in names or self.snapshot.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
-        """Return the state of a Service that /debug/state shows. Raises QuestionError if it is unknown."""
+        """Return the state of a Service, as in /debug/state. Raises QuestionError if the Service is unknown."""
         made = state.service(self.snapshot, name)
         if made is None:
             raise QuestionError(unwatched(name))
@@ -132,7 +134,7 @@ class Desk:
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
-        """Yield the inputs of these Services' plans, of all if none is named."""
+        """Yield the inputs of these Services' plans; of all Services if none is named."""
         planner, names = self.snapshot.planner, names or self.watched
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 
@@ -141,7 +143,8 @@ class Desk:
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
-        """Return the NAMESPACE/NAMEs that begin with a text; after a colon, the ports of the Service."""
+        """Return the completions of a text: NAMESPACE/NAMEs that begin with it or, after a colon, ports of the
+        Service."""
         name, colon, port = prefix.partition(":")
         if not colon:
             found = ("/".join(name) for name in self.snapshot.planner.services)

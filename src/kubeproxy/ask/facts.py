@@ -1,4 +1,4 @@
-"""The values of a Desk's answers. The socket carries these values as msgpack, so proxy and command must have the same
+"""The values of a Desk's answers. The socket transfers these values as msgpack, so proxy and command must have the same
 version.
 """
 
@@ -19,7 +19,7 @@ from kubeproxy.model.plan import Globals, Problem, ServiceName, ServicePlan
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """The facts of the whole proxy."""
+    """The facts about the proxy as a whole."""
 
     version: str
     pid: int
@@ -28,21 +28,21 @@ class Facts(Struct, frozen=True, kw_only=True):
     config_file: str  # '' for none
     master: str
     manifests: str
-    config: Mapping[str, Any]  # in the form of a file
+    config: Mapping[str, Any]  # in the form of a configuration file
     world: Globals
     standings: tuple[FamilyStanding, ...]
-    unready: Mapping[str, str]  # the reasons why the proxy is not ready, by check
-    listed: bool = True  # all Services and EndpointSlices were listed once
-    awaits: str = ""  # the reason why nothing is written before the Node is known, '' for none
+    unready: Mapping[str, str]  # the reasons why the proxy is not ready, keyed by check
+    listed: bool = True  # whether all Services and EndpointSlices were listed once
+    awaits: str = ""  # the reason why the proxy writes nothing before it knows its Node; '' for none
     services: int
     endpoint_slices: int
-    reach: Reach | None  # None if objects come from files
+    reach: Reach | None  # None if the source is a folder of files
     began: Mapping[str, float] = {}  # of the present problems, by subject as in Journal.began
     node: Node | None  # this proxy's Node, None if it does not exist
 
     @property
     def writes(self) -> bool:
-        """Whether the proxy has all lists and its Node, which it needs before it writes rules."""
+        """Whether the proxy has received all lists and its Node, and so can write rules."""
         return self.listed and not self.awaits
 
     def configuration(self) -> KubeProxyConfiguration:
@@ -57,15 +57,15 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     name: ServiceName
     state: str  # as in /debug/state
     reason: str = ""
-    version: str | None  # the resourceVersion; None for a deleted Service with rules in the kernel
+    version: str | None  # the Service's resourceVersion; None for a deleted Service with rules in the kernel
     slices: Mapping[str, str | None]  # the resourceVersions of its EndpointSlices by name
-    plans: tuple[ServicePlan, ...]  # of all families, which the kernel accepted last
+    plans: tuple[ServicePlan, ...]  # the last plans of all families that the kernel accepted
     wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, None if equal
     problems: tuple[Problem, ...] = ()
 
 
 class NodeListener(Struct, frozen=True):
-    """A port on which the proxy itself listens for a Service; an address of zeros stands for all addresses."""
+    """A port on which the proxy itself listens for a Service. An address of zeros stands for all addresses."""
 
     service: str  # NAMESPACE/NAME
     field: str
@@ -74,7 +74,7 @@ class NodeListener(Struct, frozen=True):
 
 
 class Objects(Struct, frozen=True):
-    """The inputs of a Service's plans: the Service, None if only slices name it, and its slices by name."""
+    """The inputs of a Service's plans: the Service (None if only slices refer to it), and its slices by name."""
 
     name: ServiceName
     service: Service | None

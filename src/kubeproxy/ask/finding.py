@@ -1,5 +1,4 @@
-"""One finding of a node or a connection, with its severity and its fix; doctor, why and the page show the same
-findings."""
+"""A finding about a node or a connection, with its severity and its fix; doctor, why and the page share it."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from kubeproxy.server.text import timestamp
 
 
 class Severity(IntEnum):
-    """The severity of a finding, the worst first."""
+    """The severity of a finding; the worst is first."""
 
     BROKEN = 0  # connections fail, or will fail at the next change
     DEGRADED = 1  # some connections fail, or will fail soon
     UNKNOWN = 2  # the check could not run
-    NOTE = 3  # a possible cause if something does not work; no error by itself
+    NOTE = 3  # a possible cause of problems, but not an error by itself
     FINE = 4  # the check ran and found nothing wrong
 
     @property
@@ -43,14 +42,15 @@ class Effect(Enum):
     """The effect of a finding on the checked connection."""
 
     NOTHING = "nothing for certain"
-    MISLEADS = "it may stop, or go to a wrong endpoint"
+    MISLEADS = "the connection may stop, or go to a wrong endpoint"
     DELAYS = "first packets to some endpoints are lost; a retransmission picks an endpoint again"
     LOSES = "connections to some endpoints fail"
-    STOPS = "it fails, whatever endpoint is picked"
+    STOPS = "the connection fails with every endpoint"
 
 
 class Harm(NamedTuple):
-    """The harm of a finding to the checked connection; `ends` are the endpoints of the effects DELAYS and LOSES."""
+    """The harm of a finding to the checked connection; `ends` are the affected endpoints if the effect is DELAYS or
+    LOSES."""
 
     effect: Effect = Effect.NOTHING
     ends: frozenset[End] = frozenset()
@@ -60,7 +60,7 @@ NOTHING, MISLEADS, STOPS = Harm(), Harm(Effect.MISLEADS), Harm(Effect.STOPS)
 
 
 class Diagnosis(Struct, frozen=True):
-    """A finding of the check `about`: the fact, its consequence, the fix, and its `harm` to the checked connection."""
+    """A finding of the check `about`: a fact, its consequence, its fix, and its `harm` to the checked connection."""
 
     severity: Severity
     about: str
@@ -69,7 +69,7 @@ class Diagnosis(Struct, frozen=True):
     fix: str = ""
     harm: Harm = NOTHING
     since: float = 0.0
-    """The time since the epoch at which it began, 0 if unknown."""
+    """The time at which the fact began, in seconds since the epoch; 0 if unknown."""
 
     @property
     def is_wrong(self) -> bool:
@@ -82,7 +82,7 @@ class Diagnosis(Struct, frozen=True):
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def row(self) -> dict[str, str]:
-        """Return the finding for programs."""
+        """Return the finding in the form of the JSON answer."""
         return {
             "severity": self.severity.name.lower(),
             "about": self.about,
@@ -93,25 +93,25 @@ class Diagnosis(Struct, frozen=True):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
-        """Return the finding of a `row`. Raises KeyError for a missing field or an unknown severity."""
+        """Return the finding that `row` produced. Raises KeyError for a missing field or an unknown severity."""
         return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings sorted by severity; findings of equal severity keep their order, after that on a full connection
-    table: it is the cause of others, because no new connection of this node passes, also none to the API server.
+    """Return findings sorted by severity. Among findings of equal severity, a full connection table is first: it causes
+    others, because no new connection of this node passes, not even to the API server.
     """
     return sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
 
 
 def clock(at: float) -> str:
-    """Return the time of day of a time since the epoch, with its date if that is not today."""
+    """Return a time (seconds since the epoch) as time of day, with the date unless it is today."""
     date, _, time_of_day = timestamp(at)[:19].partition("T")
     return f"{time_of_day} UTC" if date == timestamp(time.time())[:10] else f"{date} {time_of_day} UTC"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit of which it has at least two."""
+    """Return a duration as text, in the largest unit with a count of at least two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -119,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 class UnreadError(NoAnswerError):
-    """The objects cannot be read; `finding` has the reason and the fix."""
+    """The objects cannot be read; `finding` contains the reason and the fix."""
 
     def __init__(self, finding: Diagnosis) -> None:
         super().__init__(f"{finding.what}. Fix: {finding.fix}")

@@ -1,6 +1,6 @@
-"""The question of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
-present rules may be those of any kube-proxy, and are only read. The new rules are those that this program would write
-for a configuration. They are written into an empty network namespace, beside kubelet's rules, and read back from there.
+"""The answer of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
+present rules may be any kube-proxy's, and are only read. The new rules are the rules of this program for a
+configuration. They are written into an empty network namespace, together with kubelet's rules, and read back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tuple[Switch, ...]:
-    """Compare the rules of this network namespace with those for a configuration. Raises KubeProxyError."""
+    """Compare the rules of this network namespace with this program's rules for a configuration. Raises
+    KubeProxyError."""
     settings = settings_of_compared(facts, config)
     world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
     if unknown:
@@ -60,7 +61,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
 
 
 def settings_of_compared(facts: Facts, config: KubeProxyConfiguration) -> Settings:
-    """Return the settings on this node under a configuration. Raises Unsupported if its mode cannot be compared."""
+    """Return the node's settings for a configuration. Raises Unsupported if its mode cannot be compared."""
     mode = modes.named(config.active_mode)
     if not mode.comparable:
         names = " and ".join(each.name for each in modes.every() if each.comparable)
@@ -72,7 +73,8 @@ def settings_of_compared(facts: Facts, config: KubeProxyConfiguration) -> Settin
 
 
 def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family, Comparison]:
-    """Compare the rules of this network namespace with those for a planner's objects. Raises KubeProxyError."""
+    """Compare the rules of this network namespace with this program's rules for a planner's objects. Raises
+    KubeProxyError."""
     places = {family: place_of(family) for family in planner.world.families}
     now = {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
     then = _rules_for(config, planner, places)
@@ -82,7 +84,7 @@ def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family
 def _rules_for(
     config: KubeProxyConfiguration, planner: Planner, places: Mapping[Family, NodePlace]
 ) -> dict[Family, CompiledRules]:
-    """Return the rules that this program writes, as the kernel prints them. Raises KubeProxyError."""
+    """Return this program's rules in the form in which the kernel returns them. Raises KubeProxyError."""
     planner.take()
     plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
     kubelets = {family: text for family in places if (text := rules_of_kubelet(family))}
@@ -101,16 +103,16 @@ def _rules_for(
                     pass
             return {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
 
-    with nobodys_lock():  # the other kube-proxy needs the usual lock, which is the same in all network namespaces
+    with nobodys_lock():  # all network namespaces share the usual lock, which the running kube-proxy needs
         return in_empty_network(written)
 
 
 def on_purpose(
     strict: KubeProxyConfiguration, planner: Planner, found: Iterable[tuple[Family, Witness]]
 ) -> tuple[str, ...]:
-    """Return why differences are those of docs/migrate.md, '' for any other: the present outcome is that of the
-    configuration with `strict`, which is the planner's, or a Service has the address and a problem, or an endpoint with
-    two ports connects to itself. Raises KubeProxyError.
+    """Return the reason for a difference that docs/migrate.md describes, '' for any other difference: `strict` gives
+    the present outcome (the planner's configuration is strict), the Service with the address has a problem, or an
+    endpoint with two ports connects to itself. Raises KubeProxyError.
     """
     places = {family: place_of(family) for family in planner.world.families}
     rules = _rules_for(strict, planner, places)
@@ -123,7 +125,7 @@ def on_purpose(
 
 
 def _to_itself(witness: Witness) -> str:
-    """Return a text if only masquerading differs, and an endpoint that has its address with two ports connects."""
+    """Return a text if only masquerading differs and the client is an endpoint that has its address with two ports."""
     source = int(ip_address(witness.packet.source))
     one, other = ({each._replace(masquerade=False) for each, _ in shares} for shares in witness[1:])
     own = [each for each in one if each.kind == "translated" and each.address == source]
@@ -131,7 +133,7 @@ def _to_itself(witness: Witness) -> str:
 
 
 def _problem_at(planner: Planner, packet: FirstPacket) -> str:
-    """Return a problem of a Service with the destination of a packet, '' for none."""
+    """Return a problem of the Service with a packet's destination; '' for none."""
     address = pack(packet.destination)
     for name, service in planner.services.items():
         ports = service.spec.ports or ()
@@ -162,7 +164,7 @@ def _switch(family: Family, found: Comparison) -> Switch:
 
 
 def outcome_words(shares: Shares, family: Family) -> tuple[str, ...]:
-    """Return each outcome of a packet with its share, in words."""
+    """Return the outcomes of a packet and their shares as text."""
     return tuple(
         f"{share:.1%} {outcome.kind}"
         + (

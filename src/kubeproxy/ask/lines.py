@@ -1,4 +1,4 @@
-"""The text of an answer of `why` and the text of a difference, from the same values as the JSON answer."""
+"""The texts of an answer of `why` and of a difference; the JSON answer contains the same values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kubeproxy.ask.why import Missing, Why
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
-_SHOWN = 10  # maximum number of endpoints in the text; `-o json` has them all
+_SHOWN = 10  # maximum number of endpoints in the text; `-o json` lists all endpoints
 Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number of things as text."""
+    """Return a number and its noun as text."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 

@@ -13,14 +13,14 @@ from kubeproxy.model.plan import Policy, ServicePlan
 
 
 class EndpointCount(NamedTuple):
-    """The number of ready endpoints, and the number of all endpoints, by address and port."""
+    """Number of ready endpoints and number of all endpoints; an endpoint is an address and port."""
 
     ready: int
     total: int
 
 
 def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
-    """Yield a Service's frontends as texts, each once; a NodePort's address is *."""
+    """Yield the distinct frontends of a Service as text; a NodePort has the address *."""
     yield from dict.fromkeys(
         front_text(one.address, one.port, one.protocol) for plan in plans for one in plan.frontends
     )
@@ -28,9 +28,9 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
     """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
-    For two families, those of the family with more ready ones are counted, because a dual-stack pod has an address in
-    each family. Endpoints of a slice without ports (no container has the named targetPort), and drained ones (weight
-    0), are never ready.
+    A dual-stack pod has an address in each family, so only the family with more ready endpoints is counted. Drained
+    endpoints (weight 0), and endpoints of a slice without ports (no container has the named targetPort), are never
+    ready.
     """
     pieces = list(slices)
     drained = {one for plan in plans if plan.balance is not None for one in plan.balance.drained}
@@ -59,8 +59,8 @@ def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:
 
 
 def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
-    """Yield the ports without an available endpoint, such as 80/TCP; those of one family, such as 80/TCP (IPv6), if the
-    other one has endpoints. The metric kubeproxy_services_without_endpoints counts the Services that have any.
+    """Yield the ports without an available endpoint, such as 80/TCP, or 80/TCP (IPv6) if only one family has no
+    endpoint. The metric kubeproxy_services_without_endpoints counts the Services with such ports.
     """
     lacking = [plan for plan in plans if not plan.usable and plan.frontends]
     if not lacking:  # nearly always

@@ -1,4 +1,4 @@
-"""Answers without a running proxy: reads Services, slices and Nodes once, and compiles them as a proxy does."""
+"""Answers without a running proxy: reads Services, slices and Nodes once, and compiles their plans as a proxy does."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources
 
-TIMEOUT = 30.0  # seconds to wait for the objects
-UNREACHED = 5.0  # seconds to wait for a server that cannot be reached
+TIMEOUT = 30.0  # maximum seconds to wait for the objects
+UNREACHED = 5.0  # maximum seconds to wait for a server that cannot be reached
 
 _FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
 
 
 class ReadDesk(Desk):
-    """Answers from objects that were read for one question. Only for `why` are other Nodes and zones read."""
+    """Answers from objects that were read for one question. Other Nodes and zones are read only for `why`."""
 
     def __init__(self, snapshot: Snapshot, options: Options, control: str, flags: str) -> None:
         super().__init__(snapshot)
@@ -74,17 +74,18 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the given arguments that select mode, node and objects, by their names."""
+    """Return the given arguments that select mode, node and objects, keyed by their names."""
     return {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
 
 
 def _flags(arguments: argparse.Namespace) -> str:
-    """Return these arguments as text for a command line, which begins with a space."""
+    """Return these arguments as text for a command line; the text begins with a space."""
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in _given(arguments).items())
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of a proxy with these arguments; a kubeconfig argument replaces that of the file."""
+    """Return the options of a proxy with these arguments; a kubeconfig argument replaces the kubeconfig of the
+    configuration file."""
     given = _given(arguments)
     kubeconfig = given.pop("kubeconfig") if {"config", "kubeconfig"} <= given.keys() else ""
     options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
@@ -95,11 +96,11 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
-    """Return two values: a planner with all objects, and the state of the connection to the API server.
+    """Return a planner with all objects, and the state of the connection to the API server.
 
-    Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or takes longer than
-    TIMEOUT; NoAnswerError if a folder takes longer; ConfigError if a folder cannot be a source; SourceError if a source
-    fails for good.
+    Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or needs more than TIMEOUT;
+    NoAnswerError if a folder needs more than TIMEOUT; ConfigError if a folder cannot be a source; SourceError if a
+    source fails permanently.
     """
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()
@@ -124,8 +125,8 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
                 if part.done():
                     part.result()
             await ended
-            # Resources that no plan needs, such as ServiceCIDRs, are awaited too. The state is polled, because a change
-            # of a status causes no event.
+            # The function also waits for resources that no plan needs, such as ServiceCIDRs. The state is polled,
+            # because a change of a status causes no event.
             while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:

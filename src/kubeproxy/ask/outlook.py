@@ -1,4 +1,5 @@
-"""The question of `kube-proxy plan`: the changes for clients (shifts.py) and on this node by another configuration."""
+"""The answer of `kube-proxy plan`: the changes that another configuration makes for clients (shifts.py) and on this
+node."""
 
 from __future__ import annotations
 
@@ -42,15 +43,15 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     mode: str
     fields: tuple[str, ...]  # lines "path: old -> new"
     shifts: tuple[Shift, ...]  # changes that clients notice
-    remarks: tuple[str, ...]  # further changes that clients notice
-    node: tuple[str, ...]  # sysctls that are set, and rules that are written and removed
+    remarks: tuple[str, ...]  # further changes that clients can observe
+    node: tuple[str, ...]  # changes of sysctls, and rules that are written and removed
     connections: str
     lacks: str  # a missing requirement of this node
     unknown: tuple[str, ...]  # effects that could not be determined
 
 
 def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
-    """Return the effects of the configuration `new` instead of `now` on a proxy's node. Raises KubeProxyError."""
+    """Return the effects of replacing the configuration `now` with `new` on a proxy's node. Raises KubeProxyError."""
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
     settings, lacks, alone = settings_for(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family), modes.interfaces())
@@ -89,7 +90,8 @@ def planned(world: Globals, objects: Iterable[Objects]) -> Planner:
 
 
 def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple[Settings, str, list[str]]:
-    """Return the settings on this node, a missing requirement ('' for none), and remarks on a family left out."""
+    """Return the settings on this node, a missing requirement ('' for none), and remarks about a family without
+    support."""
     settings = host.settings(new, facts.world.features.values)
     primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
     try:
@@ -100,7 +102,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
 
 
 def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
-    """Return two values: the node's globals under the new settings, and sentences on unknown parts."""
+    """Return the node's globals under the new settings, and sentences about unknown parts."""
     unknown = []
     node = facts.node
     if settings.node_name != facts.world.node_name:
@@ -118,14 +120,14 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
 
 
 def _moved(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return a sentence if load balancers reach the node's health elsewhere."""
+    """Return a sentence if the address at which load balancers check the node's health changes."""
     old, other = now.healthz_bind_address, new.healthz_bind_address
     ends = f"/healthz and /livez answer on {other or 'no address'}, no longer on {old}"
     return [f"load balancers that check this node may take it out: {ends}"] if old and old != other else []
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return a sentence if the new configuration recognises pods by an interface that this node does not have."""
+    """Return a sentence if the new configuration recognises pods by an interface that does not exist on this node."""
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []
@@ -159,9 +161,9 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
-    """Return the existing rules of all modes and proxies except the given mode, each with the way to remove it safely.
-    The given mode is assumed to use the node's variant of iptables. It is not queried, because ipvs mode would write to
-    detect the variant.
+    """Return the existing rules of all modes and proxies except the given mode, each with a safe way to remove them.
+    The function assumes that the given mode uses the node's iptables variant; detecting it would write rules in ipvs
+    mode.
     """
     owns = mode.operations().owns
 

@@ -1,7 +1,8 @@
-"""The packets of one connection at the hooks of this node, before and after translation, for checks of others' rules.
-Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same priority may run
-before or after it. At the hook output, the interface follows from the route to the original destination, even after
-translation. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
+"""Computes the packets of one connection at this node's hooks, before and after translation, for checks of other
+programs' rules. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same
+priority may run before or after it. At the hook output, the interface follows from the route to the original
+destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c,
+of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ _LOOPBACK: Final = "lo"
 
 
 class CheckedConnection(Struct, frozen=True, dict=True):
-    """A connection. The kernel is asked once for each route of it as a whole. Properties raise NetlinkError."""
+    """A connection. Each route is looked up in the kernel once per connection. Properties raise NetlinkError."""
 
-    packet: Packet  # the first incoming one; the source is None if the node picks it
+    packet: Packet  # the first packet; its source is None if this node sends it and the kernel picks the address
     local: Collection[bytes]  # this node's addresses
-    taken_in: bool = False  # through the hook input, before the packet is sent to an endpoint (ipvs)
-    arrival: str = ""  # the interface of incoming packets, '' for that of the route to the client
-    mark: int = 0  # the mark of packets to masquerade, 0 if rules of the proxy do not mark this connection's packets
-    direct: bool = False  # the destination is the endpoint's own address, so no rule translates the packets
+    taken_in: bool = False  # whether a packet passes the hook input before it is sent to an endpoint (ipvs)
+    arrival: str = ""  # the interface of incoming packets; '' for the interface of the route to the client
+    mark: int = (
+        0  # the mark of packets that are masqueraded; 0 if the proxy's rules do not mark this connection's packets
+    )
+    direct: bool = (
+        False  # whether the destination is the endpoint's own address, so that no rule translates the packets
+    )
 
     @property
     def is_local(self) -> bool:
@@ -45,7 +50,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
     @cached_property
     def client(self) -> bytes | None:
-        """The client's address, which the kernel picks for this node itself; None without a route."""
+        """The client's address; the kernel picks it if this node is the client. None without a route."""
         return self.packet.source if self.packet.source is not None else source_for(self.packet.destination)
 
     @property
@@ -87,7 +92,7 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
     exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
-    # A pod's connection to itself gets the mark before its packets are forwarded, or afterwards, as the mode has it.
+    # Depending on the mode, a pod's connection to itself is marked before or after its packets are forwarded.
     bit = connection.mark if destination != packet.source else 0
     by_rules = not (connection.taken_in or connection.direct)
     made = _Made(packet, (entrance, exit_), end, by_rules, (bit, bit * masqueraded))
@@ -206,7 +211,8 @@ class _Made(NamedTuple):
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
     ) -> PassingPacket:
-        """Return the first packet at a hook; `interfaces` are by default the two interfaces of the whole path."""
+        """Return the first packet at a hook. By default `interfaces` are the incoming and the outgoing interface of the
+        whole path."""
         end = self.end or (self.packet.destination, self.packet.port)
         changed = self.by_rules and self.end is not None
         return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)

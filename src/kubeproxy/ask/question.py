@@ -1,4 +1,4 @@
-"""Parses an operator's question: a source, and a destination by address or by the name of a Service. Pure."""
+"""Parses an operator's question: a source, and a destination that is an address or the name of a Service. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import LABEL
 from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
 
-NODE = "node"  # the source that means this node itself, with the address that the kernel picks
+NODE = "node"  # name of this node as a source; the kernel picks the address
 _SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
 
 
@@ -56,7 +56,7 @@ def _packet(
 
 
 def _parted(target: str) -> tuple[str, str, str]:
-    """Return three values: address or name, port, and protocol of a target, '' without one."""
+    """Return address or name, port, and protocol of a target; '' if the protocol is omitted."""
     where, colon, end = target.rpartition(":")
     number, slash, protocol = end.partition("/")
     if not colon and _names_service(target):
@@ -72,7 +72,7 @@ def _parted(target: str) -> tuple[str, str, str]:
 
 
 def source_of(text: str) -> tuple[bytes | None, int]:
-    """Return two values: the client's address (None for this node), and the client's port (0 for none)."""
+    """Return the client's address (None for this node) and the client's port (0 for none)."""
     if text == NODE:
         return None, 0
     where, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
@@ -97,9 +97,7 @@ def _names_service(text: str) -> bool:
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str, str]:
-    """Return three values: the first cluster IP of a Service in the client's family, the port's number as text, and its
-    protocol.
-    """
+    """Return a Service's first cluster IP in the client's family, the port's number as text, and its protocol."""
     service = "/".join(name)
     compiled = snapshot.planner.compiled.get(name)
     known = snapshot.planner.services.get(name)

@@ -1,6 +1,6 @@
-"""The differences that clients notice between two configurations. For each address of each Service, model/answer.py
-computes the outcome of a connection from a pod, from this node and from elsewhere, in each of the two. Further
-differences between two modes follow from the modes' habits. Pure.
+"""The differences between two configurations that clients can observe. For each address of each Service,
+model/answer.py computes the outcome of a connection from a pod, from this node and from elsewhere, under both
+configurations. Further differences follow from the habits of the two modes. Pure.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ConfiguredNode(NamedTuple):
 
 
 class ClientKind(NamedTuple):
-    """A kind of client: its name, its address (None for this node's own), the interface of arrival, whether only its
-    connections to itself are compared, and further addresses of the kind.
+    """A kind of client: its name, its address (None for this node), the interface of arrival, whether only its
+    connections to itself are compared, and further addresses of this kind.
     """
 
     words: str
@@ -73,8 +73,8 @@ class ClientKind(NamedTuple):
     others: tuple[bytes, ...] = ()
 
     def besides(self, endpoints: Collection[bytes]) -> ClientKind:
-        """Return the client with an address that is no endpoint of a Service, if there is one: an endpoint's connection
-        may lead back to itself.
+        """Return the client, if possible with an address that is not an endpoint of the Service, because an endpoint's
+        connection may lead back to itself.
         """
         if self.source not in endpoints or self.is_endpoint:
             return self
@@ -82,13 +82,13 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """An equal change for some Services: the outcomes of connections to `where` from `who`."""
+    """A change of outcomes that is equal for some Services: of connections from `who` to `where`."""
 
     where: tuple[str, ...]
     who: tuple[str, ...]
     before: str
     after: str
-    services: tuple[str, ...]  # all of them as NAMESPACE/NAME
+    services: tuple[str, ...]  # all affected Services as NAMESPACE/NAME
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ class Shift(Struct, frozen=True, rename="camel"):
 
 
 class _Met(NamedTuple):
-    """The outcome for a client: a text, and the endpoints."""
+    """The outcome for a client: a text, and the possible endpoints."""
 
     words: str
     endpoints: frozenset[bytes] = frozenset()
@@ -135,7 +135,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     node are omitted, because a client can use them only if it names an interface.
     """
     found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
-    protocols: dict[tuple[str, str], set[int]] = {}  # of the connections to a Service at a place
+    protocols: dict[tuple[str, str], set[int]] = {}  # outcomes of the connections to a Service at a place
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     places = {family: [one for one in each if one[:2] != _LINK_LOCAL] for family, each in local.items()}
@@ -169,7 +169,7 @@ def spared(found: Iterable[Shift]) -> Iterator[str]:
 
 
 def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
-    """Return the shifts with equal changes joined, first over clients and then over places."""
+    """Merge shifts with equal changes, first of several clients, then of several places."""
     by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for (where, who, old, new), services in found.items():
         by_place.setdefault((where, old, new, tuple(services)), []).append(who)
@@ -182,8 +182,8 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
 def _met(
     side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, client: ClientKind, away: Collection[bytes]
 ) -> _Met | None:
-    """Return the outcome for a client. If only its connections to itself are compared, the outcome of these, or None
-    without any. `away` are endpoints on other nodes.
+    """Return the outcome for a client. If only its connections to itself are compared, return the outcome of these
+    connections, None without such connections. `away` are endpoints on other nodes.
     """
     made, to_itself = answer(side.planner, packet, here, side.habits, index), client.is_endpoint
     own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
@@ -195,7 +195,7 @@ def _met(
         return _Met("refused, as this mode carries no SCTP")
     if to_itself and not all(choice.masqueraded for choice in own):
         return _Met("a timeout, as the pod gets a packet from itself")
-    # A pod of this node that connects to itself sees this node's address in every configuration.
+    # A pod of this node that connects to itself receives this node's address as the source in every configuration.
     shown = own if to_itself else [choice for choice in made.choices if choice not in own] or own
     hidden = any(choice.masqueraded for choice in shown)
     endpoints = frozenset(choice.destination for choice in made.choices)
@@ -214,7 +214,7 @@ def _questions(
     away: Collection[bytes],
     local: Local,
 ) -> Iterator[tuple[str, ClientKind, Packet]]:
-    """Yield the connections to compare for a Service: the destination in words, the client, and the first packet."""
+    """Yield the connections to compare for a Service: a text for the destination, the client, and the first packet."""
     asked: set[tuple[Family, bytes]] = set()
     for side in sides:
         compiled = side.planner.compiled.get(name)
@@ -239,14 +239,16 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
-    """Yield one endpoint that is not on this node (`away` are such addresses) and is recognised as a pod. This node may
-    send its connection to a NodePort back to it.
+    """Yield one endpoint on another node (`away` are such addresses) that is recognised as a pod: this node may send
+    its connection to a NodePort back to it.
     """
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
     for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):
         yield ClientKind(
-            "endpoints with another nodeName or none that get their own connections", address, is_endpoint=True
+            "endpoints with another nodeName, or without one, that receive their own connections",
+            address,
+            is_endpoint=True,
         )
 
 
@@ -260,7 +262,7 @@ def _packets(
         places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
     for where, address in places:
         for client in clients:
-            # A connection of another node's pod to another address is translated by that node.
+            # The other node translates connections of its pods to all other addresses.
             passes = address in local.get(family, ()) if client.is_endpoint else not is_loopback(address)
             if client.source is None or passes:
                 packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)
@@ -270,9 +272,9 @@ def _packets(
 def _clients(
     family: Family, before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]
 ) -> list[ClientKind]:
-    """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one of the
-    two configurations recognises as a pod. Known pods are grouped by the configurations that recognise them; without
-    known pods, a made-up pod represents each configuration.
+    """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one
+    configuration recognises as a pod. Known pods are grouped by the configurations that recognise them; without known
+    pods, a made-up pod represents each configuration.
     """
     found = [ClientKind("this node", None), ClientKind(_OUTSIDER, _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
@@ -292,8 +294,9 @@ def _clients(
 
 
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
-    """Return made-up pods of two configurations. If one recognises pods by a network and the other by an interface,
-    return three: a pod that matches the two, and for each a pod that matches only it.
+    """Return made-up pods of two configurations. If one configuration recognises pods by a network and the other by an
+    interface, return three pods: one that matches both, and one for each configuration that matches only this
+    configuration.
     """
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
@@ -308,7 +311,7 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client for pods that no configuration distinguishes."""
+    """Return one client for pods that both configurations treat alike."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     first, *others = (pod.address for pod in pods)
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", first, others=tuple(others))
@@ -324,13 +327,13 @@ def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
 
 
 def _late(network: Range) -> bytes:
-    """Return the second to last address of a network: most probably no endpoint has it."""
+    """Return the second to last address of a network; it is probably not an endpoint's."""
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
 
 
 def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -> Iterator[str]:
-    """Yield a sentence for each further change that clients notice, with the number of Services concerned."""
+    """Yield a sentence for each further change that clients can observe, with the number of affected Services."""
     old, new = before.habits, after.habits
     was, plans = ([p for each in one.planner.compiled.values() for p in each.plans] for one in (before, after))
     had, has = (_services(plan for plan in each if plan.balance) for each in (was, plans))
@@ -353,7 +356,8 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
 
 
 def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownPod]) -> Iterator[str]:
-    """Yield the addresses that only one of the pod networks contains: unknown clients may have these."""
+    """Yield the address ranges that only one of the two pod networks contains, because unknown clients may have such
+    addresses."""
     for family in Family:
         old, new = ((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
         if old == new or {old.kind, new.kind} != {"network"}:
@@ -370,7 +374,7 @@ def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownP
 
 
 def _without(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> list[IPv4Network | IPv6Network]:
-    """Return the networks that cover the part of a network outside of another network."""
+    """Return the networks that cover the part of one network that is outside of another network."""
     if not one.overlaps(other):
         return [one]
     # The two networks are of one family.

@@ -1,4 +1,4 @@
-"""The state from which all answers are made: that of a running proxy, or that of objects read from a folder or an API
+"""The state from which all answers are computed: a running proxy's, or one built from objects of a folder or an API
 server.
 """
 
@@ -11,7 +11,7 @@ from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
-if TYPE_CHECKING:  # a command that queries a running proxy does not load this
+if TYPE_CHECKING:  # commands that query a running proxy do not load this module
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a command that queries a running proxy does not load this
 
 
 class Planned:
-    """Stands for engine and health without a running proxy: nothing is queued, and every plan is committed."""
+    """Replaces engine and health without a running proxy: no change is queued, and every plan is committed."""
 
     awaits = ""
     queued: Mapping[ServiceName, Change] = {}
@@ -48,7 +48,7 @@ class Planned:
 
 
 FINE_STATES: Final = ("programmed", "planned", "ignored")
-"""The states of Services in which nothing is missing; Snapshot.verdict returns them and others."""
+"""States of a Service that need no further explanation; Snapshot.verdict also returns other states."""
 
 
 class Snapshot(NamedTuple):
@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
     health: ProxyHealth | Planned
     reach: Callable[[], Reach | None]  # the connection to the API server, None if objects come from files
     started: float  # seconds since the epoch
-    complete: Literal["programmed", "planned"] = "programmed"  # of a Service that is completely in the kernel
+    complete: Literal["programmed", "planned"] = "programmed"  # state of a Service that is completely in the kernel
     journal: Journal | None = None  # None without a running proxy
 
     @property
@@ -75,7 +75,7 @@ class Snapshot(NamedTuple):
 
     @property
     def names(self) -> list[ServiceName]:
-        """All Services, including deleted ones with rules that are still in the kernel."""
+        """All Services, including deleted Services that still have rules in the kernel."""
         return list({**self.planner.services, **self.engine.queued})
 
     @property
@@ -84,7 +84,7 @@ class Snapshot(NamedTuple):
         return len(self.engine.queued) + self.planner.dirty
 
     def verdict(self, name: ServiceName) -> tuple[str, str] | None:
-        """Return the state of a Service and its reason ('' for none), None if the Service is unknown."""
+        """Return the state of a Service and its reason ('' for none); None if the Service is unknown."""
         planner, queued = self.planner, name in self.engine.queued
         service, compiled = planner.services.get(name), planner.compiled.get(name)
         if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
@@ -103,7 +103,7 @@ class Snapshot(NamedTuple):
         return self.complete, ""
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        """Return state, label and reason of each family in which the kernel may lack committed plans."""
+        """Return state, label and reason of each family whose committed plans may be missing in the kernel."""
         standings = self.engine.standings if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])
@@ -112,7 +112,7 @@ class Snapshot(NamedTuple):
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:
-        """Return the reason why a Service, known from its object or from EndpointSlices, has no plan."""
+        """Return the reason why a known Service has no plan; it is known from its object or from EndpointSlices."""
         service = self.planner.services.get(name)
         if service is None:
             return of_another_proxy(_proxy_names(self.planner.slices[name])[0])
@@ -121,7 +121,7 @@ class Snapshot(NamedTuple):
 
 
 def unwatched(name: ServiceName) -> str:
-    """Return a sentence with the reason why a Service is unknown."""
+    """Return a sentence about the reason why a Service is unknown."""
     return (
         f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
         " another proxy's (label service.kubernetes.io/service-proxy-name)"

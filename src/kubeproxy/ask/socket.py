@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
 
 _PACKED = (("Content-Type", "application/msgpack"),)
-_RUN = 100  # Services that are written before the event loop runs again: about a millisecond
+_RUN = 100  # number of Services that are written before the event loop runs again: about 1 ms of work
 
 
 def socket_pages(desk: Desk) -> dict[str, Handler]:
@@ -43,7 +43,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
         return Response(200, _PACKED, _streamed(desk.services, names or desk.snapshot.names))
 
     def names(request: Request) -> Response:
-        # Lines of text, not msgpack: completion, for which a user waits, then has nothing to decode.
+        # Lines of text instead of msgpack: completion must be fast, and needs no decoder for text.
         found = desk.beginning(dict(request.parameters).get("prefix", ""))
         return Response(200, TEXT, "".join(f"{name}\n" for name in found).encode())
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 AT_ONCE = 100  # maximum number of Services in one request
 MANY = 1000
-"""For more than this number of Services, a command requests all Services instead of each by its name."""
+"""For more Services than this, a command requests all Services instead of single Services by name."""
 
 
 class Running:
     """The Desk of the proxy behind a socket. Every call may raise KubeProxyError."""
 
     running: Final = True
-    flags: Final = ""  # see Desk; a command asks the running proxy by default
+    flags: Final = ""  # see Desk; by default a command queries the running proxy
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -80,7 +80,7 @@ Source: TypeAlias = "Running | Desk"
 
 
 def knowing(asked: Source) -> Facts:
-    """Return the proxy's facts. Raises NoAnswerError until it has all lists, and its Node."""
+    """Return the proxy's facts. Raises NoAnswerError until the proxy has all lists and its Node."""
     facts = asked.facts()
     if facts.awaits:
         raise NoAnswerError(

@@ -172,7 +172,7 @@ _POOLS = (
     ("drainedEndpoints", "drained", ""),
     ("otherEndpoints", "others", ""),
 )
-"""Endpoints in the text: their key in the JSON, their label, and the key of their weights."""
+"""Groups of endpoints in the text: their key in the JSON, their label, and the key of their weights."""
 
 
 def node_text(node: Json) -> bytes:
@@ -248,13 +248,14 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
 
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
-_AT_ONCE: Final = 16  # number of Services written before the event loop runs again: 1 ms
-_RUN: Final = 200  # number of names compared before the event loop runs again: below 1 ms
-_LONGEST_NUMBER: Final = 9  # digits of a number: longer ones are invalid
+_AT_ONCE: Final = 16  # number of Services written before the event loop runs again (1 ms of work)
+_RUN: Final = 200  # number of names compared before the event loop runs again (less than 1 ms of work)
+_LONGEST_NUMBER: Final = 9  # maximum number of digits; longer numbers are invalid
 
 
 class Query(NamedTuple):
-    """The parameters of a request; empty ones select everything, `after` the last Service of the previous page."""
+    """The parameters of a request; empty parameters select everything. `after` is the last Service of the previous
+    page."""
 
     namespace: str = ""
     name: str = ""
@@ -272,7 +273,7 @@ class Query(NamedTuple):
 
     def finds(self, planner: Planner, name: ServiceName) -> bool:
         """Return whether a Service has the address and the port, as a frontend, a NodePort, a health check port, or an
-        endpoint, ready or not. An address of this node counts as that of a NodePort only if the port is given too.
+        endpoint (ready or not). An address of this node matches a NodePort only together with a port.
         """
         if not (self.address or self.port):
             return True
@@ -290,7 +291,8 @@ class Query(NamedTuple):
         return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
 
     def _answers(self, planner: Planner, family: Family) -> bool:
-        """Return whether the query selects a port of the node: by its number alone, or with an address of the node."""
+        """Return whether the query selects a port of the node: by its number, or by its number and an address of the
+        node."""
         if not self.address:
             return True
         ours = planner.world.of(family)
@@ -341,7 +343,8 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
 
 
 class StatePage:
-    """Answers /debug/state: a few Services at a time, each in its present state, between turns of the event loop."""
+    """Answers /debug/state, a few Services at a time between turns of the event loop; each Service in its present
+    state."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -368,12 +371,13 @@ class StatePage:
         for count, name in enumerate(merge(*runs), 1):
             yield name
             if count % _RUN == 0:
-                await asyncio.sleep(0)  # skipping Services takes time as well
+                await asyncio.sleep(0)  # skipping Services takes time too
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""
         there = node(self._snapshot)
-        # The closing brace of the node's JSON is left out, because the list of Services follows inside of that object.
+        # The closing brace of the node's JSON is omitted, because the list of Services follows as a field of this
+        # object.
         yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
         count, batch, last, more = 0, bytearray(), None, False
         async for name in self._names(query):

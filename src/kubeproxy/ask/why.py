@@ -1,4 +1,4 @@
-"""The outcome of a connection with reasons and fixes, as text and as fields, from the answer of model/answer.py."""
+"""Adds reasons and fixes to the outcome of a connection (model/answer.py), as text and as fields."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible, pod_ci
 
 
 class Target(Struct, frozen=True, rename="camel"):
-    """An eligible endpoint. Its answers must return through this node, because this node reverses the translation."""
+    """An endpoint that may get the connection. Its answers must return through this node, because this node reverses
+    the translation."""
 
     address: str  # and port
     share: float  # its probability
     masqueraded: bool
     node: str = ""  # '' if unknown
     zone: str = ""
-    returns: bool = True  # its answers return through this node
-    terminating: bool = False  # it is terminating and serving, and used because no endpoint is ready
-    client: str = ""  # the client address that the endpoint sees, '' if it is not determined
+    returns: bool = True  # whether its answers return through this node
+    terminating: bool = False  # whether it is terminating and serving, and used because no endpoint is ready
+    client: str = ""  # the client's address in packets to the endpoint; '' if it is not determined
 
     @property
     def host(self) -> str:
@@ -56,48 +57,48 @@ class Target(Struct, frozen=True, rename="camel"):
         return place_of_text(self.address)[0]
 
     def is_unnamed(self, client: str) -> bool:
-        """Return whether the endpoint is the client itself, and its Node is unknown."""
+        """Return whether the endpoint is the client itself and its Node is unknown."""
         return not self.node and self.host == client
 
 
 class Missing(Struct, frozen=True, rename="camel"):
-    """An endpoint that gets no new connections from this node."""
+    """An endpoint to which this node sends no new connections."""
 
     address: str
     reason: str
-    field: str  # the cause; for a deleted endpoint the flag
+    field: str  # the field that is the cause; for a deleted endpoint, the flag
     slice: str  # the EndpointSlice with the field; '' for a deleted endpoint
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The proxy's decision about one connection. Texts are for people."""
+    """The proxy's decision about one connection, with texts for operators."""
 
     source: str
     destination: str
     outcome: str  # one of model.answer.Outcome's values
     client_sees: str
-    service: str = ""  # NAMESPACE/NAME, '' when no Service has the address
+    service: str = ""  # NAMESPACE/NAME; '' if no Service has the address
     port: str = ""  # the name of the Service's port
     steps: tuple[AnswerStep, ...] = ()
     endpoints: tuple[Target, ...] = ()
     missing: tuple[Missing, ...] = ()
     affinity: int = 0  # seconds
-    fixes: tuple[str, ...] = ()  # they would let the connection pass
-    elsewhere: Elsewhere | None = None  # the client's node, if that node decides
+    fixes: tuple[str, ...] = ()  # changes that would let the connection pass
+    elsewhere: Elsewhere | None = None  # the client's node, if it decides about the connection
 
     @property
     def passes(self) -> bool:
-        """Return whether the proxy lets the connection reach an endpoint, or answers it as healthy."""
+        """Return whether the proxy forwards the connection to an endpoint, or itself answers that it is healthy."""
         return self.forwarded or (self.outcome == Outcome.HEALTH.value and all(step.passes for step in self.steps))
 
     @property
     def forwarded(self) -> bool:
-        """Return whether an endpoint gets the connection, unless other programs stop it."""
+        """Return whether an endpoint gets the connection if no other program stops it."""
         return self.outcome == Outcome.FORWARDED.value
 
     @property
     def direct(self) -> bool:
-        """Return whether the destination is the endpoint itself, so that no rule of the proxy concerns it."""
+        """Return whether the destination is the endpoint itself, so that no rule of the proxy matches."""
         return [one.address for one in self.endpoints] == [self.destination.partition("/")[0]]
 
     @property
@@ -107,7 +108,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.heading_with(by if self.forwarded else "")
 
     def heading_with(self, decision: str) -> str:
-        """Return the answer in one line, with this text for the decision of this node if it is not empty."""
+        """Return the answer in one line; a non-empty `text` replaces the decision of this node."""
         asked = f"{self.source} -> {self.destination}"
         seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
         if self.elsewhere is not None:
@@ -117,7 +118,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def next(self) -> str:
-        """Return the command that shows further decisions about a forwarded connection, '' if it is not forwarded."""
+        """Return the command that shows further decisions about a forwarded connection; '' if it is not forwarded."""
         if not self.forwarded or self.elsewhere is not None:
             return ""
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
@@ -130,8 +131,8 @@ WIDEN_CLUSTER_CIDR = (
 
 
 def unmasqueraded(local_mode: str, family: Family) -> tuple[str, str]:
-    """Return the reason why this node keeps the addresses of clients outside to cluster IPs of a family: it recognises
-    pods by their network, and no network is of the family; and the fix.
+    """Return the reason, and the fix, if this node does not masquerade connections of outside clients to cluster IPs of
+    a family: it recognises pods by their network, and has no network of this family.
     """
     if local_mode == "NodeCIDR":
         fix = f"have the controller manager allocate {family.label} podCIDRs (--cluster-cidr), or use clusterCIDR"
@@ -146,28 +147,29 @@ THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
 
 class Explained(Struct, frozen=True):
-    """An answer, with the values by which a command reads the kernel."""
+    """An answer, with the values that a command needs to read the kernel."""
 
     why: Why
     plan: ServicePlan | None
     world: Globals
     packet: Packet  # that of the question
-    stranger: bytes | None = None  # the client's address if another Node may have it; that Node then decides
-    hosted: bytes | None = None  # the destination if another Node may have it, on which it is a NodePort
-    policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
-    keeps_outside: bool = False  # see model.answer.Answer; False if the client is known to be a pod of this node
+    stranger: bytes | None = None  # the client's address if another Node may have it; this Node then decides
+    hosted: bytes | None = None  # the destination if another Node may have it, as the address of a NodePort
+    policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
+    keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
 
     @property
     def relayed(self) -> bool:
-        """Whether the proxy itself carries the connection: to a NodePort on loopback, in a mode with rules."""
+        """Whether the proxy itself relays the connection: to a NodePort on loopback, in a mode that otherwise uses
+        rules."""
         destination = self.packet.destination
         ours = self.world.of(family_of(destination)) if self.plan is not None and is_loopback(destination) else None
         return self.why.forwarded and ours is not None and ours.loopback is Loopback.RELAYED
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return the outcome of a packet on this node, with its reasons. This node also decides about packets of other
-    nodes' clients to its own addresses and endpoints, and about packets with a given incoming interface.
+    """Return the outcome of a packet on this node, with its reasons. This node also decides about packets from clients
+    on other nodes, if their destination is an address or endpoint of this node, or if the incoming interface is given.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
@@ -177,7 +179,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
     there = None if packet.interface or ends_here else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
-    asked = made.plan is not None or packet.source == packet.destination  # a Node connects to its own NodePort
+    asked = made.plan is not None or packet.source == packet.destination  # a Node that connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
@@ -191,7 +193,7 @@ _OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer of the proxy's own health or metrics port, None for another port or address."""
+    """Return the answer of the proxy's own health or metrics port; None for another port or address."""
     own, destination = snapshot.options.config.own_addresses.items(), packet.destination
     for field, text in own if destination in snapshot.addresses or is_loopback(destination) else ():
         host, port = split_host_port(text) or ("", "")
@@ -222,7 +224,7 @@ def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
 
 
 def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer of an endpoint's own address and port, to which packets go untranslated; None for another
+    """Return the answer for an endpoint's own address and port, whose packets are not translated; None for another
     destination.
     """
     address, port = packet.destination, (packet.protocol, packet.port)
@@ -238,14 +240,15 @@ def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the configured node name if no Node has it: this node may be a Node of another name; else ''."""
+    """Return the configured node name if no Node has this name, because this node may then have another name; else
+    ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""
 
 
 def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
-    """Return the answer for a connection about which another node decides; `nameless`: see `_nameless`."""
+    """Return the answer for a connection that another node decides about; `nameless`: see `_nameless`."""
     if nameless:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
@@ -281,8 +284,8 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
 
 def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
     """Yield the endpoints of an answer. If the client is on another node (`is_away`), endpoints on other nodes answer
-    the client directly, unless they see this node as the client. A pod that connects to itself gets no answer unless
-    the connection is masqueraded.
+    the client directly, unless the connection is masqueraded. A pod that connects to itself gets an answer only if the
+    connection is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     node_of = dict(_nodes(snapshot, packet.destination)) if made.plan is None else {}
@@ -297,7 +300,7 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
 
 
 def _name_fixes(snapshot: Snapshot, packet: Packet, plan: ServicePlan) -> Iterator[str]:
-    """Yield the fix for a pod that does not reach itself because its endpoint has no nodeName."""
+    """Yield the fix for a pod that cannot connect to itself because its endpoint has no nodeName."""
     own, namespace, name = snapshot.planner.world.node_name, plan.key.namespace, plan.key.name
     for piece, held in snapshot.planner.slices.get((namespace, name), {}).items():
         for one in held.endpoints:
@@ -312,7 +315,7 @@ def _missing(one: Absent) -> Missing:
 
 
 def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str, bool]]:
-    """Return Node, zone ('' if unknown) and whether it is terminating in all slices, of each destination."""
+    """Return, by destination: Node, zone ('' if unknown), and whether the endpoint is terminating in all its slices."""
     key, found = plan.key, dict[bytes, tuple[str, str, bool]]()
     for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values():
         for port in piece.ports if piece.family is key.family else ():
@@ -348,7 +351,8 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
 
 
 def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
-    """Yield fixes for a client outside the source ranges; a pod's address may later belong to another pod."""
+    """Yield fixes for a client outside the source ranges; for a pod not its address, which may later belong to another
+    pod."""
     if ours is not None and packet.source is not None and ours.detector.holds(packet.source, packet.interface):
         network = ours.detector.value if ours.detector.kind == "network" else "the pod network"
         yield (
@@ -374,7 +378,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use
             return
-        # A list replaces the present networks; in a family without a network, all addresses answer.
+        # The given list replaces the present networks; in a family without a network, all addresses answer.
         chosen = [*(one for part in world.parts.values() for one in part.nodeport_ips or ()), packet.destination]
         yield (
             f"{use}, or add its network to nodePortAddresses in the proxy's configuration beside the present ones, "
@@ -385,7 +389,8 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
 
 
 def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
-    """Return the networks of interfaces with these addresses, or the address without a known network."""
+    """Return the networks of the interfaces with these addresses; an address without a known network stands for
+    itself."""
     known: dict[bytes, Range] = {}
     with suppress(NetlinkError):
         known = {one.ip: one.network for family in Family for one in local_addresses(family)}
@@ -421,8 +426,8 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: the name of that node ('' if unknown), the reason, the field that is the cause, and the end
-    of the connection that is there.
+    """Another node decides: its name ('' if unknown), the reason, the field that is the cause, and the end of the
+    connection that is on that node.
     """
 
     node: str
@@ -432,7 +437,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node on which a client is; None if the client is on this node, or its node is unknown."""
+    """Return the other node of a client; None if the client is on this node, or its node is unknown."""
     planner, local = snapshot.planner, snapshot.addresses
     if source is None or source in local:
         return None
@@ -446,8 +451,7 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Not all pod networks assign addresses from podCIDRs. In pod networks that do, this node has an address in its
-    # podCIDRs.
+    # Some CNI plugins do not assign pod addresses from podCIDRs. If they do, this node has an address in its podCIDRs.
     if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
         reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
         return Elsewhere("", reason, "spec.podCIDRs of this Node")
@@ -455,7 +459,7 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
 
 
 def _is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
-    """Return whether slices, or the podCIDRs of this Node, have a client's address as one of this node's pods."""
+    """Return whether a client is a pod of this node, by its address in slices or in the podCIDRs of this Node."""
     own, local = snapshot.planner.world.node_name, snapshot.addresses
     if source is None or own in dict(_nodes(snapshot, source)):
         return True
@@ -476,7 +480,7 @@ def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
 
 
 def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the nodes that the slices state for an address, each with the name of a slice."""
+    """Yield the nodeNames of an address in EndpointSlices, each with the slice's name."""
     for (namespace, _), pieces in snapshot.planner.slices.items():
         for name, piece in pieces.items():
             if piece.family is family_of(address) and piece.holds(address):

@@ -1,5 +1,5 @@
-"""Zones of endpoints and Nodes of clients. They are requested only for answers, because the proxy itself does not need
-them. A caller waits briefly and gets no error; without an answer the zones are unknown.
+"""Zones of endpoints and Nodes of clients, requested only for answers, because the proxy itself does not need them. A
+caller waits briefly and gets no error; without an answer the zones are unknown.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.control")
 
-Zones = Mapping[bytes, str]  # zones of endpoints by packed address; endpoints without a zone are missing
-TIMEOUT: Final = 1.0  # seconds that a caller waits for the lock, and then for the answer
+Zones = Mapping[bytes, str]  # zones of endpoints by packed address, without endpoints whose zone is unknown
+TIMEOUT: Final = 1.0  # maximum seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
 """Seconds for which an answer, or its absence, is reused: an open page asks at each change of a Service."""
 MOST: Final = 8  # maximum number of Services with cached zones
 _NODES: Final = ("", "")  # the cache key for the names of Nodes by packed address; other keys are Services
-BURST: Final = 20  # maximum burst of requests; then one a second, for all pages and commands together
+BURST: Final = 20  # maximum burst of requests from all pages and commands; then one a second
 
 
 class Places:
@@ -50,7 +50,7 @@ class Places:
         self._known: dict[ServiceName, tuple[float, Zones]] = {}
 
     def held(self, service: ServiceName) -> Zones | None:
-        """Return the cached zones of a Service, None if they are missing or too old."""
+        """Return the cached zones of a Service; None if they are missing or too old."""
         known = self._known.get(service)
         return known[1] if known is not None and self._clock() - known[0] < LASTING else None
 
@@ -67,7 +67,7 @@ class Places:
             self._turn.release()
 
     async def node(self, address: bytes) -> str:
-        """Return the name of the Node that has an address, '' if no Node is known to have it. Never raises."""
+        """Return the name of the Node with an address; '' if no such Node is known. Never raises."""
         return (await self.zones(_NODES)).get(address, "") if self._nodes is not None else ""
 
     async def _zones(self, service: ServiceName) -> Zones:
@@ -81,9 +81,9 @@ class Places:
             async with asyncio.timeout(TIMEOUT):
                 found = await (self._nodes() if self._nodes and service == _NODES else self._ask(service))
         except (KubeProxyError, OSError) as error:
-            log.debug("Zones of endpoints are not known service=%s/%s error=%r", *service, str(error))
+            log.debug("Zones of endpoints are unknown service=%s/%s error=%r", *service, str(error))
         except Exception:
-            log.exception("Zones of endpoints are not known after an internal error service=%s/%s", *service)
+            log.exception("Zones of endpoints are unknown after an internal error service=%s/%s", *service)
         self._keep(service, found)
         return found
 
@@ -96,8 +96,8 @@ class Places:
 
 
 async def with_node(made: Explained, places: Places) -> Explained:
-    """Return the answer. If the client is another Node, or the destination is a NodePort at an address of another Node,
-    the answer names that Node as the one that decides.
+    """Return the answer. If the client is another Node, or the destination is a NodePort at another Node's address, the
+    answer states that the other Node decides.
     """
     why, host = made.why, await places.node(made.hosted) if made.hosted is not None else ""
     if made.hosted is not None and host not in {"", made.world.node_name}:
@@ -114,7 +114,7 @@ async def with_node(made: Explained, places: Places) -> Explained:
 
 
 def _own_address(destination: bytes) -> str:
-    """Return the address that the kernel picks for this node's packets to a destination, '' if there is none."""
+    """Return the source address that the kernel picks for this node's packets to a destination; '' without one."""
     found = None
     with suppress(KubeProxyError):
         found = source_for(destination)

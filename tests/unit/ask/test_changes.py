@@ -219,7 +219,8 @@ def test_an_endpoint_of_another_node_reaches_itself_through_this_node_in_one_mod
     piece = endpoint_slice(endpoint("10.244.1.1"), endpoint("10.244.2.1", node=THERE), ports=PORTS)
     pods = [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE), KnownPod(pack("10.244.2.1"), "10.244.2.1", THERE)]
     iptables, nftables = side(web, piece, habits=Habits(hairpins="all")), side(web, piece)
-    who = f"NodePorts on {NODE_IPS[V4]}, for endpoints with another nodeName or none that get their own connections: "
+    clients = "endpoints with another nodeName, or without one, that receive their own connections"
+    who = f"NodePorts on {NODE_IPS[V4]}, for {clients}: "
     served, lost = "served, with this node's address", "a timeout, as the pod gets a packet from itself"
     assert [one.text for one in shifts(iptables, nftables, LOCAL, pods)] == [f"{who}{served} -> {lost} (default/web)"]
     assert [one.text for one in shifts(nftables, iptables, LOCAL, pods)] == [f"{who}{lost} -> {served} (default/web)"]

@@ -1,1 +1,2 @@
-"""The checks of kube-proxy doctor: they turn facts into findings. Pure; checkup.py and node.py gather the facts."""
+"""The checks of `kube-proxy doctor`, which turn facts into findings. Pure, except checkup.py and node.py, which gather
+the facts."""

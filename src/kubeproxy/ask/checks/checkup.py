@@ -1,5 +1,5 @@
 """Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing. The
-checks are independent: a check that cannot run is reported as unknown, and all other checks still run.
+checks are independent: a check that cannot run is reported as unknown, and the other checks still run.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
-SHORT_PATIENCE = 3.0  # the same for an answer that does not depend on it
+SHORT_PATIENCE = 3.0  # the same, if the answer to the operator does not depend on the API server
 
-_OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set although a file is given
+_OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set even with a configuration file
 
 
 class Checkup(Struct):
-    """The findings, the worst first, and sentences about the checks that could not run."""
+    """The findings, ordered by severity, and sentences about checks that could not run."""
 
     findings: list[Diagnosis]
     unknown: list[str]
 
     def look(self, what: str, findings: Callable[[], Iterable[Diagnosis]]) -> bool:
-        """Add the findings of a check, or its error to `unknown`; return whether there are findings."""
+        """Add the findings of a check, or add its error to `unknown`; return whether there are findings."""
         try:
             seen = list(findings())
         except (KubeProxyError, OSError) as error:
@@ -65,7 +65,7 @@ class Checkup(Struct):
 
 
 class NodeRules:
-    """The chains of a node and the rules of other programs: read at the first use, and once for an answer."""
+    """The chains of a node and the rules of other programs. They are read at the first use, once per answer."""
 
     def __init__(self, node: CheckedNode) -> None:
         self._node = node
@@ -82,7 +82,7 @@ class NodeRules:
 
     @cached_property
     def others(self) -> list[Firewall]:
-        """The tables of other programs, also of other kube-proxies if this one runs. Raises KubeProxyError."""
+        """The tables of other programs, including other kube-proxies if this proxy runs. Raises KubeProxyError."""
         own = [self._node.mode] if self._node.running else modes.every()
         owns = self._node.mode.operations().owns
         return firewalls(
@@ -93,7 +93,7 @@ class NodeRules:
 
 
 def checked(asked: Source, facts: Facts) -> CheckedNode:
-    """Return the node of a proxy with these facts, for the checks. Raises KubeProxyError."""
+    """Return the node to check, given a proxy's facts. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running, asked.control)
@@ -115,7 +115,7 @@ def look_at(node: CheckedNode) -> Checkup:
 
 
 def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
-    """Run the checks for a connection that the proxy forwards: other parts of the node, and the state of the proxy."""
+    """Run the checks for a connection that the proxy forwards: the state of the proxy, and other parts of the node."""
     report = Checkup([], []) if node.direct else look_at_knowledge(node)
     _look_at_way(report, node, rules)
     report.findings = worst_first(report.findings)
@@ -135,8 +135,8 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 
 def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated. If all watches are silent, the server is asked: a watch of an idle
-    cluster is silent too.
+    """Check whether the objects may be outdated. If all watches are silent, a request to the server decides, because
+    watches of an idle cluster are silent too.
     """
     assert node.facts is not None  # noqa: S101 - callers have a proxy
     if node.running and not reach.trouble and reach.silent > contact.SILENT:
@@ -147,13 +147,13 @@ def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         except SourceError as error:
             reach = reach.unanswered(str(error))
         except (KubeProxyError, OSError):
-            pass  # the proxy has the kubeconfig in another file system
+            pass  # the proxy's kubeconfig is in another file system
     yield from contact.outdated(reach, node.facts.began)
 
 
 def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
-    chains of other programs that surely drop its packets (`passing`) before its answer, or may drop it if the node
+    chains of other programs. These surely drop its packets (`passing`) before its answer, or may drop it if the node
     itself `answers`.
     """
     report = look_at_knowledge(node)
@@ -251,7 +251,7 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         if validity is not None:
             yield from contact.expiring({"token": validity}, time.time())
     if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
-        return  # already reported, or the connection needs a proxy or a plugin
+        return  # already reported, or the connection to the server needs an HTTP proxy or a plugin
     try:
         greeting = greet(cluster, GREETING_PATIENCE)
     except SourceError as error:
@@ -271,7 +271,7 @@ def own_addresses() -> set[bytes]:
 
 
 def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
-    """Check whether the Node of the proxy's name exists, and is this machine."""
+    """Check whether the Node with the proxy's node name exists, and is this machine."""
     yield from identity.registered(
         facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
     )
@@ -327,7 +327,7 @@ def _left_tables(node: CheckedNode) -> dict[str, str]:
 
 
 _OF_IP = frozenset({"ip", "ip6", "inet"})
-"""The families of tables whose chains a bridge passes only if the sysctls bridge-nf-call-... are 1."""
+"""Families of tables whose chains a bridged packet passes only if the sysctls bridge-nf-call-... are 1."""
 
 
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
@@ -346,10 +346,11 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
             filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]
             drops += firewall.drops(node.passing)
-    # What the node answers is not translated: only `drops` is certain. Chains of kube-proxy accept what is masqueraded.
+    # The node answers without translation, so only `drops` is certain. Chains of kube-proxy accept masqueraded packets.
     safe = [one for one in filters if one.marked and node.masqueraded and not _closed_to(node, one)]
     filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
-    # Each chain has at most one finding: it drops everything, it drops this connection, or it may drop it.
+    # Each chain has at most one finding: it drops every packet, it drops this connection, or it may drop this
+    # connection.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     if len({one.packet.purpose for one in drops if one.verdict == ZONES}) > 1:  # one zone for both directions, perhaps
@@ -366,13 +367,13 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
 
 
 def _closed_to(node: CheckedNode, closed: Filter) -> set[End | None]:
-    """Return the endpoints to which a chain that accepts no new connection lets none pass."""
+    """Return the endpoints that are unreachable through a chain that accepts no new connections."""
     requests = [each for each in node.passing if each.hook == closed.hook and each.purpose is CompiledFor.REQUEST]
     return set(map(node.end_of, requests)) - (node.masqueraded if closed.marked else frozenset())
 
 
 def _is_answered(node: CheckedNode) -> bool:
-    """Return whether a program of this node listens on the destination of the checked connection."""
+    """Return whether a program on this node listens on the destination of the checked connection."""
     asked = node.packet
     if asked is None or asked.protocol == PROTOCOLS["SCTP"]:
         return False
@@ -383,22 +384,23 @@ def _is_answered(node: CheckedNode) -> bool:
 def surely_dropped(
     others: Iterable[Firewall], passing: Collection[PassingPacket], *, silently: bool = False
 ) -> list[Drop]:
-    """Return the chains of other programs that surely drop some of these packets. `silently`: without chains that
-    reject them, like our rules in the filter table of iptables. Raises KubeProxyError.
+    """Return the chains of other programs that surely drop some of these packets. `silently`: omit chains that reject
+    them, as our rules in iptables' filter table do. Raises KubeProxyError.
     """
     drops = (drop for one in others for drop in one.drops(passing, silently=silently))
     return [one for one in drops if not (one.unordered or one.untracks)]
 
 
 def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
-    """Return the findings on rules of other kube-proxies that catch a connection. Raises KubeProxyError."""
+    """Return the findings on rules of other kube-proxies that match a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
     return list(rules_left(node, NodeRules(node).sight, forwarded=True))
 
 
 def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
-    """Check for leftovers of other kube-proxies; for one connection, `forwarded` or not, for rules that catch it."""
+    """Check for leftover rules of other kube-proxies; for one connection, `forwarded` or not, only for rules that match
+    it."""
     owns, packet = node.mode.operations().owns, node.packet
     if packet is not None and packet.source in {one.ip for one in local_addresses(family_of(packet.destination))}:
         packet = packet._replace(source=None)
@@ -420,7 +422,8 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
 
 
 def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
-    """Check for rules of other programs that translate a connection, before this proxy does if it is `forwarded`."""
+    """Check for rules of other programs that translate a connection; if it is `forwarded`, before this proxy translates
+    it."""
     first = node.first
     if first is None:
         return
@@ -431,7 +434,7 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
 
 
 def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    """Check for rules that translate a connection while no proxy runs: of other programs, and leftover ones."""
+    """Check for rules that translate a connection while no proxy runs: rules of other programs, and leftover rules."""
     yield from _translations(node, rules, forwarded=True)
     every, is_all = all_translations(node, rules)
     foreign = {one for each in rules.others for one in each.translations(_first(node))}
@@ -442,7 +445,7 @@ def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
 
 
 def all_translations(node: CheckedNode, rules: NodeRules) -> tuple[list[ForeignTranslation], bool]:
-    """Return two values: the chains of all programs that may translate a connection, and whether no others may."""
+    """Return the chains that may translate a connection, and whether the list is complete."""
     tables = firewalls(rules.nf_tables, frozenset())
     by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
     found = [one for each in tables for one in each.translations(_first(node))]
@@ -457,7 +460,7 @@ def _first(node: CheckedNode) -> PassingPacket:
 
 def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
     """Return the addresses and ports to which the mode's own table translates the checked connection; an address of
-    zeros is one of this node. Raises KubeProxyError.
+    zeros stands for this node. Raises KubeProxyError.
     """
     without = frozenset(chain.table for chain in rules.nf_tables) - {node.mode.table}
     found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first(node))]
@@ -465,7 +468,7 @@ def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:
-    """Return the mode of another kube-proxy by its arguments and its configuration file, '' if unknown."""
+    """Return the mode of another kube-proxy, from its arguments and its configuration file; '' if unknown."""
     path = processes.value_of(process.arguments, "config")
     if not path:
         return processes.value_of(process.arguments, "proxy-mode")

@@ -1,4 +1,4 @@
-"""Checks of the API server: connection, certificates and tokens that expire, difference of clocks."""
+"""Checks of the API server: the connection, the expiry of certificates and tokens, the difference of clocks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
-QUIET: Final = 60.0  # seconds without a watch that are still normal: a new list after an error takes less
-SILENT: Final = 20.0  # seconds without the server's bytes after which an answer mentions it, or asks the server
-SLOW: Final = 1.0  # seconds until an answer about the server's health that are not normal
+QUIET: Final = 60.0  # maximum normal seconds without a watch; a new list after an error takes less time
+SILENT: Final = 20.0  # seconds without bytes from the server after which an answer mentions this, or queries it
+SLOW: Final = 1.0  # seconds for an answer about the server's health above which the server is slow
 SKEW: Final = 30.0
-"""Maximum difference of clocks in seconds: certificates and tokens are issued some seconds before their first use."""
+"""Maximum normal difference of clocks in seconds: certificates and tokens are issued some seconds before their first
+use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""The same limit as a fraction of the lifetime, for short-lived certificates: a kubelet renews its own with a tenth
-left."""
+"""For short-lived certificates, the same limit as a fraction of the lifetime: a kubelet renews its certificate with a
+tenth left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
-"""The resources that must be listed before any rule is written."""
+"""The resources that must be listed before the proxy writes any rule."""
 _NAMES: Final = {
     "client": "the kubeconfig's client certificate",
     "authority": "the kubeconfig's certificate authority",
@@ -40,8 +41,8 @@ _RENEWALS: Final = {
 
 
 def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and the watches deliver changes of every resource; `began` is that of Facts,
-    `quiet` the seconds without a watch that are not reported.
+    """Check whether the server answers, and the watches deliver changes of every resource. `began` is Facts.began; up
+    to `quiet` seconds without a watch are not reported.
     """
     age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
     known = f"{duration(age)} ago" if age > quiet else "last"
@@ -65,7 +66,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= quiet)):
-            # Each fix has one finding for all resources that need it.
+            # There is one finding per fix, for all resources that need this fix.
             cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
@@ -84,14 +85,15 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
 
 
 def _renewal(reach: Reach, trouble: str) -> str:
-    """Return the fix of refused credentials that have expired, '' for other errors."""
+    """Return the fix for credentials that were refused because they have expired; '' for other errors."""
     now = time.time()
     expired = [name for name in ("token", "client") if name in reach.certificates and reach.certificates[name][1] < now]
     return _RENEWALS[expired[0]] if expired and _fix(trouble) == _CREDENTIALS else ""
 
 
 def hopeless(reach: Reach) -> bool:
-    """Return whether waiting is useless: no list arrives until kubeconfig, rights or server are corrected."""
+    """Return whether waiting is useless, because no list can arrive until an operator corrects the kubeconfig, the
+    rights or the server."""
     if _fix(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
@@ -99,7 +101,8 @@ def hopeless(reach: Reach) -> bool:
 
 
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
-    """Return the reason why no object could be read with a kubeconfig: from the server's answers, else `trouble`."""
+    """Return the reason why no object could be read with a kubeconfig: the server's answer if there is one, else
+    `trouble`."""
     for finding in reached(reach) if reach is not None else ():
         watched = reach.watched if reach is not None else ()
         missing = ", ".join(one.resource for one in watched if not one.synced)
@@ -134,7 +137,7 @@ _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and 
 _CLOSED: Final = "must the server's URL begin with https?"
 _SILENT: Final = "sent nothing for"
 _PASSING: Final = (_UNRESOLVED, _CLOSED, _SILENT)
-"""Errors that may be temporary: a slow name server or API server, or a restarting one that answers in plain HTTP."""
+"""Errors that may be temporary: a name server or API server is slow, or restarts and answers in plain HTTP."""
 _BUSY: Final = "look at the health, the load and the log of the API server and of etcd, and for lost packets on the way"
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
@@ -162,7 +165,7 @@ _FIXES: Final = {
 
 
 def _fix(trouble: str) -> str:
-    """Return the fix for an error text of a permanent cause, '' for other errors."""
+    """Return the fix for an error text with a permanent cause; '' for other errors."""
     return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 

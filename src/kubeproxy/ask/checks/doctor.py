@@ -1,4 +1,4 @@
-"""The question of `kube-proxy doctor`: all findings of this node, even if no proxy answers."""
+"""The answer of `kube-proxy doctor`: all findings of this node, even if no proxy answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
 
 
 def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
-    """Return the findings for programs."""
+    """Return the findings in the form of the JSON answer."""
     return {
         "mode": node.mode.name,
         "pid": node.pid,

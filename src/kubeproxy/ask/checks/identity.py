@@ -18,7 +18,7 @@ _WHY_NAME: Final = (
 
 
 def registered(node: Node | None, name: str, host: str, *, waits: bool = False) -> Iterator[Diagnosis]:
-    """Check whether a Node of this name exists; `host` is this machine's hostname, `waits`: the proxy has not written
+    """Check whether a Node of this name exists. `host` is this machine's hostname. `waits`: the proxy has not written
     rules yet."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
@@ -68,8 +68,8 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
 def networked(
     node: Node, local_mode: str, cluster_cidrs: Sequence[str] = (), own: Collection[bytes] = ()
 ) -> Iterator[Diagnosis]:
-    """If traffic of pods is recognised by networks, check whether the Node has podCIDRs, and clusterCIDR contains those
-    that the node uses: it has an address (`own`) in them.
+    """If pods are recognised by networks, check whether the Node has podCIDRs, and whether clusterCIDR contains the
+    podCIDRs in which the node has an address (`own`).
     """
     why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
@@ -86,7 +86,8 @@ def networked(
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
-    """Check the configuration file: its error ('' for none), and its differences from the running configuration."""
+    """Check the configuration file, given its error ('' for none) and its differences from the running
+    configuration."""
     if mistakes:
         what = f"the configuration file cannot be used: {mistakes}"
         why = "the proxy keeps its present configuration; after its end it cannot start with this file"

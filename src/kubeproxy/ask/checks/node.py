@@ -1,4 +1,4 @@
-"""The node that is checked, and the findings about its sysctls, interfaces, bridges and tables. It writes nothing."""
+"""The checked node, and the findings about its sysctls, interfaces, bridges and tables. Reads only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import FamilyGlobals
 from kubeproxy.setup import host, modes
 
-_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, of a network for documentation (RFC 5737)
+_ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, an address reserved for documentation (RFC 5737)
 _ROUTES = Path("/proc/thread-self/net/route")
 _ETHERNET = "1"  # ARPHRD_ETHER
 _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
@@ -44,32 +44,32 @@ class CheckedNode(Struct, frozen=True):
     """The node to check. The fields from `family` on restrict the checks to one connection."""
 
     facts: Facts | None  # None if no proxy answers
-    pid: int  # of the proxy in our namespace, 0 for none
+    pid: int  # pid of the proxy in our PID namespace, 0 for none
     mode: Mode  # the running one, or else the intended one
     config: KubeProxyConfiguration  # the running one, or else the intended one
-    running: bool = False  # the facts are those of a running proxy, not of a stand-in that only reads objects
-    control: str = ""  # the path of the control socket, at which a proxy may listen that was not asked; '' for none
-    node_ports: bool = False  # some Service has a NodePort
+    running: bool = False  # whether the facts are a running proxy's, not derived from objects alone
+    control: str = ""  # path of the control socket of a proxy that may run without being queried; '' for none
+    node_ports: bool = False  # whether a Service has a NodePort
     family: Family | None = None  # None for both
     hooks: Collection[str] = (*HOOKS, INGRESS)  # the netfilter hooks that the connection passes
     packet: Packet | None = None  # its first packet
     targets: frozenset[End] = frozenset()  # its endpoints
-    first: PassingPacket | None = None  # this packet before any program translates it
-    passing: Sequence[PassingPacket] = ()  # its packets at these hooks
-    possible: Sequence[PassingPacket] = ()  # further packets at these hooks, some of which it has
-    masqueraded: frozenset[End] = frozenset()  # the endpoints that see this node as the client
-    ends: Collection[bytes] = ()  # the addresses of its client and endpoints except this node's
-    served: bool = True  # a Service of this proxy has the destination
-    refused: bool = False  # the proxy's rules reject it
+    first: PassingPacket | None = None  # the connection's first packet before any program translates it
+    passing: Sequence[PassingPacket] = ()  # packets of the connection at these hooks
+    possible: Sequence[PassingPacket] = ()  # possible further packets of the connection at these hooks
+    masqueraded: frozenset[End] = frozenset()  # the endpoints for which this node's address is the client's
+    ends: Collection[bytes] = ()  # the addresses of the connection's client and endpoints, except this node's
+    served: bool = True  # whether the destination belongs to a Service of this proxy
+    refused: bool = False  # whether the proxy's rules reject the connection
     answers: bool = False  # the proxy itself answers
-    picked_again: frozenset[End] = frozenset()  # the endpoints of which each first packet picks one
-    covered: bool = False  # `passing` and `possible` are all its packets
-    bridged: bool = False  # a bridge whose packets do not pass rules of IP delivers it from pod to pod
-    routed: Collection[RoutedPacket] = ()  # its packets at the kernel's routing decisions
+    picked_again: frozenset[End] = frozenset()  # the endpoints among which each first packet picks
+    covered: bool = False  # whether `passing` and `possible` contain all packets of the connection
+    bridged: bool = False  # whether a bridge delivers the packets from pod to pod, bypassing IP rules
+    routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families to check: those that the proxy programs, or would program."""
+        """The families to check: the families that the proxy programs, or would program."""
         if self.family is not None:
             return (self.family,)
         return self.facts.world.families if self.facts is not None else host.families()
@@ -82,14 +82,14 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def direct(self) -> bool:
-        """Whether the connection goes to an endpoint's own address, so that no rule of the proxy concerns it."""
+        """Whether the destination is an endpoint's own address, so that no rule of the proxy matches."""
         return bool(self.targets) and not self.served
 
     @property
     def proxies(self) -> list[processes.ProxyProcess]:
-        """The kube-proxies that run here, asked or not: those that /proc shows, and the process that listens on the
-        control socket, if it may be in this network namespace. /proc does not show a proxy of another PID namespace, or
-        with a command line of another name.
+        """The kube-proxies that run on this node: processes in /proc, and the process that listens on the control
+        socket, if it may be in this network namespace. /proc does not show a proxy in another PID namespace, or with
+        another name in its command line.
         """
         found, pid = processes.proxies(), None
         with suppress(OSError):
@@ -99,12 +99,12 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def mark(self) -> int:
-        """The mark of packets to be masqueraded."""
+        """The mark of packets that are masqueraded."""
         return 1 << self.config.masquerades.masquerade_bit
 
     def harm(self, lost: Iterable[End | None], *, again: bool = False) -> Harm:
         """Return the harm to the checked connection if packets of these endpoints are lost. None stands for packets
-        before an endpoint is picked. `again`: only requests are lost, and no client is refused, so clients send again.
+        before an endpoint is picked. `again`: only requests are lost, without a refusal, so clients send them again.
         """
         ends = frozenset(lost)
         if self.packet is None or None in ends or ends >= self.targets > frozenset():
@@ -114,41 +114,42 @@ class CheckedNode(Struct, frozen=True):
         return Harm(effect, known) if known else MISLEADS
 
     def harm_of(self, lost: Collection[PassingPacket], *, again: bool = False) -> Harm:
-        """Return the harm if these packets are lost; `again`: their senders get no refusal."""
+        """Return the harm if these packets are lost. `again`: the senders get no refusal, so they send again."""
         requested = {self.end_of(each) for each in lost if each.purpose is CompiledFor.REQUEST}
         ends = set(map(self.end_of, lost))
         return self.harm(ends, again=again and ends == requested)
 
     def end_of(self, packet: PassingPacket) -> End | None:
-        """Return the endpoint to or from which a packet goes, None before an endpoint is picked."""
+        """Return the endpoint that is source or destination of a packet; None before an endpoint is picked."""
         is_answer = packet.purpose is CompiledFor.ANSWER and packet.source is not None
         end = (packet.source if is_answer else packet.destination) or b"", packet.port
         return end if end in self.targets else None
 
     def ends_at(self, address: bytes | None) -> set[End]:
-        """Return the endpoints with an address."""
+        """Return the endpoints with this address."""
         return {end for end in self.targets if end[0] == address}
 
     def concerns(self, family: Family | None) -> bool:
-        """Return whether a family is to be checked; None stands for both."""
+        """Return whether a family must be checked; None stands for both."""
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
-        """Return the path of a file of the proxy in our mount namespace, which may be another one."""
+        """Return the path under which we can read a file of the proxy, whose mount namespace may differ from ours."""
         seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
 def _entrances() -> set[str]:
-    """Return the interfaces by which packets arrive: packets from a port of a bridge come in by the bridge."""
+    """Return the interfaces on which packets arrive; for packets from a bridge port this is the bridge."""
     names = {name for _, name in socket.if_nameindex()} - modes.interfaces() - {"lo"}
     return {name for name in names if not (SYS / name / "master").exists()}
 
 
 def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces whose packets are not forwarded: packets of one connection, or all packets. IPv4 depends on
-    the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the sysctl of all interfaces
-    or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17).
+    """Check for interfaces from which the kernel does not forward packets: packets of the checked connection, or all
+    packets. IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the
+    sysctl of all interfaces or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux
+    6.17).
     """
     if node.mode.flows_end is FlowsEnd.PROXY and not node.direct:
         return
@@ -177,7 +178,7 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
-    """Return whether packets that arrive on an interface are not forwarded; `everywhere`: the sysctl of all is 0."""
+    """Return whether packets that arrive on an interface are not forwarded. `everywhere`: the sysctl `all` is 0."""
     if family is Family.IPV6 and not everywhere:
         return False
     value = number(settings.FORWARDING_OF[family].format(name))
@@ -185,14 +186,15 @@ def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
 
 
 def _stays(packet: PassingPacket, among: Collection[str]) -> bool:
-    """Return whether a packet stays on one of these bridges. It needs no forwarding if it is untranslated or, in IPv6,
-    translated on the bridge (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c).
+    """Return whether a packet does not leave one of these bridges. It is not forwarded by IP if it is untranslated or,
+    in IPv6, translated on the bridge (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c).
     """
     return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in among
 
 
 def _served(node: CheckedNode, family: Family) -> frozenset[str]:
-    """Return interfaces with an address of the Node or of pods, or with an IPv4 route (to a pod) but no address."""
+    """Return the interfaces with an address of the Node or of pods, and interfaces without an address but with an IPv4
+    route (to a pod)."""
     addresses = local_addresses(family)
     parts = [part for each, part in node.parts if each is family]
     known = {one.interface for one in addresses for part in parts if one.ip in part.node_ips or _is_pods(part, one)}
@@ -218,7 +220,7 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
         lost: dict[str, set[End | None]] = {}
         for end in node.ends:
             near = {name for name, held in networks.items() if within(end, held)}
-            for name in near or uplinks:  # the interface is known, unless there are several uplinks
+            for name in near or uplinks:  # the interface is known if there is one uplink
                 ends: set[End | None] = {None} if end == node.packet.source else {*node.ends_at(end)}
                 lost.setdefault(name, set()).update(ends if len(near or uplinks) == 1 else ())
         roles = {name: role for name, role in roles.items() if name in lost}
@@ -251,7 +253,7 @@ def full_conntrack() -> Iterator[Diagnosis]:
     """Check whether the connection table is nearly full."""
     level = Level(int(read_sysctl("net/netfilter/nf_conntrack_count")), int(read_sysctl(NF_CONNTRACK_MAX)))
     found = fullness.Fillers(ServedPorts((), {}))
-    if level.entries >= settings.FILLING * level.limit > 0:  # reading all entries takes 5 us each
+    if level.entries >= settings.FILLING * level.limit > 0:  # reading takes 5 us per entry
         with suppress(NetlinkError), Netlink.open(NETLINK_NETFILTER) as link:
             for family in Family:
                 for entry in entries(link, family):
@@ -270,13 +272,14 @@ def conntrack_without_room() -> list[Diagnosis]:
 
 
 def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether limited parts of the mode's rules are nearly full."""
+    """Check whether the mode's tables with a limit are nearly full."""
     for room in node.mode.operations().rooms(node.families):
         yield from settings.filled(room, "room")
 
 
 def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
-    """Yield the interfaces with a strict reverse path filter by which clients of other networks may arrive."""
+    """Yield the interfaces with a strict reverse path filter on which packets of clients from other networks may
+    arrive."""
     part = node.facts.world.ipv4 if node.facts is not None else None
     if part is None:
         return
@@ -294,7 +297,7 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
             paths.append(settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node))
-    # Each route is compared with each address: of the addresses of Services in ipvs mode there are thousands.
+    # The loop compares each route with each address; in ipvs mode there are thousands of Service addresses.
     routes = [one for one in _ipv4_routes() if one[1] and not part.detector.holds(one[0], "")] if paths else []
     astray = [(near, *one) for one in routes if (near := bypassed(one[0], one[2], own))]
     for path in paths:
@@ -305,8 +308,8 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
 
 
 def arrival(node: CheckedNode, packet: Packet) -> str:
-    """Return the interface by which a client's packets arrive, '' for the interface of the route to the client. It is
-    the interface of the packet if packets can arrive there, else the interface of the client's network. Raises
+    """Return the interface on which a client's packets arrive: the packet's interface if its packets can arrive there,
+    else the interface of the client's network; '' stands for the interface of the route to the client. Raises
     NetlinkError.
     """
     if packet.interface and packet.interface in _entrances():
@@ -319,9 +322,9 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
 
 
 def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
-    """Return the interface of the network of an address to which packets leave by another uplink (`out`), '' for none.
-    `own` are this node's addresses. Not counted as another uplink are a tunnel, an interface on top of the interface of
-    the network (such as macvlan), and an interface without an address (such as a pod's).
+    """Return the interface of an address's network if packets to the address leave through another uplink (`out`), else
+    ''. `own` are this node's addresses. Another uplink is not: a tunnel, an interface stacked on the network's
+    interface (such as macvlan), or an interface without an address (such as a pod's).
     """
     near = sorted({one.interface for one in own if within(address, [one.network])})
     if not near or out in near or not any(one.interface == out and one.scope == SCOPE_UNIVERSE for one in own):
@@ -339,18 +342,18 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
 
 
 def filtering_bridges(node: CheckedNode) -> frozenset[str]:
-    """Return the bridges whose packets of the checked family pass the rules."""
+    """Return the bridges whose packets of the checked family pass the IP rules."""
     return frozenset(bridge.name for bridge in bridges() if node.family in bridge.filtered)
 
 
 def delivering_bridges(node: CheckedNode) -> frozenset[str]:
-    """Return the bridges whose packets of the checked family do not pass the rules."""
+    """Return the bridges whose packets of the checked family bypass the IP rules."""
     return frozenset(bridge.name for bridge in bridges()) - filtering_bridges(node)
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for bridges of pods whose packets do not pass the rules. An endpoint on the bridge of its client answers
-    the client directly, unless it sees this node as the client.
+    """Check for bridges of pods whose packets bypass the IP rules. If client and endpoint are on one bridge, the
+    endpoint answers the client directly, unless the connection is masqueraded.
     """
     met = [each for each in node.passing if each.hook == "forward" and each.interfaces[0] == each.interfaces[1]]
     lost = [each for each in met if not node.direct and node.end_of(each) not in node.masqueraded]
@@ -360,8 +363,8 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
-    """Check for bridges that do not return a pod's connection to itself, for all pods or for one client. Only a mode
-    that translates packets on the bridge itself needs hairpin mode. `share`: see `settings.hairpin`.
+    """Check for bridges that do not send a pod's connection to itself back to the pod; for all pods or for one client.
+    Hairpin mode is needed only in modes that translate packets on the bridge. `share`: see `settings.hairpin`.
     """
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return

@@ -1,4 +1,4 @@
-"""Checks of the ports on which the proxy itself listens: its own ones, and those of Services."""
+"""Checks of the ports on which the proxy itself listens: its own ports, and ports of Services."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from kubeproxy.model.addresses import Family, family_of, place_text, split_host_
 from kubeproxy.model.answer import HEALTH_FIELD, Packet
 
 HIDDEN = Process(-1, "")
-"""The holder of a port that this command cannot see: a process of another PID namespace (a pod without hostPID)."""
+"""Stands for a process that uses a port but is not visible, because it is in another PID namespace (a pod without
+hostPID)."""
 
 
 class ListeningPort(NamedTuple):
-    """A port of a field for the proxy; `holder`: pid and name of the process that uses it, None if unknown."""
+    """A port of the proxy that a field configures. `holder`: pid and name of the process that uses the port, None if
+    unknown."""
 
     field: str
     address: str
     bound: bool
     holder: tuple[int, str] | None = None
-    service: str = ""  # NAMESPACE/NAME of the Service that has the field, '' for the configuration
+    service: str = ""  # NAMESPACE/NAME of the Service with the field; '' for the configuration
 
 
 def check(ports: Iterable[ListeningPort], pid: int) -> Iterator[Diagnosis]:
-    """Check whether the proxy with this pid listens on its ports."""
+    """Check whether the proxy, given by its pid, listens on its ports."""
     for port in ports:
         if port.bound and (port.holder is None or port.holder[0] == pid):
             continue
@@ -77,8 +79,8 @@ def own(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iterator[Diagnosis]:
-    """Check whether the proxy listens on the port of a connection that it answers itself: that of a Service, else the
-    one of a `field` of the configuration.
+    """Check whether the proxy listens on the port of a connection that it answers itself: a port of a Service, or the
+    port of a `field` of the configuration.
     """
     listeners = [one for one in source.listeners() if one.port == packet.port]
     found = list(of_services(node, listeners, unheld=True)) if node.pid else []
@@ -93,8 +95,8 @@ def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iter
 
 
 def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld: bool = False) -> Iterator[Diagnosis]:
-    """Check whether other programs hold ports on which the proxy listens for Services. `unheld`: report also those that
-    no program holds, which a proxy that is about to listen does not have for a moment.
+    """Check whether other programs use ports on which the proxy should listen for Services. `unheld`: also report ports
+    that no program uses; shortly before the proxy listens, this is normal.
     """
     ours = processes.sockets(node.pid) if node.pid else None
     tables = {family: processes.listeners(family, socket.IPPROTO_TCP) for family in Family} if listeners else {}
@@ -104,7 +106,7 @@ def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld:
             holds = {**tables[Family.IPV6], **tables[family_of(address)]}
             at = _at(address, one.port)
             there = {inode for inode, found in holds.items() if found in at}
-            if not any(address):  # a listener on all addresses needs the port on each of them
+            if not any(address):  # a listener on all addresses needs the port on every address
                 there |= {inode for inode, found in tables[family_of(address)].items() if found.port == one.port}
             if there & (ours or set()) or not (there or unheld):
                 continue
@@ -118,5 +120,5 @@ def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld:
 
 
 def _at(address: bytes, port: int) -> set[Listening]:
-    """Return the addresses of sockets that get the connections to an address and port."""
+    """Return the addresses of the listening sockets for connections to an address and port."""
     return {Listening(address, port), *(Listening(bytes(each.address_size), port) for each in Family)}

@@ -1,4 +1,4 @@
-"""Checks of the kernel's state: as the proxy reports it, and whether the mode's rules exist."""
+"""Checks of the kernel's state: the state that the proxy reports, and the existence of the mode's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.release import SAME_BUILD
 
 
 def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check the state of each family's kernel that the proxy reports; `began` is that of Facts."""
+    """Check the state that the proxy reports for each family's rules; `began` is Facts.began."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
@@ -31,7 +31,7 @@ def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {
 
 
 def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Report the reasons why the proxy is not ready; `reasons` are the reasons that no other check reports."""
+    """Report the reasons why the proxy is not ready, except reasons that other checks report."""
     for reason in reasons.values():
         what = f"the proxy is not ready: {reason}"
         why = "load balancers may stop using this node, and its rules may be outdated"
@@ -76,7 +76,7 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Di
 
 
 def able(lack: str, severity: Severity, why: str) -> Iterator[Diagnosis]:
-    """Report a requirement of the mode that this node lacks: the text of Unsupported, '' for none."""
+    """Report a requirement of the mode that this node lacks; `text` is the text of Unsupported, '' for none."""
     if lack:
         what, _, fix = lack.partition(": ")
         yield Diagnosis(severity=severity, about="node", what=what, why=why, fix=fix or lack)

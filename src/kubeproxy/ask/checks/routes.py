@@ -1,4 +1,4 @@
-"""Checks of the kernel's routing of one connection: to its Service, to its endpoints, and back to its client."""
+"""Checks of the kernel's routes for one connection: to its Service, to its endpoints, and back to its client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 def refused(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
-    tables = cache(routing_tables)  # read once, and only for a refused packet
+    tables = cache(routing_tables)  # the rules are read once, and only for a refused packet
 
     def refused_by(packet: RoutedPacket) -> str:
         return tables(family_of(packet.destination)).refusing(packet)
@@ -40,7 +40,7 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
         if not code:
             continue
         if code == errno.EHOSTUNREACH and packet.arrival and number(_FORWARDING.format(packet.arrival)) == 0:
-            continue  # the interface does not forward, so it refuses all packets; `unforwarded` reports it
+            continue  # the interface forwards no packets, which `unforwarded` reports
         by, is_silent = refused_by(packet), code in _SILENT
         asked = node.packet
         is_first = asked is not None and packet.destination == asked.destination and not packet.arrival
@@ -63,12 +63,12 @@ def refused(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether the next hop of a packet of the checked connection answers for its address. An entry FAILED may be
-    old, because no packet has used it since.
+    """Check whether the next hop of a packet of the checked connection answers ARP or neighbour discovery. A neighbour
+    entry with the state FAILED may be old.
     """
     for packet in {one.destination: one for one in node.routed}.values():
         text, is_itself = "", False
-        with suppress(NetlinkError):  # without a route; `refused` reports it
+        with suppress(NetlinkError):  # the packet has no route, which `refused` reports
             text, is_itself = silent_neighbour(packet.destination)
         if text and not is_itself:
             end = unpack(packet.destination)
@@ -107,13 +107,15 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
-    """Return the finding for the sysctl that keeps IPv4 packets of loopback, and answers to them, from other links."""
+    """Return the finding for the sysctl that blocks IPv4 packets with a loopback address, and answers to them, on other
+    links."""
     for one in changed_back([Setting(_FROM_LOOPBACK, 1, 0)]):
         yield replace(one, severity=Severity.BROKEN, about="routes", harm=STOPS)
 
 
 def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
-    """Check for marks of policy routing with which the kernel would refuse a packet; `refused_by` names the rule."""
+    """Check for packet marks with which policy routing would refuse a packet; `refused_by` returns the refusing
+    rule."""
     tested = marks() - {node.mark} if node.routed else ()
     for mark in tested:
         for packet in dict.fromkeys(node.routed):
@@ -132,8 +134,8 @@ def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> 
 
 
 def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether a strict reverse path filter drops the packets of a client if they arrive on the interface of their
-    destination. The interface is unknown, if the route to the client leaves by another uplink.
+    """Check whether a strict reverse path filter drops a client's packets that arrive on the interface of their
+    destination. The interface of arrival is unknown if the route to the client uses another uplink.
     """
     asked = node.packet
     if asked is None or asked.source is None or asked.interface or arrival(node, asked):
@@ -150,7 +152,7 @@ def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
-    """Return the finding for a packet that this node sends to a Service without having a route to it."""
+    """Return the finding for a packet of this node to a Service without a route."""
     what = f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by)
     why = "the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH"
     fix = (
@@ -175,7 +177,7 @@ def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:
 
 
 def _stopped(packet: RoutedPacket, by: str, harm: Harm, *, is_silent: bool) -> Diagnosis:
-    """Return the finding for a packet that is stopped by a policy-routing rule or a route, or that has no route."""
+    """Return the finding for a packet without a route, or that a policy-routing rule or a route refuses."""
     source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
     asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
     asked += f" mark {packet.mark:#x}" * bool(packet.mark)

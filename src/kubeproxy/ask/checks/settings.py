@@ -19,7 +19,7 @@ FORWARDING_OF: Final = {
     Family.IPV4: "net/ipv4/conf/{}/forwarding",
     Family.IPV6: "net/ipv6/conf/{}/force_forwarding",
 }
-"""The sysctl of one interface."""
+"""A sysctl of one interface."""
 STRICT: Final = 1
 _SHOWN: Final = 2
 
@@ -27,7 +27,7 @@ _PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program,
 
 
 class Setting(NamedTuple):
-    """A sysctl: its wanted and its present value, None if it cannot be read."""
+    """A sysctl: its wanted value and its present value, None if it cannot be read."""
 
     key: str
     wanted: int
@@ -35,14 +35,15 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use, its reverse path filter, and the interface of its answers."""
+    """An interface with an address that clients use, its reverse path filter, and the interface through which answers
+    leave."""
 
     interface: str
     address: str
     filter: int
     out: str
     is_node: bool
-    clients: str = ""  # the part of its own network to which answers leave so, '' for clients of other networks
+    clients: str = ""  # part of the interface's network reached through `out`; '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
@@ -62,7 +63,7 @@ def _some(names: Sequence[str]) -> str:
 def entrances(
     family: Family, interfaces: Sequence[str], severity: Severity, harm: Harm = NOTHING
 ) -> Iterator[Diagnosis]:
-    """Report interfaces whose packets are not forwarded, if this node forwards the packets of other interfaces."""
+    """Report interfaces whose packets are not forwarded, if the node forwards packets of other interfaces."""
     if interfaces:
         why = (
             "packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
@@ -79,7 +80,8 @@ def _off(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagn
 
 
 def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
-    """Check whether the sysctls of the configuration and the mode are unchanged; a larger conntrack table is fine."""
+    """Check whether the sysctls of the configuration and of the mode are unchanged; a larger conntrack table is no
+    finding."""
     for one in settings:
         enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
         if one.actual is not None and one.actual != one.wanted and not enough:
@@ -136,10 +138,10 @@ def bridged(
 
 
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
-    """Check hairpin mode, given for each of `ports`: whether a bridge sends a packet back through the port from which
-    it was received, because a pod may connect to itself through a Service. `share`: the part of one pod's connections
-    that leads to the pod itself, 0 if all pods are checked. Translated packets stay on a bridge whose packets pass the
-    rules (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
+    """Check hairpin mode of the bridge `ports`: without it a bridge does not send a packet back through the port on
+    which it arrived, so a pod cannot connect to itself through a Service. `share`: the share of one pod's connections
+    that lead to itself, 0 if all pods are checked. Translated packets stay on a bridge whose packets pass the rules
+    (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
     """
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:
@@ -164,8 +166,8 @@ def down(
     bridges: Collection[str],
     harms: Mapping[str, Harm] = MappingProxyType({}),
 ) -> Iterator[Diagnosis]:
-    """Check for interfaces that are down; by name, `roles` has the role of an interface's address, and `harms` the harm
-    if it is down. A bridge without carrier is ignored: it has no ports before the first pod.
+    """Check for interfaces that are down. `roles` maps an interface's name to the role of its address, `harms` to the
+    harm if it is down. A bridge without carrier is ignored: it has no ports before the first pod.
     """
     for one in interfaces:
         if one.name in roles and not (one.running or (one.up and one.name in bridges)):
@@ -183,7 +185,7 @@ def down(
 
 
 def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
-    """Return the used fraction of the connection tracking table; `fixes` make room in it."""
+    """Check the used fraction of the connection tracking table; `fixes` free entries."""
     return Room(
         "connection tracking",
         count,

@@ -1,4 +1,5 @@
-"""Checks of other programs: a second kube-proxy, leftovers of another one, firewalls that drop packets to endpoints."""
+"""Checks of other programs: a second kube-proxy, rules that another kube-proxy left, firewalls that drop packets to
+endpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
 def unasked(proxies: Sequence[ProxyProcess]) -> str:
-    """Return a text on the kube-proxies that run on this node, although another source of objects was given."""
+    """Return a text about kube-proxies that run on this node although the command was given another source of
+    objects."""
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return "no kube-proxy runs here"
@@ -31,7 +33,7 @@ def unasked(proxies: Sequence[ProxyProcess]) -> str:
 
 
 def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
-    """Report chains whose rules are not evaluated."""
+    """Report chains of other programs that this command cannot evaluate."""
     for one in found:
         what = f"table {one.family} {one.table}, chain {one.name} may drop packets, and is not evaluated"
         why = f"where a connection hangs, one of its rules may be why (`nft list table {one.family} {one.table}`)"
@@ -40,7 +42,7 @@ def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
 
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
-    """Check for other kube-proxies, each with its mode, '' if unknown; `mode` is that of the running proxy."""
+    """Check for other kube-proxies, given with their modes ('' if unknown); `mode` is the running proxy's mode."""
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
@@ -55,7 +57,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Di
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
-    """Check for rules of other modes than the running `mode` ('' for none), for a `place` or '' for all places."""
+    """Check for rules of modes other than the running `mode` ('' for none); for one `place`, or for all places ('')."""
     caught = f", with rules for {place}" * bool(place)
     traces = list(traces)
     places = [trace.what for trace in traces]
@@ -106,7 +108,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
-    """Yield the drops of each chain, hook and direction, certain ones first, with a text on all their packets."""
+    """Yield the drops by chain, hook and direction, certain drops first, with a text about all their packets."""
     places: dict[tuple[str, str, str, bool, str], list[Drop]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):
         is_answer = one.packet.purpose is CompiledFor.ANSWER
@@ -123,10 +125,10 @@ def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
 def dropping(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, bridges: Collection[str] = ()
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection, or that may come before or after ours. A request
-    that is dropped in silence is sent again, and picks an endpoint again: connection tracking stores a connection only
-    after its first packet has passed all hooks. A TCP reset to a client on one of these `bridges`, whose packets pass
-    the rules, is sent as an answer of the endpoint: no rule translates it back (nf_send_reset in
+    """Report chains of other programs that surely drop a connection, or that the kernel may run before or after ours. A
+    client sends a silently dropped request again, and the request picks an endpoint again: connection tracking stores a
+    connection only after its first packet has passed all hooks. A TCP reset to a client on one of these `bridges` has
+    the endpoint's address as its source, and no rule translates it back (nf_send_reset in
     net/ipv4/netfilter/nf_reject_ipv4.c).
     """
     drops = [one for one in drops if not one.untracks]
@@ -156,7 +158,7 @@ def dropping(
         )
 
 
-HarmOfPackets = Callable[..., Harm]  # returns the harm if packets are lost (see CheckedNode.harm_of)
+HarmOfPackets = Callable[..., Harm]  # function that returns the harm of lost packets (see CheckedNode.harm_of)
 _UNMARKED: Final = " that are not masqueraded"
 PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
@@ -170,8 +172,8 @@ _UNORDERED: Final = (
 def untracking(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, *, is_answered: bool
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely take a connection, or its answers, out of connection tracking.
-    `is_answered`: a program of this node listens on the destination, and receives packets that no rule translates.
+    """Report chains of other programs that surely exclude a connection, or its answers, from connection tracking.
+    `is_answered`: a program on this node listens on the destination, and receives untranslated packets.
     """
     for several, packets in _by_chain(one for one in drops if one.untracks):
         one = several[0]
@@ -209,7 +211,8 @@ def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagno
 
 
 def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
-    """Report chains of other programs that translate a connection; `forwarded`: the proxy would forward it."""
+    """Report chains of other programs that translate a connection. `forwarded`: the proxy would forward the
+    connection."""
     for one in found:
         target = place_text(*one.packet.original)
         severity = Severity.NOTE
@@ -226,8 +229,8 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterato
 
 
 def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End]) -> Iterator[Diagnosis]:
-    """Report leftover chains that translate a connection while no kube-proxy runs; `endpoints` are those that the
-    objects have now.
+    """Report leftover chains that translate a connection while no kube-proxy runs; `endpoints` are the endpoints in the
+    present objects.
     """
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
@@ -240,7 +243,7 @@ UNTIL: Final = "until a kube-proxy runs, "
 
 
 def _translation(one: ForeignTranslation) -> str:
-    """Return a text on a chain that translates a connection."""
+    """Return a text about a chain that translates a connection."""
     verb = "translates" if one.sure and not one.unordered else "may translate"
     target, ends = place_text(*one.packet.original), _ends(one.ends)
     leads = f" to {ends}" * (ends != target)
@@ -248,7 +251,7 @@ def _translation(one: ForeignTranslation) -> str:
 
 
 def _ends(ends: Sequence[End]) -> str:
-    """Return a text on the destinations of a translation, of which the first ones are listed."""
+    """Return a text about the destinations of a translation; lists only the first destinations."""
     shown = [place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in ends[:_LISTED]]
     return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
 
@@ -263,8 +266,8 @@ def firewalls(
     harm: Callable[[Filter], Harm] = lambda _: STOPS,
     direct: str = "",
 ) -> Iterator[Diagnosis]:
-    """Report chains of others that drop packets to endpoints; `ends_here`: connections are local packets. `direct`: the
-    destination of the checked connection if no rule translates it.
+    """Report chains of other programs that drop packets to endpoints. `ends_here`: connections end at this node.
+    `direct`: the destination of the checked connection if no rule translates it.
     """
     noted: dict[str, list[Filter]] = {}
     what, rules, options = "translated packets", "`ct status dnat accept`", "`-m conntrack --ctstate DNAT -j ACCEPT`"

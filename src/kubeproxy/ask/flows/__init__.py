@@ -1,1 +1,1 @@
-"""Connections of Services from connection tracking, counted by Service, port, endpoint and client."""
+"""Counts the connections in connection tracking by Service, port, endpoint and client."""

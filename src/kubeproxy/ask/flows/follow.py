@@ -1,5 +1,5 @@
-"""The questions of `kube-proxy flows`: connections of Services that are open now; with -f, the beginnings and ends of
-connections, with names of Service and pods.
+"""The answers of `kube-proxy flows`: the open connections of Services; with -f, each beginning and end of a connection,
+with the names of Service and pods.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.setup import host, modes
 
 MOST_REMEMBERED = 1 << 16
-"""Maximum number of connections with a stored beginning, which gives their duration; the oldest are removed."""
-_RENEWAL = 5.0  # minimum seconds between two reloads of Services and pods; an unknown address causes a reload
-_RENEWAL_SHARE = 0.05  # maximum fraction of the time for reloads
+"""Maximum number of connections with a stored start time, from which the duration is computed; the oldest are
+removed."""
+_RENEWAL = 5.0  # minimum seconds between two reloads of Services and pods, which unknown addresses cause
+_RENEWAL_SHARE = 0.05  # maximum fraction of the time that reloads may take
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """The beginning or the end of a connection, which took `seconds`, None if its beginning was not seen."""
+    """The beginning or the end of a connection. `seconds` is its duration, None if its beginning was not observed."""
 
     time: str
     event: str
@@ -56,7 +57,7 @@ class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Known:
-    """Services and pods by address, reloaded after an unknown address."""
+    """Maps addresses to Services and pods; an unknown address causes a reload."""
 
     def __init__(self, where: Ground, names: Sequence[ServiceName], served: ServedPorts) -> None:
         self._where = where
@@ -90,7 +91,7 @@ class Known:
         self._pods, self.trouble = cluster.pods(self._where.facts, self._names[0] if self._names else None)
 
     def renew(self) -> None:
-        """Reload after an unknown address, if the minimum interval is over. Raises KubeProxyError."""
+        """Reload if an address was unknown and the minimum interval has passed. Raises KubeProxyError."""
         now = time.monotonic()
         if not (self._stale or self._names) or now < self._due:
             return
@@ -101,7 +102,7 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address, which causes one reload."""
+        """Record an unknown address; it causes one reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -115,7 +116,7 @@ class Follower:
         self._began: dict[bytes, float] = {}
 
     def line(self, event: Event) -> FlowEvent | None:
-        """Return the line for an event, None if it does not concern a followed Service."""
+        """Return the line for an event; None if the event does not belong to a followed Service."""
         entry, known = event.entry, self._known
         port = known.port(entry.target)
         if port is None:
@@ -146,11 +147,12 @@ class Follower:
 
 
 MOST_SILENT = 1 << 17
-"""Maximum number of stored unanswered connections; beyond it, `unanswered` includes new connections."""
+"""Maximum number of stored unanswered connections. Above it, `unanswered` includes connections that have just begun."""
 
 
 class Cost(Struct, frozen=True, rename="camel"):
-    """The cost of a reading: `seconds` of listening, CPU time, connections; `new` ones only if `announced`."""
+    """The cost of a reading: `seconds` of listening, CPU time, connections; `new` connections are known only if
+    `announced`."""
 
     seconds: float
     processor_seconds: float
@@ -226,12 +228,12 @@ class Ground(NamedTuple):
 
     @property
     def own(self) -> frozenset[bytes] | None:
-        """Return this node's addresses if connections end at the proxy in this mode, else None."""
+        """Return this node's addresses if clients' connections end at the proxy in this mode, else None."""
         return frozenset(chain(*self.local.values())) if self.mode.flows_end is FlowsEnd.PROXY else None
 
     @property
     def wanted(self) -> Wanted:
-        """Return the filter for entries of connection tracking that may belong to Services."""
+        """Return the filter that selects entries of connection tracking that may belong to Services."""
         return Wanted(self.mode.tracked_as, self.mode.tracked_as)
 
     def served(self, names: Sequence[ServiceName] = ()) -> ServedPorts:
@@ -242,7 +244,7 @@ class Ground(NamedTuple):
 
 
 def ground(source: Source) -> Ground:
-    """Return the facts of a source, with this node's addresses. Raises KubeProxyError."""
+    """Return a source's facts, and this node's addresses. Raises KubeProxyError."""
     facts = knowing(source)
     local = host.packed_local_addresses(facts.world.families, modes.interfaces())
     return Ground(source, facts, modes.named(facts.mode), local)

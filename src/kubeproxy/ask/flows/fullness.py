@@ -12,9 +12,9 @@ from kubeproxy.ask.flows.users import MOST_CLIENTS, ServedPorts
 from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Level, Refusals, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 
-NEARLY_FULL: Final = 0.9  # the fraction of the limit from which the table counts as nearly full
+NEARLY_FULL: Final = 0.9  # the fraction of the limit above which the table is nearly full
 _SOON: Final = 60.0
-"""If the table, at its present growth, would be full within this number of seconds, this is a problem."""
+"""The growth of the table is reported as a problem if the table will be full within this number of seconds."""
 _MANY: Final = 0.25  # the fraction of all entries above which a single Service or client is reported as a cause
 _TCP = 6
 
@@ -32,9 +32,9 @@ class Fullness(Struct, frozen=True, kw_only=True, rename="camel"):
     entries: int
     limit: int
     growth: float  # entries a second
-    refused: dict[str, int]  # refusals between the two readings
-    refused_before: dict[str, int]  # refusals since the start of the network namespace
-    states: dict[str, int]  # entries by protocol and state, of both families
+    refused: dict[str, int]  # entries that the kernel refused between the two readings
+    refused_before: dict[str, int]  # entries that the kernel refused since the start of the network namespace
+    states: dict[str, int]  # entries of both families, by protocol and state
     services: tuple[Filler, ...]
     clients: tuple[Filler, ...]
     problems: tuple[str, ...]
@@ -130,7 +130,7 @@ def _were(number: int, thing: str, things: str = "") -> str:
 
 
 def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]) -> Iterator[str]:
-    """Yield changes that make room, from the largest users and the number of entries by protocol and state."""
+    """Yield changes that free entries, given the largest users and the number of entries by protocol and state."""
     for filler in (*list(services)[:1], *list(clients)[:1]):
         if filler.entries > _MANY * max(level.entries, 1):
             yield (

@@ -1,5 +1,5 @@
-"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure. The page's process that
-follows connections receives the changes as lines of JSON: a FollowedNode, Fronts, and COMPLETE.
+"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure. The process that
+follows connections for the page receives the changes as JSON lines: a FollowedNode, Fronts, and COMPLETE.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Targets(Generic[Owner]):
         self._owners.update(dict.fromkeys(keys, owner))
 
     def of(self, target: bytes) -> Owner | None:
-        """Return the owner of a connection to `target` (see kernel.tracked.Tracked), None if it has none."""
+        """Return the owner of a connection to `target` (see kernel.tracked.Tracked); None for no owner."""
         if (owner := self._owners.get(target)) is not None:
             return owner
         address = target[:-NODEPORT_KEY]
@@ -94,11 +94,11 @@ class FollowedNode(Struct, frozen=True):
     """The first line."""
 
     mode: str
-    nodeports: dict[int, tuple[bytes, ...] | None]  # packed addresses of NodePorts by family, None: all local
+    nodeports: dict[int, tuple[bytes, ...] | None]  # packed addresses of NodePorts by family; None: all local addresses
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """A later line: the present frontends of a Service (see keys_by_port), none for a deleted Service."""
+    """A later line: the present frontends of a Service (see keys_by_port); empty for a deleted Service."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]

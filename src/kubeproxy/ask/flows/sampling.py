@@ -1,6 +1,6 @@
-"""Listens to connection tracking and counts new connections by Service, port and endpoint. Under load it reads only a
-sample of the connections, so that the process's CPU time, including the handling of events, is limited. The kernel
-filters out all other connections, so these cost nothing here.
+"""Receives events of connection tracking and counts new connections by Service, port and endpoint. Under load it
+receives only a sample of the connections, which limits the CPU time of the process. The kernel filters out all other
+connections.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kubeproxy.model.addresses import destination_text
 
 
 class ProcessorShare(NamedTuple):
-    """Shares of one processor: above `busy` the sample rate is halved, below `idle` it is doubled."""
+    """Shares of one processor: above `busy` the sampling rate is halved, below `idle` it is doubled."""
 
     busy: float
     idle: float
 
 
-COMMAND: Final = ProcessorShare(0.4, 0.12)  # the shares for a command in the foreground
+COMMAND: Final = ProcessorShare(0.4, 0.12)  # the shares for a command that an operator runs
 LOOK: Final = 0.25  # seconds between measurements of CPU time
 _MOST: Final = 1 << 16
 
@@ -46,7 +46,7 @@ class Sampled:
 
     @property
     def lost(self) -> int:
-        """Return the number of times that the kernel dropped events, because they were not read fast enough."""
+        """Return how often the kernel dropped events because they were not read fast enough."""
         return self._events.lost
 
     def for_a_while(self, end: float) -> Iterator[tuple[Event, int]]:
@@ -71,13 +71,14 @@ class Sampled:
             self._changed(one_in)
 
 
-MOST_SERVICES: Final = 200  # maximum number of Services in an answer. The busiest Services are in it.
+MOST_SERVICES: Final = 200  # Maximum number of Services in an answer; the busiest are included.
 MOST_ENDPOINTS: Final = 100
-"""Maximum number of endpoints of a Service in an answer. The busiest endpoints are in it."""
+"""Maximum number of endpoints of a Service in an answer; the busiest are included."""
 
 
 class Beginnings:
-    """Counts new connections; without `endpoints`, in a mode that ends connections at the proxy, only by Service."""
+    """Counts new connections. Without `endpoints` (modes in which connections end at the proxy) it counts only by
+    Service."""
 
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners
@@ -92,7 +93,8 @@ class Beginnings:
             self._counts[service][port, entry.server] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
-        """Reset the counts; return, by Service, the new connections a second, and their shares by port and endpoint."""
+        """Reset the counts; return, by Service, the new connections per second and their shares by port and
+        endpoint."""
         counts, self._counts = self._counts, defaultdict(Counter)
         totals = Counter({service: sum(by_endpoint.values()) for service, by_endpoint in counts.items()})
         return {

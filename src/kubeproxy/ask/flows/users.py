@@ -1,6 +1,6 @@
-"""Tracked connections, counted by service port, endpoint and client. Pure. A connection belongs to the service port of
-the destination that its client used. In a mode in which client connections end at the proxy, the connections of the
-node itself to an endpoint count for that endpoint.
+"""Tracked connections, counted by service port, endpoint and client. Pure. A connection belongs to the service port
+that has the client's destination. In a mode in which clients' connections end at the proxy, an endpoint's connections
+are this node's own connections to it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, 
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 
 MOST_CLIENTS: Final = 1 << 16
-"""Maximum number of clients that are counted one by one, over all service ports; all others are counted together."""
+"""Maximum number of clients of all service ports with a separate count; all other clients share one count."""
 
 OTHERS: Final = "others"
-"""Stands for the address of clients that are counted together."""
+"""Stands for the address of the clients that share a count."""
 _NOBODY: Final = b""
 
 
@@ -28,12 +28,12 @@ class ConnectionCount(Struct):
 
     open: int = 0
     closing: int = 0  # closed, but still in the kernel's table
-    unanswered: int = 0  # open, and never had a reply
+    unanswered: int = 0  # open and without a reply so far
     began: int = 0  # began while this program listened
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return a sort key by which the busiest entry is first."""
+        """Return a sort key that puts the busiest entry first."""
         return -self.open, -self.closing
 
 
@@ -46,7 +46,7 @@ class ServedPort(Struct, eq=False):
     endpoints: frozenset[bytes]
     total: ConnectionCount = field(default_factory=ConnectionCount)
     by_endpoint: dict[bytes, ConnectionCount] = field(default_factory=dict)
-    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)  # b'': clients not counted alone
+    by_client: dict[bytes, ConnectionCount] = field(default_factory=dict)  # b'': all clients without a separate count
 
 
 class ServedPorts(Targets[ServedPort]):
@@ -74,7 +74,7 @@ class ServedPorts(Targets[ServedPort]):
             self._by_endpoint.setdefault(endpoint[:-2] + protocol + endpoint[-2:], port)
 
     def served_by(self, target: bytes) -> ServedPort | None:
-        """Return a service port that has `target` among its endpoints."""
+        """Return a service port with the endpoint `target`."""
         return self._by_endpoint.get(target)
 
 
@@ -87,7 +87,7 @@ class Census:
         self._clients = 0
 
     def add(self, entry: Tracked, *, silent: bool) -> None:
-        """Count an entry of the table; `silent`: it had no answer at both readings."""
+        """Count an entry of the table. `silent`: it had no answer in both readings."""
         port = self._ports.of(entry.target)
         if port is None:
             self._add_own(entry, silent=silent)
@@ -142,7 +142,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
     address: str
     pod: str  # '' if unknown
     connections: int
-    share: float  # of open and closing connections together: short connections are rarely open when they are read
+    share: float  # share of open and closing connections, because a reading finds few short connections open
     closing: int
     unanswered: int
     new_per_second: float
@@ -150,7 +150,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):
-    """Connections of one client; the address is 'others' for clients that are counted together."""
+    """Connections of one client; the address is 'others' for the clients that share a count."""
 
     address: str
     pod: str
@@ -174,14 +174,12 @@ class PortUse(Struct, frozen=True, rename="camel"):
 
 
 def numbers(use: EndpointUse | PortUse) -> tuple[float, ...]:
-    """Return the numbers of connections, of new ones a second, of unanswered and of closing ones."""
+    """Return the numbers of connections, of new connections per second, of unanswered and of closing connections."""
     return use.connections, use.new_per_second, use.unanswered, use.closing
 
 
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
-    """Return the use of a service port. The busiest endpoints and clients are first. `pods` has names by packed
-    address.
-    """
+    """Return the use of a service port, the busiest endpoints and clients first. `pods` has names by packed address."""
     total = port.total
     known = sum(count.open + count.closing for count in port.by_endpoint.values())
     everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint

@@ -1,4 +1,4 @@
-"""Combines the kernel's steps of traced packets into journeys, and the journeys into a verdict in text form. Pure."""
+"""Combines trace steps of packets into journeys, and journeys into a verdict as text. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
-"""Prefix of the decision of a chain that belongs to another mode than the running one."""
+"""Prefix of the decision of a chain that belongs to a mode other than the running mode."""
 
-_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # the destination in the text of a rule
+_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # matches the destination in the text of a rule
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _REASONS = {
@@ -29,9 +29,9 @@ _REASONS = {
     **dict.fromkeys(((1, 0x0304), (58, 0x0200)), "packet too big"),
     **dict.fromkeys(((1, 0x0B00), (58, 0x0300)), "hop limit exceeded"),
 }
-"""ICMP errors, by protocol, and type and code."""
-_NEAR = 16  # maximum number of earlier packets to search for the packet of a step
-RuleKey = tuple[int, str, str, int]  # a rule: family of its table, table, chain, handle
+"""Names of ICMP errors, keyed by protocol, and by type and code."""
+_NEAR = 16  # maximum number of earlier packets among which the packet of a step is searched
+RuleKey = tuple[int, str, str, int]  # identifies a rule: family of its table, table, chain, handle
 
 
 class DecidedFlow(NamedTuple):
@@ -51,9 +51,11 @@ class KnownRules(NamedTuple):
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
-    decision: Callable[[str, str], str | None]  # of our (table, chain), LEFT before a leftover; else None
-    untraced: Callable[[], str] = str  # findings on rules of iptables-legacy, '' without such
-    legacy: int = 0  # the number of all rules of iptables-legacy
+    decision: Callable[
+        [str, str], str | None
+    ]  # function that returns the decision of our (table, chain), with the prefix LEFT for a leftover; else None
+    untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
+    legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
 
 
@@ -63,7 +65,7 @@ class Met(Struct, frozen=True, rename="camel"):
     hook: str
     table: str
     chain: str
-    destination: str  # at that point: translation changes it
+    destination: str  # the destination in this chain; translation changes it
     words: tuple[str, ...]  # the rules and decisions that matched
     verdict: str
 
@@ -76,11 +78,11 @@ class Journey(Struct, frozen=True, rename="camel"):
     source: str
     destination: str
     met: tuple[Met, ...]
-    lost: str  # the reason why the packet ended on this node, '' if it continued
+    lost: str  # the reason why the packet ended on this node; '' if it continued
     last: str  # the last hook that the packet passed
     reason: str = ""  # the name of the ICMP error
     local: bool = False  # this node sent it
-    leaves: str = ""  # the interface by which it leaves, '' if unknown
+    leaves: str = ""  # the interface through which the packet leaves; '' if unknown
 
 
 class _Run(NamedTuple):
@@ -91,7 +93,7 @@ class _Run(NamedTuple):
 
 
 def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
-    """Return the journeys of packets that `own_table` marked, from trace steps, in the order of their beginnings."""
+    """Return the journeys of the packets that `own_table` marked, from trace steps, ordered by their first step."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:
@@ -110,13 +112,13 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
-    """Return our chains that marked a packet, none if another program requested its trace."""
+    """Return our chains that marked a packet for tracing; empty if another program requested its trace."""
     return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey that a step continues, or the index for a new journey. The kernel's trace id of a
-    packet changes on translation, and when it passes loopback or a bridge.
+    """Return the index of the journey to which a step belongs; it may be the index of a new journey. The kernel's trace
+    id of a packet changes on translation, and when it passes loopback or a bridge.
     """
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
@@ -148,7 +150,7 @@ def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journ
 
 
 def _interface(index: int) -> str:
-    """Return the name of an interface of this node, '' without one."""
+    """Return the name of an interface of this node; '' if there is no interface."""
     with suppress(OSError):  # also for 0
         return socket.if_indextoname(index)
     return ""
@@ -180,7 +182,8 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of our chains and the matching rules of others, in a row the prefix LEFT only once."""
+    """Yield the decisions of our chains and the matching rules of other programs. In consecutive decisions, the prefix
+    LEFT appears only once."""
     shown, decide = "", ruleset.decision
     for step in run.steps:
         decision = decide(step.table, step.chain)
@@ -202,7 +205,7 @@ def _verdict(code: int) -> str:
 
 
 def _lost(run: _Run, ruleset: KnownRules) -> str:
-    """Return the rule or policy that ended a packet's journey in this chain, '' if none did."""
+    """Return the rule or policy that ended a packet's journey in this chain; '' if the packet continued."""
     step = run.steps[-1]
     if step.verdict not in {DROP, QUEUE}:
         return ""
@@ -222,11 +225,11 @@ class TracedReply(Struct, frozen=True):
     """The entry of a traced connection in connection tracking."""
 
     endpoint: str
-    answered: bool  # a reply arrived during the trace
+    answered: bool  # whether a reply arrived during the trace
     earlier: bool = False  # a reply arrived before
-    selection: str = ""  # the arguments of conntrack(8) that select the entry
-    existed: bool = False  # the entry is older than the trace
-    client: str = ""  # the address that the endpoint sees as the client
+    selection: str = ""  # arguments of conntrack(8) that select the entry
+    existed: bool = False  # whether the entry is older than the trace
+    client: str = ""  # the client's address in packets to the endpoint
 
 
 class Serving(NamedTuple):
@@ -240,7 +243,7 @@ class Serving(NamedTuple):
 
 
 class Verdict(Struct, frozen=True, rename="camel"):
-    """The result for a flow. `passed` is None if it is unknown."""
+    """The result for a flow. `passed` is None if the outcome is unknown."""
 
     text: str
     passed: bool | None
@@ -256,8 +259,8 @@ def verdict(
     serving: Serving | None = None,
     silent: str = "",
 ) -> Verdict:
-    """Return the outcome of a flow; `proxied`: the proxy on this node answers the client. `serving` is None if no
-    Service is known. `silent` is the text of `silent_neighbour` for the endpoint.
+    """Return the outcome of a flow. `proxied`: the proxy on this node answers the client. `serving` is None if the
+    Service is unknown. `silent` is the text of `silent_neighbour` for the endpoint.
     """
     if proxied:
         serving = None
@@ -284,8 +287,8 @@ _RESTART = "see that no other kube-proxy runs, then restart this one, which remo
 
 
 def _left(found: Sequence[Journey]) -> str:
-    """Return a text if rules that another kube-proxy left were the last that a request passed, else ''. The kernel
-    shows the destination that a rule chose only to later chains.
+    """Return a text if leftover rules of another kube-proxy were the last rules that a request passed, else ''. A trace
+    shows the destination that a rule chose only in later chains.
     """
     requests = (one for one in reversed(found) if one.direction == "request")
     last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
@@ -298,7 +301,8 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
     """Return the table of leftover rules that chose the destination instead of ours, and the destination."""
     for place, met in enumerate(request.met):
         if any(words.startswith(LEFT) for words in met.words):
-            # A packet without a route meets no later chain, and has no entry: the rule alone has its destination.
+            # A packet without a route passes no later chain, and has no conntrack entry. So only the rule shows its
+            # destination.
             rules = [found[1] for words in met.words if (found := _CHOSEN.search(words))]
             later = [one.destination for one in request.met[place + 1 :]] + [one.endpoint for one in served[-1:]]
             chosen = next(iter((*rules, *later)), met.destination)
@@ -308,7 +312,7 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
 
 
 def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: KnownRules, protocol: int) -> str:
-    """Return a text if a connection leads to an address that is no endpoint of its Service, else ''."""
+    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
     stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
     if stray is None or serving is None:
         return ""
@@ -322,14 +326,15 @@ def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: Kn
 
 
 class KeptFlow(NamedTuple):
-    """The way to an endpoint for the client of a flow to an address that is none."""
+    """The way to get an endpoint, for the client of a flow to an address that is not an endpoint."""
 
     text: str
-    continues: bool  # an established connection, which a deletion of its entry would end
+    continues: bool  # for an established connection: deletion of its conntrack entry would end it
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
-    """Return the advice for a flow to an address that is no endpoint of its Service; `selection`: see TracedReply."""
+    """Return the advice for a flow to an address that is not an endpoint of its Service; `selection`: see
+    TracedReply."""
     if answered and protocol != PROTOCOLS["UDP"]:
         text = (
             "an established connection continues as long as this address answers, and new connections get an endpoint: "
@@ -377,7 +382,7 @@ _ROUTING = (
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
-    """Return whether a request left this node for the endpoint of the last entry, without an accepted answer.
+    """Return whether a request left this node for the endpoint of the last entry and got no accepted answer.
 
     `silent`: see verdict.
     """
@@ -393,12 +398,13 @@ _UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
 
 
 def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
-    """Return the text that a subject did not drop a packet, which is unknown for rules of iptables-legacy."""
+    """Return the text that no rule, or nothing, dropped a packet; with iptables-legacy it is limited to rules that the
+    kernel traces."""
     return f"{'no rule that the kernel traces' if ruleset.legacy else subject} dropped it"
 
 
 def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Verdict | None:
-    """Return the verdict for a flow whose packets were lost, or whose only answers were refusals; else None."""
+    """Return the verdict for a flow with lost packets, or with only refusals as answers; None for other flows."""
     for one in found:
         if one.lost:
             return Verdict(f"the {one.direction} was {one.lost}", passed=False)

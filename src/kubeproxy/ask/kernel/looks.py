@@ -1,7 +1,7 @@
 """Compares the kernel with the plans, and confirms each difference by further readings, because the proxy and other
-programs may change the rules during a comparison. A Service's difference counts if two readings show it, and the proxy
-had the same plan of the Service before, between and after these readings. An element without a Service counts as a
-difference if it has no Service in two passes over everything.
+programs may change the rules during a comparison. A Service's difference is reported if two readings show it, and the
+proxy had the same plan of the Service before, between and after these readings. An element without a Service is
+reported if it has no Service in two complete readings.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.setup import modes
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
-"""Returns these Services from the proxy, all if none is given."""
+"""Returns these Services from the proxy; all Services if none is given."""
 
-LOOKS = 6  # maximum number of readings for a Service that changes in the meantime
+LOOKS = 6  # maximum number of readings if a Service changes in between
 PAUSE = 0.05  # seconds between two readings
 
 
@@ -37,12 +37,12 @@ class Seen(Struct, frozen=True):
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
-    """Compare these Services, or everything if none is given. Raises KubeProxyError."""
+    """Compare these Services; everything if none is given. Raises KubeProxyError."""
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
-    # A Service with a pending change is compared with its old plans, so its new elements belong to no Service until the
-    # next reading.
+    # A Service with a queued change is compared with its old plans, so its new elements have no Service until the next
+    # reading.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
     findings, unstable = _settled(ask, examiners, suspects, first)
@@ -60,7 +60,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
 def _settled(
     ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
 ) -> tuple[list[Finding], list[ServiceName]]:
-    """Return confirmed differences of the suspects, and the suspects that changed at each reading."""
+    """Return the confirmed differences of these suspects, and the suspects that changed between all readings."""
     before = _by_service(first)
     confirmed: list[Finding] = []
     for _ in range(LOOKS):
@@ -82,7 +82,7 @@ def _settled(
 def _unowned(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
-    """Return elements that have no Service in a reading without a change of plans, or in every reading. A single
+    """Return the elements that have no Service in a reading without a change of plans, or in every reading. A single
     reading is not enough, because the elements of a new or removed endpoint may be read before or after the plans with
     that endpoint.
     """
@@ -101,7 +101,7 @@ def _unowned(
 
 
 def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
-    """Return the Services among these that still exist and have no queued change."""
+    """Return those of these Services that still exist and have no queued change."""
     wanted = list(names)
     return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}
 

@@ -1,9 +1,9 @@
-"""Findings on whether the kernel has the plan of an answer, and the question of `kube-proxy verify`: API server, plan
-and kernel compared. Probes of endpoints from this node: a TCP connect, or a UDP datagram that an unused port would
-refuse.
+"""Compares an answer's plan with the kernel; `kube-proxy verify`, which compares API server, plans and kernel; and
+probes of endpoints from this node: a TCP connect, or a UDP datagram, which an unused port refuses.
 
 Packets of pods and of outside clients take other paths, and network policies may treat them differently. An answered
-probe shows that the endpoint listens. A failed probe is evidence only for clients that the endpoint sees as this node.
+probe shows that the endpoint listens. A failed probe is evidence only for clients that are masqueraded to this node's
+address.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SHOWN = 10
 
 
 def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, ...]:
-    """Compare the kernel with the plan of an answer, which must have one. Raises KubeProxyError."""
+    """Compare the kernel with the plan of an answer that has a plan. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller checked
     key = explained.plan.key
     try:
@@ -66,8 +66,8 @@ def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, 
 
 
 def remembered(facts: Facts, explained: Explained) -> str | None:
-    """Return the endpoint to which session affinity binds the client of an answer, '' if it binds the client to none
-    yet. None if there is no affinity, or the mode cannot read it. Raises KubeProxyError.
+    """Return the endpoint to which session affinity binds the client of an answer; '' if the client is not bound yet;
+    None if there is no affinity, or the mode cannot read it. Raises KubeProxyError.
     """
     plan, why = explained.plan, explained.why
     if plan is None or not why.affinity:
@@ -97,7 +97,7 @@ def flows_to(packet: Packet) -> list[Tracked]:
 
 
 def selection_of(packet: Packet, entry: Tracked) -> str:
-    """Return the arguments of conntrack(8) that select an entry of these."""
+    """Return the arguments of conntrack(8) that select an entry among these."""
     family = "" if len(packet.destination) == 4 else "-f ipv6 "
     return (
         f"{family}-p {PROTOCOL_NAMES[packet.protocol].lower()} -s {unpack(entry.client[:-2])} "
@@ -106,8 +106,8 @@ def selection_of(packet: Packet, entry: Tracked) -> str:
 
 
 def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
-    """Return the endpoint of the flow that has the client's port, and the finding; None without such a flow. A closed
-    TCP connection does not count, because a new one replaces its entry. Raises ApplyError.
+    """Return the endpoint of the flow with the client's port, and the finding; None without such a flow. A closed TCP
+    connection is ignored, because a new connection replaces its entry. Raises ApplyError.
     """
     plan, packet = explained.plan, explained.packet
     if plan is None or packet.source is None or not packet.source_port:
@@ -196,7 +196,8 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all; with `api` also all versions with the API server. Raises KubeProxyError."""
+    """Compare these Services, or all Services; with `api`, also all versions with the API server. Raises
+    KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         raise KubeProxyError(
@@ -221,7 +222,8 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
 
 
 def _ports(asked: Source, facts: Facts, names: Sequence[ServiceName]) -> list[Diagnosis]:
-    """Return the findings on ports of these Services, or all, which other programs hold. Raises KubeProxyError."""
+    """Return the findings on ports of these Services, or of all Services, that other programs use. Raises
+    KubeProxyError."""
     from kubeproxy.ask.checks import checkup, ports  # noqa: PLC0415 - `why` does not need it
 
     wanted = {"/".join(name) for name in names}
@@ -253,8 +255,8 @@ class Probe(Struct, frozen=True, rename="camel"):
     seconds: float
     problem: str = ""
     refused: bool = False
-    absent: bool = False  # nothing on this node's link to the endpoint answers for its address
-    unanswered: bool = False  # over UDP: no reply, and no refusal, as of many programs that listen
+    absent: bool = False  # no host on this node's link answers ARP or neighbour discovery for the endpoint's next hop
+    unanswered: bool = False  # over UDP: neither reply nor refusal; many listening programs do not reply
 
     @property
     def failed(self) -> bool:
@@ -263,7 +265,7 @@ class Probe(Struct, frozen=True, rename="camel"):
 
 
 def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
-    """Try the first MOST of these endpoints, at the same time. SCTP is not tried."""
+    """Probe the first MOST endpoints at the same time; SCTP is not probed."""
     if protocol not in {_TCP, _UDP} or not endpoints:
         return ()
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most questions need no probe
@@ -276,8 +278,8 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 class ProbedFor(NamedTuple):
     """The connection for which probes are made."""
 
-    is_node: bool = True  # its packets are like those of probes
-    own_address: Collection[str] = ()  # the endpoints that see the client's own address
+    is_node: bool = True  # whether its packets are like packets of probes
+    own_address: Collection[str] = ()  # the endpoints that receive the client's own address
     blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
@@ -285,7 +287,7 @@ class ProbedFor(NamedTuple):
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
-    """Yield one finding for all endpoints that answered, and one for each endpoint that did not."""
+    """Yield one finding for all endpoints that answered, and one finding for each endpoint that did not answer."""
     reached = [one for one in probes if not (one.failed or one.unanswered)]
     if reached:
         each = ", ".join(f"{one.address} {one.seconds * 1000:.1f} ms" for one in reached)
@@ -355,7 +357,7 @@ def _lost(probe: Probe) -> Harm:
 
 
 def _blocked(what: str, drop: Drop, harm: Harm) -> Diagnosis:
-    """Return the finding for a probe that a chain of this node stops, so that the endpoint is not the cause."""
+    """Return the finding for a probe that a chain of this node stops; the endpoint is then not the cause."""
     reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
     if harm is not NOTHING:
         return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them", harm)
@@ -363,7 +365,8 @@ def _blocked(what: str, drop: Drop, harm: Harm) -> Diagnosis:
 
 
 def _attempt(protocol: int, address: str) -> Probe:
-    """Connect; over UDP send an empty datagram: a closed port answers with an ICMP error, an open one not at all."""
+    """Connect; over UDP, send an empty datagram. A closed UDP port answers with an ICMP error, an open UDP port does
+    not answer."""
     began, family = time.monotonic(), socket.AF_INET6 if address.startswith("[") else socket.AF_INET
     kind, timeout = (socket.SOCK_DGRAM, _UDP_TIMEOUT) if protocol == _UDP else (socket.SOCK_STREAM, TIMEOUT)
     try:

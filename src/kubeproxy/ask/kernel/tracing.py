@@ -1,4 +1,5 @@
-"""Makes the kernel trace packets of a flow, and gathers their rules and entries of connection tracking."""
+"""Turns on tracing of a flow's packets in the kernel, and collects the rules that they pass and their conntrack
+entries."""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
-MOST_STEPS = 20_000  # maximum number of trace steps to keep; a packet has 10 to 100
+MOST_STEPS = 20_000  # maximum number of stored trace steps; a packet has 10 to 100 steps
 _SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
-_PACKETS = 4  # the number of a client's packets to follow
+_PACKETS = 4  # default number of a client's packets to trace
 
 
 class Limits(NamedTuple):
-    """Limits: seconds to wait, and number of packets (0: one that this node sends, or four of a client); `sends`:
-    whether this node sends packets, one a second.
+    """Limits: seconds to wait, and number of packets (0 means one packet from this node, or four packets from a
+    client). `sends`: this node sends the packets, one a second.
     """
 
     seconds: float = 10.0
@@ -45,8 +46,9 @@ class Limits(NamedTuple):
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow; `lost`: overruns of messages, `legacy`: rules of iptables-legacy, not traced. `departed`:
-    a request left this node for the endpoint of the last entry, and no answer came.
+    """The result for a flow. `lost`: number of overruns of the kernel's messages. `legacy`: number of iptables-legacy
+    rules, which are not traced. `departed`: a request left this node for the endpoint of the last entry, and no answer
+    arrived.
     """
 
     journeys: tuple[paths.Journey, ...]
@@ -75,7 +77,7 @@ def look(
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
     silent = ""
     if found and not any(one.lost for one in found) and not any(one.answered for one in served):
-        # A packet that stays on a bridge has no entry before the endpoint's link-layer address is known.
+        # A packet that does not leave a bridge has no conntrack entry until the endpoint's link-layer address is known.
         known = sorted(serving.endpoints) if serving is not None else []
         ends = [one.endpoint for one in served[-1:]] or known[:MOST]
         texts = [silent_neighbour(end_of(one)[0])[0] for one in ends]
@@ -88,7 +90,8 @@ def look(
 
 
 class _Heard(NamedTuple):
-    """The kernel's messages: steps, the count of overruns, the table that marked packets, and all base chains."""
+    """The kernel's messages: trace steps, number of overruns, the table that marks packets for tracing, and all base
+    chains."""
 
     steps: list[trace.Step]
     lost: int
@@ -97,7 +100,7 @@ class _Heard(NamedTuple):
 
 
 def _listen(packet: Packet, limits: Limits) -> _Heard:
-    """Receive trace steps until enough packets have passed or the time is over. Raises KubeProxyError."""
+    """Receive trace steps until enough packets have passed, or until the time limit. Raises KubeProxyError."""
     hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
     flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
     sends = packet.source is None and limits.sends
@@ -140,8 +143,7 @@ def _send(packet: Packet) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # EPERM: a rule dropped the packet on the way out. Any other error, such as a missing route, means that no
-        # packet was sent.
+        # EPERM: a rule dropped the outgoing packet. After any other error, such as a missing route, no packet was sent.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error
@@ -149,7 +151,7 @@ def _send(packet: Packet) -> socket.socket:
 
 
 def _decision(running: Mode | None, table: str, chain: str) -> str | None:
-    """Return the decision of a chain of any of our modes; a chain of another mode than `mode` is a leftover."""
+    """Return the decision of a chain of any of our modes; a chain of a mode other than `mode` is a leftover."""
     if running is not None and (words := running.decision(table, chain)) is not None:
         return words
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
@@ -157,7 +159,7 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
 
 
 def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | None]) -> dict[paths.RuleKey, str]:
-    """Return the matching rules of others, and our rules that dropped a packet, as nft prints them."""
+    """Return the matching rules of other programs, and our rules that dropped a packet, as nft prints them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
@@ -176,9 +178,9 @@ def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | Non
 def _served(
     packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
 ) -> Iterator[paths.TracedReply]:
-    """Yield the conntrack entries of the traced connections; `before` has for each older entry whether it was
-    answered. An entry keeps its status, so an entry that was answered earlier needs a traced answer of its endpoint to
-    count as answered.
+    """Yield the conntrack entries of the traced connections. `before` maps each older entry to whether it was answered.
+    An entry keeps this status; so an entry that was answered before is reported as answered only if an answer of its
+    endpoint was traced.
     """
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
@@ -193,7 +195,7 @@ def _served(
 
 
 def _untraced(packet: Packet, mode: Mode | None) -> str:
-    """Return the findings on leftover rules for a connection, '' without rules of iptables-legacy."""
+    """Return the findings on leftover rules for a connection; '' without rules of iptables-legacy."""
     if mode is None or not _legacy_rules():
         return ""
     try:
