@@ -63,7 +63,6 @@ machine: setup
 matrix: setup
 	@tools/check-host
 	@$(PY) -m support.guest.matrix run $(ROWS) $(WITH)
-	@$(PY) -m support.guest.matrix page
 
 bench: setup
 	@tools/check-host

@@ -1,7 +1,7 @@
 """The proxy on the kernels, the nft and iptables, and the Python of other Debians: `make matrix`, docs/support.md.
 
     python -m support.guest.matrix run [ROW ...] [--check NAME ...]     as root; a row takes an hour or more
-    python -m support.guest.matrix page                                 renders the results into docs/support.md
+    python -m support.guest.matrix page                                 renders the results into docs/support.md again
 
 A row is a Debian in a folder (tools/system) and a kernel: one of Debian (tools/guest-kernel) in an emulated machine, or
 this machine's. A check is a command in that Debian under that kernel; the unit tests always run under this machine's.
@@ -193,6 +193,13 @@ def _record(row: Row, versions: list[str], name: str, verdict: Verdict) -> None:
     checks = results[row].checks if row in results else {}
     results[row] = Result(*row, versions, commit, time.strftime("%Y-%m-%d"), {**checks, name: verdict})
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(list(results.values()))) + b"\n")
+    publish()
+
+
+def publish() -> None:
+    """Write the tables into docs/support.md; a unit test compares both, also in the last check of a row."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{render(read())}\n{END}{rest.partition(END)[2]}")
 
 
 def render(results: Sequence[Result]) -> str:
@@ -233,8 +240,7 @@ def main() -> int:
         if unknown := set(given.rows) - names.keys():
             parser.error(f"no row {', '.join(sorted(unknown))}; rows are {', '.join(names)}")
         return run([names[name] for name in given.rows or names], given.check or (*CHECKS, UNIT))
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{render(read())}\n{END}{rest.partition(END)[2]}")
+    publish()
     return 0
 
 
