@@ -56,6 +56,7 @@ def begin_anew(
         libc.prctl(_NAME, name.encode())
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number, place in ((nothing, 0), (output, 1), (errors, 2)):
