@@ -14,7 +14,16 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.why import unmasqueraded
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, family_of, is_loopback, parse_network, unpack
+from kubeproxy.model.addresses import (
+    PROTOCOL_NAMES,
+    Family,
+    Range,
+    family_of,
+    is_link_local,
+    is_loopback,
+    parse_network,
+    unpack,
+)
 from kubeproxy.model.answer import Outcome, Packet, answer
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.index import Index
@@ -35,7 +44,6 @@ _OUTSIDE: Final = {
     Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
     Family.IPV6: b"\x20\x01\x0d\xb8" + bytes(11) + b"\x77",  # RFC 3849
 }
-_LINK_LOCAL: Final = b"\xfe\x80"  # fe80::/64 of RFC 4291; IPv4 addresses never begin so
 _KINDS: Final = {
     FrontendKind.CLUSTER: "cluster IPs",
     FrontendKind.EXTERNAL: "external IPs",
@@ -138,7 +146,9 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     protocols: dict[tuple[str, str], set[int]] = {}  # outcomes of the connections to a Service at a place
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
-    places = {family: [one for one in each if one[:2] != _LINK_LOCAL] for family, each in local.items()}
+    places = {
+        family: [one for one in each if len(one) == 4 or not is_link_local(one)] for family, each in local.items()
+    }
     clients = {family: _clients(family, before, after, pods) for family in Family}
     away = {pod.address for pod in pods if pod.node != before.planner.world.node_name}
     for name in sorted({*before.planner.compiled, *after.planner.compiled}):

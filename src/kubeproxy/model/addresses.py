@@ -183,14 +183,23 @@ def is_loopback(address: bytes) -> bool:
     return address[0] == 127 if len(address) == 4 else address == b"\0" * 15 + b"\1"
 
 
+def is_link_local(address: bytes) -> bool:
+    """Return whether a packed address is in 169.254.0.0/16 or fe80::/10."""
+    if len(address) == 4:
+        return address[:2] == b"\xa9\xfe"
+    return address[0] == 0xFE and address[1] & 0xC0 == 0x80
+
+
 def is_special(address: bytes) -> bool:
     """Return whether a packed address is loopback, link-local, multicast or broadcast, which no Service may have.
     Source: ValidateNonSpecialIP of Kubernetes' API server; among multicast addresses the API server refuses only
     link-local ones.
     """
+    if is_loopback(address) or is_link_local(address):
+        return True
     if len(address) == 4:
-        return address[0] == 127 or 224 <= address[0] < 240 or address[:2] == b"\xa9\xfe" or address == b"\xff" * 4
-    return is_loopback(address) or address[0] == 0xFF or (address[0] == 0xFE and address[1] & 0xC0 == 0x80)
+        return 224 <= address[0] < 240 or address == b"\xff" * 4
+    return address[0] == 0xFF
 
 
 def covers_all(network: Range) -> bool:

@@ -5,7 +5,6 @@ It only translates; backend.py decides which objects to write.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from kubeproxy.kernel.route import AddressMonitor, local_addresses
 from kubeproxy.kernel.xtables import nft_compat, xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
-from kubeproxy.model.addresses import Family, is_loopback
+from kubeproxy.model.addresses import Family, is_link_local, is_loopback
 from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
@@ -288,4 +287,4 @@ def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
 
 
 def _is_private_to_host(ip: bytes) -> bool:
-    return is_loopback(ip) or (len(ip) == 16 and ipaddress.ip_address(ip).is_link_local)
+    return is_loopback(ip) or (len(ip) == 16 and is_link_local(ip))
