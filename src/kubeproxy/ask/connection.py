@@ -309,8 +309,9 @@ def _probed_for(
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
     away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
     interfaces = {}
-    with suppress(KubeProxyError):
-        interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
+    if away:
+        with suppress(KubeProxyError):
+            interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
     here = {one: name for one in away if (name := interfaces.get(end_of(one)[0]))}
     return present.ProbedFor(untranslated, own, blocked, routed, away, here)
 
