@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink import protocol as nl
-from kubeproxy.kernel.netlink.protocol import answers
 from kubeproxy.model.addresses import unpack
 
 _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
@@ -246,7 +245,7 @@ class Ipsets(nl.Closing):
             buffers = self._netlink.dump_all(_LIST, request, what)
         except nl.NetlinkError as error:
             raise IpsetError(error.code, f"cannot read {what}") from error
-        return (nl.parts(*place) for place in answers(buffers, _HEADER_SIZE))
+        return (nl.parts(*place) for place in nl.answers(buffers, _HEADER_SIZE))
 
 
 def _named(name: str) -> bytes:

@@ -62,8 +62,7 @@ class Journal:
     """Records changes and problems; an observer.Audience, which passes its reports to `audience`, the open pages.
 
     `unreachable` returns the reason why the API server cannot be reached, '' if it can, and the seconds since its last
-    bytes. `engine` is set before the
-    first report.
+    bytes. `engine` is set before the first report.
     """
 
     engine: Engine

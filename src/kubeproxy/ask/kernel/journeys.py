@@ -51,9 +51,8 @@ class KnownRules(NamedTuple):
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
-    decision: Callable[
-        [str, str], str | None
-    ]  # function that returns the decision of our (table, chain), with the prefix LEFT for a leftover; else None
+    decision: Callable[[str, str], str | None]
+    """Returns the decision of our (table, chain), with the prefix LEFT for a leftover; None for another chain."""
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
     legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
