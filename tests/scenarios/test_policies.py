@@ -267,3 +267,27 @@ async def test_health_check_node_port(live: Live, family: str) -> None:
         return "" if answer == "refused" else f"{answer}"
 
     await live.eventually(closed)
+
+
+@modes("nftables", "iptables-nft", "userspace")
+async def test_annotations_of_cilium_select_addresses_and_deny_clients(bare: Live) -> None:
+    deny = {"service.cilium.io/type": "LoadBalancer", "service.cilium.io/src-ranges-policy": "deny"}
+    bare.service("web", "a1 b1", type="LoadBalancer", loadBalancerSourceRanges=[f"{SECOND_OUTSIDE_IP}/32"])
+    await bare.until(lambda: bare.cluster.get("services", "web")["status"]["loadBalancer"].get("ingress"), "a VIP")
+    await bare.start(args=["--cilium-annotations"])
+    fronts = {kind: bare.front("web", kind) for kind in ("cluster", "nodeport", "loadbalancer")}
+    await bare.expect(fronts["loadbalancer"], {"outside": "timeout", f"outside@{SECOND_OUTSIDE_IP}": "a1 b1"})
+    await bare.expect(fronts["cluster"], {"pod": "a1 b1"})
+    bare.cluster.patch("services", "web", {"metadata": {"annotations": deny}})
+    await bare.expect(
+        fronts["loadbalancer"], {"outside": "a1 b1", "pod": "a1 b1", f"outside@{SECOND_OUTSIDE_IP}": "timeout"}
+    )
+    await bare.expect(fronts["nodeport"], {"outside": "refused"})
+    if bare.mode.name == "nftables":  # other modes leave the address of no Service to the node's routes
+        await bare.expect(fronts["cluster"], {"pod": "timeout"})
+    front = fronts["loadbalancer"]
+    status, text = await bare.ask("why", SECOND_OUTSIDE_IP, f"{front.address}:{front.port}")
+    assert status == 1, text
+    assert f"{SECOND_OUTSIDE_IP} is among the source ranges to deny ({SECOND_OUTSIDE_IP}/32)" in text
+    status, text = await bare.ask("verify")
+    assert status == 0, text

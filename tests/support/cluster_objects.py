@@ -154,11 +154,13 @@ def endpoint_slice(
     ports: Sequence[EndpointPort] | None = (EndpointPort(port=8080),),
     triggered: str | None = None,
     weight: str | None = None,
+    cilium_weight: str | None = None,
     placed: Mapping[str, str] | None = None,
     version: str | None = None,
 ) -> EndpointSlice:
     """Return a slice; with the zones of addresses, if they are given, it is one that was decoded for them."""
     entries: list[SliceEndpoint] = list(endpoints)
+    annotations = Annotations(triggered, weight, cilium_weight=cilium_weight)
     if placed is not None:
         entries = [PlacedEndpoint(*astuple(e), placed.get((e.addresses or [""])[0])) for e in endpoints]
     return (EndpointSlice if placed is None else PlacedSlice)(
@@ -167,7 +169,7 @@ def endpoint_slice(
             namespace,
             uid=f"uid-of-{name}",
             labels=Labels(service_name=of) if of is not None else None,
-            annotations=Annotations(triggered, weight) if triggered is not None or weight is not None else None,
+            annotations=annotations if annotations != Annotations() else None,
             resource_version=version,
         ),
         address_type=family,

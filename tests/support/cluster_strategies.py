@@ -58,6 +58,8 @@ service_annotations = st.none() | st.builds(
     Annotations,
     algorithm=st.none() | pick("maglev-251", "random"),
     cilium_algorithm=st.none() | pick("maglev", "random"),
+    cilium_type=st.none() | pick("ClusterIP", "NodePort", "LoadBalancer", "x"),
+    cilium_source_policy=st.none() | pick("allow", "deny", "x"),
     weights=st.none()
     | pick(f"{HERE}=0", f"{THERE}=0", f"{HERE}=50, {THERE}=0", f"{HERE}=101", "=", f"{HERE}=1,")
     | pick("zone:z1=0", f"zone:z1=0,zone:z2=50,{HERE}=20", "zone:=1"),
@@ -131,6 +133,7 @@ def slices(draw):
         ports=draw(lists(slice_ports)),
         triggered=draw(st.none() | st.just("2026-01-01T00:00:00Z") | absurd_text),
         weight=draw(st.none() | pick("0", "1", "10", "100", "-1", "0.5")),
+        cilium_weight=draw(st.none() | pick("0", "50", "101")),
         placed=draw(st.none() | st.dictionaries(pick("10.244.0.1", "10.244.1.1", "fd00:244::1"), pick("z1", "z2", ""))),
     )
 

@@ -218,13 +218,27 @@ BALANCING: Final = Feature[int](
         "kube-proxy-py/slow-start",
         "kube-proxy-py/algorithm",
         "service.cilium.io/lb-algorithm",
+        "service.cilium.io/weight",
     ),
     mistake=_negative,
 )
 
+# Annotations of Cilium for the addresses and the clients of a Service (model/cilium.py).
+
+CILIUM: Final = Feature[bool](
+    flag="cilium-annotations",
+    kind="bool",
+    default="false",
+    usage="Obey Cilium's annotations service.cilium.io/type and service.cilium.io/src-ranges-policy of Services."
+    " (Not in the Go kube-proxy.)",
+    off=False,
+    unset=False,
+    annotations=("service.cilium.io/type", "service.cilium.io/src-ranges-policy"),
+)
+
 FEATURES: Final[dict[str, Feature[Any]]] = {
     feature.flag: feature
-    for feature in (STARTUP_TAINT, CONNECTION_COUNTERS, RESETS, FAST_FORWARDING, REFUSAL_RESETS, BALANCING)
+    for feature in (STARTUP_TAINT, CONNECTION_COUNTERS, RESETS, FAST_FORWARDING, REFUSAL_RESETS, BALANCING, CILIUM)
 }
 """All features, by flag."""
 

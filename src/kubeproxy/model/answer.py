@@ -25,6 +25,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
 from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, counted, departed, shares, sharing_text
+from kubeproxy.model.cilium import CILIUM_POLICY, denies
 from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
     Action,
@@ -387,8 +388,8 @@ class _Question:
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
         """Add the step of the source ranges, if there are any; return whether they exclude the client."""
         allowed = plan.sources(frontend)
+        service = self._planner.services.get((plan.key.namespace, plan.key.name))
         if allowed is None:
-            service = self._planner.services.get((plan.key.namespace, plan.key.name))
             others = service.spec.load_balancer_source_ranges if service is not None else None
             if others and frontend.kind is FrontendKind.LOADBALANCER:
                 text = f"no source range is {self._family.label}: all {self._family.label} clients are let in"
@@ -401,8 +402,11 @@ class _Question:
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)
-        text = f"{client} is {'' if fine else 'not '}among the source ranges ({ranges})"
-        steps.append(AnswerStep(fine, text, "spec.loadBalancerSourceRanges"))
+        text, field = f"{'' if fine else 'not '}among the source ranges ({ranges})", "spec.loadBalancerSourceRanges"
+        if service is not None and denies(service.metadata.annotations, self._planner.world, []):
+            denied = ", ".join(service.spec.load_balancer_source_ranges or ())
+            text, field = f"{'not ' if fine else ''}among the source ranges to deny ({denied})", CILIUM_POLICY
+        steps.append(AnswerStep(fine, f"{client} is {text}", field))
         return not fine
 
     def _choices(self, plan: ServicePlan, policy: Policy, action: Action, side: Side) -> Iterator[Choice]:

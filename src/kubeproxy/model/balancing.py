@@ -18,7 +18,7 @@ from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
 from kubeproxy.model.objects import Annotations, Service
 from kubeproxy.model.plan import ROOM, Balance, Hashing, HashKey, Pool, Problem, ServiceName, ServicePlan, Weights
 
-WEIGHT: Final = annotation_field("weight")
+WEIGHT: Final = "metadata.annotations[*/weight]"  # kube-proxy-py/weight or service.cilium.io/weight
 WEIGHTS: Final = annotation_field("weights")
 SLOW_START: Final = annotation_field("slow-start")
 ALGORITHM: Final = annotation_field("algorithm")

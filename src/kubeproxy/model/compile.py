@@ -26,6 +26,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
+from kubeproxy.model.cilium import Kinds, denies, outside_of, served_kinds
 from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -34,7 +35,6 @@ from kubeproxy.model.plan import (
     ROOM,
     Action,
     Compiled,
-    ExternalIPs,
     Frontend,
     FrontendKind,
     Globals,
@@ -67,7 +67,7 @@ def compiling(
     if skipped(service):
         return NOTHING
     problems: list[Problem] = []
-    facts = _read(service, world.external_ips, problems)
+    facts = _read(service, world, problems)
     pieces = list(slices)
     asked = _asked(service, pieces, world, problems)
     plans: list[ServicePlan] = []
@@ -140,13 +140,14 @@ class _Facts(Struct, frozen=True, gc=False):
     policies: Policies
     affinity: int
     health_port: int
+    kinds: Kinds | None  # of the frontends that are served, None for all
 
 
-def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) -> _Facts:
+def _read(service: Service, world: Globals, problems: list[Problem]) -> _Facts:
     spec, meta = service.spec, service.metadata
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
-    outside = spec.external_ips if external_ips == "served" else None
+    outside = spec.external_ips if world.external_ips == "served" else None
     # Positional arguments are faster, and this runs for every Service. The same is true for plans below.
     return _Facts(
         (meta.namespace or "", meta.name),
@@ -154,10 +155,11 @@ def _read(service: Service, external_ips: ExternalIPs, problems: list[Problem]) 
         _cluster_ips(spec, problems),
         _addresses(outside, "spec.externalIPs", problems) if outside else _NO_ADDRESSES,
         _addresses(balancer_ips, "status.loadBalancer.ingress", problems) if balancer_ips else _NO_ADDRESSES,
-        _source_ranges(spec.load_balancer_source_ranges, problems) if spec.load_balancer_source_ranges else _NO_RANGES,
+        _source_ranges(service, world, problems) if spec.load_balancer_source_ranges else _NO_RANGES,
         _policies(spec, problems),
         _affinity(spec, problems) if spec.session_affinity not in _NO_AFFINITY else 0,
         _health_port(spec, problems) if spec.health_check_node_port else 0,
+        served_kinds(meta.annotations, world, problems),
     )
 
 
@@ -251,8 +253,11 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
     return by_family
 
 
-def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the ranges of restricted families; an entry /0 opens its family, an invalid one nothing."""
+def _source_ranges(service: Service, world: Globals, problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
+    """Return the ranges of restricted families; an entry /0 opens its family, an invalid one nothing. If the ranges are
+    to be denied, return all other networks of their families.
+    """
+    texts = service.spec.load_balancer_source_ranges or ()
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
     unreadable = False
@@ -266,6 +271,8 @@ def _source_ranges(texts: Sequence[str], problems: list[Problem]) -> Mapping[Fam
         restricted.setdefault(family, []).append(network)
         if covers_all(network):
             opened.add(family)
+    if denies(service.metadata.annotations, world, problems):
+        return {family: outside_of(tuple(ranges)) for family, ranges in restricted.items()}
     if unreadable:
         for family in Family:
             restricted.setdefault(family, [])
@@ -311,8 +318,10 @@ def _plan(
     facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, offered: Sequence[tuple[Slice, int]], world: Globals
 ) -> ServicePlan:
     frontends = _frontends(facts, port, family, cluster_ip)
+    if facts.kinds is not None:
+        frontends = tuple([frontend for frontend in frontends if frontend.kind in facts.kinds])
     policies = facts.policies
-    accessible = len(frontends) > 1
+    accessible = len(frontends) > 1 or (facts.kinds is not None and _CLUSTER_IP not in facts.kinds)
     uses_cluster = accessible or policies.internal is _EVERYWHERE
     uses_local = policies.internal is _HERE or (accessible and policies.external is _HERE)
     view = _viewpoint(world.node_name, world.zone)

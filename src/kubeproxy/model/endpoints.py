@@ -96,8 +96,8 @@ def parse_slice(source: objects.EndpointSlice) -> Slice | None:
     version, labels = source.metadata.resource_version, source.metadata.labels
     proxy = labels.service_proxy_name if labels is not None else None
     weight = None
-    if annotations is not None and annotations.weight is not None:
-        weight, wrong_weight = _slice_weight(annotations.weight)
+    if annotations is not None and (annotations.weight is not None or annotations.cilium_weight is not None):
+        weight, wrong_weight = _slice_weight(annotations)
         wrong_ports += wrong_weight
     zones = _zones(source) if isinstance(source, objects.PlacedSlice) else None
     entries = source.endpoints or ()
@@ -129,12 +129,16 @@ def read_number(text: str, most: int = FULL) -> int | None:
     return number if 0 <= number <= most else None
 
 
-def _slice_weight(text: str) -> tuple[int | None, tuple[Problem, ...]]:
+def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[Problem, ...]]:
+    """Return the weight of our annotation, or else of Cilium's."""
+    text, field = annotations.weight, annotation_field("weight")
+    if text is None:
+        text, field = annotations.cilium_weight or "", "metadata.annotations[service.cilium.io/weight]"
     weight = read_number(text.strip())
     if weight is not None:
         return weight, ()
     reason = f"{text[:64]!r} is no weight from 0 to {FULL}; its endpoints count as without it"
-    return None, (Problem(annotation_field("weight"), reason),)
+    return None, (Problem(field, reason),)
 
 
 _IPV6 = Family.IPV6  # looked up once, as in model.compile

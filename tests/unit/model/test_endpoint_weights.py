@@ -155,6 +155,14 @@ def test_a_wrong_annotation_of_a_slice_is_named_and_does_not_count(text):
     assert compiled(piece).plans == compiled(parsed(ONE, TWO)).plans
 
 
+def test_the_weight_of_cilium_counts_where_ours_is_missing():
+    assert parsed(ONE, cilium_weight="50").weight == 50
+    assert parsed(ONE, weight="10", cilium_weight="50").weight == 10
+    piece = parsed(ONE, cilium_weight="65535")
+    assert piece.weight is None
+    assert [problem.field for problem in piece.problems] == ["metadata.annotations[service.cilium.io/weight]"]
+
+
 @pytest.mark.parametrize("text", ["-1", "3601", "1m", ""])
 def test_a_wrong_slow_start_is_named_and_does_not_count(text):
     (problem,) = compiled(parsed(ONE), slow_start=text).problems
@@ -236,7 +244,7 @@ def test_why_has_shares_and_drained_endpoints():
     assert any("weights from 50 to 100" in step.text for step in made.steps)
     reasons = {absent.destination: (absent.reason, absent.field) for absent in made.absent}
     assert reasons[dest("10.244.0.4:8080")][0].startswith("the weight of elsewhere is 0")
-    assert reasons[dest("10.244.0.5:8080")][1] == "metadata.annotations[kube-proxy-py/weight]"
+    assert reasons[dest("10.244.0.5:8080")][1] == "metadata.annotations[*/weight]"
 
 
 def test_why_names_the_zone_that_is_drained():
