@@ -43,6 +43,11 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
     return Build(*text.split()) if text else of_checkout(checkout)
 
 
+def different(running: str) -> str:
+    """Return a text for an operator whose command is of another version than the proxy."""
+    return f"the proxy runs version {running}, this command is {build().name}: {SAME_BUILD}"
+
+
 def of_checkout(root: Path) -> Build:
     """Return the identity of a git checkout; the version ends with +unknown if git does not answer."""
     import subprocess  # noqa: PLC0415 - an installed proxy does not load it

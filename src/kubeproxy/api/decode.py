@@ -20,6 +20,7 @@ from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
 from kubeproxy.model.objects import NAMESPACED, TYPES, Node, Object, PlacedSlice, Resource
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.wording import counted
 
 MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; a longer line is a broken stream."""
@@ -273,7 +274,7 @@ def _rejections(resource: Resource, saved: Salvaged) -> list[Rejected]:
     reported = saved.problems[:MAX_PROBLEMS]
     if left_out := len(saved.problems) - len(reported):
         last = reported[-1]
-        reported[-1] = last._replace(reason=f"{last.reason} (and {left_out} more problems in this object)")
+        reported[-1] = last._replace(reason=f"{last.reason} (and {counted(left_out, 'more problem')} in this object)")
     of = (resource, saved.namespace, saved.name, saved.uid)
     return [Rejected(*of, problem.field, problem.reason) for problem in reported]
 

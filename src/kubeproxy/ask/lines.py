@@ -13,11 +13,6 @@ _SHOWN = 10  # maximum number of endpoints in the text; `-o json` lists all endp
 Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
 
 
-def counted(number: int, thing: str) -> str:
-    """Return a number and its noun as text."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def difference(
     service: Sequence[str] | None, kind: str, what: str, where: str, wanted: str = "", present: str = ""
 ) -> str:

@@ -29,11 +29,11 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.setup import host, modes
+from kubeproxy.wording import counted
 
 REMOVED: Final = "removed by the proxy at its next start, once the new rules are in place, and not by hand before"
 STAYS: Final = (
-    "stay: the proxy cannot remove them without this variant of iptables, which is not installed here; install it, and "
-    "restart the proxy"
+    "not removed by the proxy, as this variant of iptables is not installed; install it, and restart the proxy"
 )
 
 
@@ -157,7 +157,7 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
     if old is new and weights[0] == weights[1]:
         return []
     was, will = (f"{weight.amount} {weight.of}" for weight in weights)
-    return [f"written for {len(after.compiled)} Services: {will}; now there are {was}"]
+    return [f"written for {counted(len(after.compiled), 'Service')}: {will}; now: {was}"]
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
@@ -182,4 +182,4 @@ def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
     except (KubeProxyError, OSError) as error:
         unknown.append(f"what other modes and proxies left: {error}")
         return []
-    return [f"{REMOVED}: {trace.what}" for trace in removed] + [f"{trace.what}, {STAYS}" for trace in stuck]
+    return [f"{REMOVED}: {trace.what}" for trace in removed] + [f"{STAYS}: {trace.what}" for trace in stuck]

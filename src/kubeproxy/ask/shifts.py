@@ -39,6 +39,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import LOOPBACK
+from kubeproxy.wording import counted
 
 _OUTSIDE: Final = {
     Family.IPV4: bytes((198, 51, 100, 77)),  # RFC 5737
@@ -102,7 +103,7 @@ class Shift(Struct, frozen=True, rename="camel"):
     def text(self) -> str:
         """A sentence that describes this change of outcomes."""
         where, who = ", ".join(self.where), ", ".join(self.who)
-        count = f"{len(self.services)} Services: " if len(self.services) > 1 else ""
+        count = f"{counted(len(self.services), 'Service')}: " if len(self.services) > 1 else ""
         shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")
         if self.before == _NOTHING and self.after.startswith(_SERVED):
             return f"{where} begin to answer {who}{self.after.removeprefix(_SERVED)} ({shown})"
@@ -402,4 +403,4 @@ def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
 
 def _services(plans: Iterable[ServicePlan]) -> str:
     count = len({(plan.key.namespace, plan.key.name) for plan in plans})
-    return f"{count} Service{'s' if count != 1 else ''}" if count else ""
+    return counted(count, "Service") if count else ""

@@ -29,6 +29,7 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.release import build
 from kubeproxy.server.http import JSON, TEXT, Request, Response, refused
 from kubeproxy.server.text import json_bytes, printable
+from kubeproxy.wording import counted
 
 Json = dict[str, Any]
 
@@ -179,7 +180,7 @@ def node_text(node: Json) -> bytes:
     """Return the lines about the node."""
     zone = f" in zone {node['zone']}" if node["zone"] else ""
     ready = "ready" if node["ready"] else "not ready"
-    counts = f"{node['serviceCount']} Services, {node['pendingCount']} pending"
+    counts = f"{counted(node['serviceCount'], 'Service')}, {node['pendingCount']} pending"
     lines = [f"kube-proxy {node['version']}, mode {node['mode']}, node {node['node']}{zone}: {ready}, {counts}"]
     lines += [f"  {check}: {reason}" for check, reason in node["unready"].items()]
     for family, facts in node["families"].items():

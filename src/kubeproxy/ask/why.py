@@ -36,6 +36,7 @@ from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, 
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
 from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible, pod_cidrs, used_pod_networks
+from kubeproxy.wording import counted
 
 
 class Target(Struct, frozen=True, rename="camel"):
@@ -411,7 +412,7 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         return
     fields = [one.field for one in made.absent]
     if count := fields.count("conditions.ready"):
-        what = "1 endpoint is" if count == 1 else f"{count} endpoints are"
+        what = counted(count, "endpoint", "is")
         yield f"{what} not ready: look at the readiness probes of the pods ({kubectl} describe pod)"
     if "ports" in fields:
         yield (
@@ -421,7 +422,7 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         )
     if count := fields.count("conditions.serving"):
         all_of_them = count == len(fields)
-        what = "all endpoints are" if all_of_them else "1 endpoint is" if count == 1 else f"{count} endpoints are"
+        what = "all endpoints are" if all_of_them else counted(count, "endpoint", "is")
         yield f"{what} terminating: start others"
 
 

@@ -26,6 +26,7 @@ from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
 from kubeproxy.model.answer import Packet
+from kubeproxy.wording import counted
 
 log = logging.getLogger("kubeproxy.backends")
 
@@ -88,9 +89,7 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
     return [
-        Trace(
-            f"{len(each)} chain{'s' * (len(each) != 1)} KUBE-... of {name}", family, partial(_chains_catch, name, each)
-        )
+        Trace(f"{counted(len(each), 'chain')} KUBE-... of {name}", family, partial(_chains_catch, name, each))
         for (variant, family), each in sorted(found.items())
         for name in (f"{xtables.NAMES[family]}-{variant}",)
     ]

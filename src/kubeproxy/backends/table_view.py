@@ -14,6 +14,7 @@ from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
 from kubeproxy.kernel.nftables.tables import Hook, ListedChain
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.wording import counted
 
 
 class TableReader(Closing):
@@ -137,7 +138,7 @@ class TableWords:
             return Wording(f"chain {key}", self._where)
         if wanted.hook != present.hook:
             return Wording(f"hook, priority or policy of chain {key}", self._where)
-        counts = (f"{len(each.rules)} rules" for each in (wanted, present))
+        counts = (counted(len(each.rules), "rule") for each in (wanted, present))
         return Wording(f"the rules of chain {key}", self._where, *counts)
 
 

@@ -16,11 +16,11 @@ from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.users import PortUse
 from kubeproxy.ask.kernel.journeys import Journey, TracedReply, Verdict
-from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.wording import counted
 
 _AVOIDED: Final = (
     "a load balancer must not send to a node without an endpoint: if it does, see whether it obeys the health check at "

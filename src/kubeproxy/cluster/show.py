@@ -16,6 +16,7 @@ from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
 from kubeproxy.commands.paths import show_packets
 from kubeproxy.commands.watching import Row
+from kubeproxy.wording import counted
 
 _NODES = 10
 """Maximum number of nodes in a line; `-o json` has them all."""
@@ -37,7 +38,7 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
             output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
     near = {"", reply.node, *(each.reply.node for each in deliveries)}
     if deliveries and (others := sum(end.node not in near for end in answer.why.endpoints)):
-        output.marked(output.NOTE, f"the nodes of {lines.counted(others, 'more endpoint')} were not asked")
+        output.marked(output.NOTE, f"the nodes of {counted(others, 'more endpoint')} were not asked")
     elsewhere = ends.drops_elsewhere(answer, deliveries)
     for fix in () if elsewhere else answer.fixes:
         output.say(f"Fix: {fix}")

@@ -15,6 +15,7 @@ from kubeproxy.ask.checks.doctor import answer, examine
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import clock
 from kubeproxy.commands import exit_code, output
+from kubeproxy.wording import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def _print(node: CheckedNode, report: Checkup) -> None:
         else ""
     )
     name = facts.world.node_name if facts else "this node"
-    count = {0: "nothing is wrong", 1: "1 thing is wrong"}.get(len(wrong), f"{len(wrong)} things are wrong")
+    count = f"{counted(len(wrong), 'thing', 'is')} wrong" if wrong else "nothing is wrong"
     if not wrong and report.unknown:
         count = "nothing wrong was seen, but not everything could be looked at"
     output.say(f"{name}: {count}{who}")

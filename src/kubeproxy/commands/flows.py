@@ -26,7 +26,6 @@ from kubeproxy.ask import cluster
 from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
 from kubeproxy.ask.flows.sampling import Sampled
 from kubeproxy.ask.flows.users import OTHERS, PortUse, ServedPorts, numbers, uses
-from kubeproxy.ask.lines import counted
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import source
 from kubeproxy.commands import YES, exit_code, output
@@ -34,6 +33,7 @@ from kubeproxy.commands.services import service_name
 from kubeproxy.errors import QuestionError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import NOT_ANNOUNCED, Events, announced
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.wording import counted
 
 _SHOWN = 20  # maximum number of rows of a table; `-o json` has them all
 _CLIENTS = 10

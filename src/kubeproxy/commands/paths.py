@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kubeproxy.ask.kernel.journeys import Journey, Verdict
 from kubeproxy.commands import output
+from kubeproxy.wording import counted
 
 _SHOWN = 6  # maximum number of paths of packets in the text; `-o json` has all packets
 
@@ -17,7 +18,7 @@ def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legac
         ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
     for one, *others in list(ways.values())[:_SHOWN]:
         why = ": ".join(filter(None, (one.refusal, one.reason)))
-        alike = f", and {len(others)} more packet{'s' * (len(others) > 1)} the same way" if others else ""
+        alike = f", and {counted(len(others), 'more packet')} the same way" if others else ""
         what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
         output.marked(output.BAD if one.lost or one.refusal else output.OK, what)
         for line in _lines(one):

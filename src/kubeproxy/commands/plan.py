@@ -36,6 +36,7 @@ from kubeproxy.config.validate import validate
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.setup import modes
+from kubeproxy.wording import counted
 
 _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 """Flags of the proxy that every command has."""
@@ -153,12 +154,15 @@ def _print_switches(found: Sequence[Switch]) -> None:
             output.marked("?", f"{each.family}: not understood, so packets that meet it were not compared: {text}")
         for one in each.differences:
             output.marked(
-                output.BAD, f"{each.family}: {one.packet}, and {one.classes - 1} more classes of packets alike"
+                output.BAD,
+                f"{each.family}: {one.packet}, and {counted(one.classes - 1, 'more class')} of packets alike",
             )
             output.say(f"       now: {'; '.join(one.now)}")
             output.say(f"      then: {'; '.join(one.then)}")
         if not each.differences and not each.unknown:
-            output.say(f"{each.family}: proved for all packets: {each.classes} classes, each with the same outcome.")
+            output.say(
+                f"{each.family}: proved for all packets: {counted(each.classes, 'class')}, each with the same outcome."
+            )
 
 
 def _print(found: Outlook) -> None:

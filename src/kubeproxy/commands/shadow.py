@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import clock
 from kubeproxy.ask.from_kernel import comparisons, on_purpose, outcome_words, settings_of_compared
-from kubeproxy.ask.lines import counted
 from kubeproxy.ask.offline import read
 from kubeproxy.commands import exit_code, output
 from kubeproxy.config.durations import Duration
@@ -35,6 +34,7 @@ from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.text import timestamp
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import open_sources
+from kubeproxy.wording import counted
 
 SETTLED: Final = 2.0  # seconds without a change of an object after which a comparison begins
 EVERY: Final = 60.0  # seconds between two comparisons, even while objects change
@@ -230,7 +230,9 @@ class _Following:
         )
 
     def _sizes(self) -> str:
-        return " and ".join(f"{number} classes of {family} packets" for family, number in self._classes.items())
+        return " and ".join(
+            f"{counted(number, 'class')} of {family} packets" for family, number in self._classes.items()
+        )
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -257,7 +259,7 @@ def _time(seconds: float) -> str:
 
 
 def _packets(one: LastedDifference) -> str:
-    more = f", and {one.classes - 1} more classes of packets alike" if one.classes > 1 else ""
+    more = f", and {counted(one.classes - 1, 'more class')} of packets alike" if one.classes > 1 else ""
     return f"{one.family}: {one.packet}{more}"
 
 
@@ -267,7 +269,9 @@ def _words(one: LastedDifference) -> str:
 
 
 def _print(report: ShadowReport) -> None:
-    classes = " and ".join(f"{number} classes of {family} packets" for family, number in report.classes.items())
+    classes = " and ".join(
+        f"{counted(number, 'class')} of {family} packets" for family, number in report.classes.items()
+    )
     output.say(f"{counted(report.comparisons, 'comparison')} from {report.since} to {report.until}, at last {classes}:")
     for one in report.lasted:
         output.marked(output.NOTE if one.declared else output.BAD, _words(one))

@@ -13,11 +13,12 @@ import os
 from functools import partial
 
 from kubeproxy.ask.kernel.present import Report, verify
-from kubeproxy.ask.lines import REPAIR, counted, difference
+from kubeproxy.ask.lines import REPAIR, difference
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
+from kubeproxy.wording import counted
 
 _NICE = 5
 """Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""

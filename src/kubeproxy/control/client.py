@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from kubeproxy.control.listener import LENGTH, connect, server
 from kubeproxy.errors import NoAnswerError, QuestionError
-from kubeproxy.release import SAME_BUILD
+from kubeproxy.release import different
 
 T = TypeVar("T")
 
 TIMEOUT = 10.0  # timeout of a request in seconds
+NO_PAGE: Final = "404 page not found"  # the answer of server.http for a path that the proxy does not have
+
+
+class _Answering(msgspec.Struct):
+    """The version in the proxy's answer to /facts, which every version has."""
+
+    version: str
 
 
 class _Connection(HTTPConnection):
@@ -37,14 +44,14 @@ class Client:
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
         """Send a request and return its answer. Raises NoAnswerError or QuestionError."""
         response = self._request(page, list(parameters.items()))
-        with _reading():
+        with self._reading():
             return msgspec.msgpack.decode(response.read(), type=kind)
 
     def stream(self, page: str, kind: type[T], parameters: list[tuple[str, str]]) -> Iterator[T]:
         """Yield the parts of a long answer as they arrive. Raises NoAnswerError or QuestionError."""
         response = self._request(page, parameters)
         decoder = msgspec.msgpack.Decoder(kind)
-        with _reading():
+        with self._reading():
             while head := response.read(LENGTH):
                 yield decoder.decode(response.read(int.from_bytes(head, "big")))
 
@@ -62,10 +69,30 @@ class Client:
             connection.request("GET", page + query, headers={"Connection": "close"})
             response = connection.getresponse()
             if response.status != 200:
-                raise QuestionError(response.read().decode(errors="replace").strip())
+                text = response.read().decode(errors="replace").strip()
+                if text == NO_PAGE:
+                    raise NoAnswerError(self._other_build(f"the proxy has no page {page}"))
+                raise QuestionError(text)
         except (OSError, HTTPException) as error:
             raise NoAnswerError(self._trouble(error)) from error
         return response
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Convert the errors of an incomplete or malformed answer to NoAnswerError."""
+        try:
+            yield
+        except msgspec.MsgspecError as error:
+            raise NoAnswerError(self._other_build(f"the proxy's answer cannot be read ({error})")) from error
+        except (OSError, HTTPException) as error:
+            raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
+
+    def _other_build(self, fault: str) -> str:
+        """Return a text about a fault that is due to a proxy of another version, with both versions and the fix."""
+        running = "unknown"
+        with suppress(NoAnswerError, QuestionError, OSError, HTTPException, msgspec.MsgspecError):
+            running = msgspec.msgpack.decode(self._request("/facts", []).read(), type=_Answering).version
+        return f"{fault}: {different(running)}"
 
     def _trouble(self, error: Exception) -> str:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
@@ -79,15 +106,3 @@ class Client:
         if isinstance(error, TimeoutError):
             return f"the proxy at {self.path} did not answer within {TIMEOUT:.0f} s: see its log and /livez"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Convert the errors of an incomplete or malformed answer to NoAnswerError."""
-    try:
-        yield
-    except msgspec.MsgspecError as error:
-        reason = f"the proxy's answer cannot be read ({error}), as it runs another version than this command"
-        raise NoAnswerError(f"{reason}: {SAME_BUILD}") from error
-    except (OSError, HTTPException) as error:
-        raise NoAnswerError(f"the proxy's answer broke off: {error}") from error

@@ -17,6 +17,7 @@ from kubeproxy.meaning.flow import Interfaces, Leaf, PacketOutcome
 from kubeproxy.meaning.rules import Addresses, CompiledRules, NodePlace
 from kubeproxy.meaning.shapes import Shapes, Unit
 from kubeproxy.meaning.walk import Walk
+from kubeproxy.wording import counted
 
 TOLERANCE: Final = 0.02
 """Two shares count as equal if their difference is less than this part of the larger share."""
@@ -251,6 +252,6 @@ def _described(shares: Shares) -> str:
         words = ", masqueraded" if outcome.masquerade else "", ", remembered" if outcome.remembered else ""
         kinds[outcome.kind + "".join(words)] += 1
     return " and ".join(
-        f"{kind} to {number} endpoints" if kind.startswith("translated") else kind
+        f"{kind} to {counted(number, 'endpoint')}" if kind.startswith("translated") else kind
         for kind, number in sorted(kinds.items())
     )

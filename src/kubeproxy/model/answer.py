@@ -24,7 +24,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
-from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, counted, departed, shares, sharing_text
+from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, departed, shares, sharing_text
 from kubeproxy.model.cilium import CILIUM_POLICY, denies
 from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
@@ -41,6 +41,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import used_pod_networks
+from kubeproxy.wording import counted
 
 _TCP = PROTOCOLS["TCP"]
 
@@ -307,7 +308,8 @@ class _Question:
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
         nearby = "those of this node" if action.picks_local else "all that are eligible"
-        steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {counted(pool)}, {nearby}", field))
+        endpoints = counted(len(pool), "endpoint")
+        steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
         choices = tuple(self._choices(plan, policy, action, side))
         sharing = sharing_text(plan, policy, self._client)

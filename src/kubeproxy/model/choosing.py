@@ -16,6 +16,7 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
 from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
+from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
 """The field of an endpoint that lacks the name of its Node."""
@@ -54,14 +55,9 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
     if plan.balance is None:
         return
     if plan.balance.drained:
-        yield f"{counted(plan.balance.drained)} drained: weight 0, no new connections"
+        yield f"{counted(len(plan.balance.drained), 'endpoint')} drained: weight 0, no new connections"
     if plan.balance.hashing is not None:
         yield _hashed(plan.balance.hashing, client)
-
-
-def counted(endpoints: Collection[bytes]) -> str:
-    """Return the number of endpoints as a text."""
-    return f"{len(endpoints)} endpoint{'s' * (len(endpoints) != 1)}"
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:

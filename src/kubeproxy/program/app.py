@@ -50,6 +50,7 @@ from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.report.reporter import Reporter
 from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import Sources, open_sources
+from kubeproxy.wording import counted
 
 log = logging.getLogger("kubeproxy.app")
 
@@ -340,7 +341,7 @@ class App:
             return str(self._engine.progress)
         if reasons := self._health.unready():
             return "Not ready: " + "; ".join(reasons.values())
-        return f"Ready: {len(self._engine.planner.compiled)} Services in {self._config.active_mode} mode"
+        return f"Ready: {counted(len(self._engine.planner.compiled), 'Service')} in {self._config.active_mode} mode"
 
     async def _after_first_sync(self) -> None:
         await lifetime.resume_garbage_collection(self._engine.ready)

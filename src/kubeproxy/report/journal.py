@@ -22,6 +22,7 @@ from kubeproxy.model.plan import Pool, ServiceName
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report.metrics import NETFILTER, conntrack
 from kubeproxy.server.text import redact, timestamp
+from kubeproxy.wording import counted
 
 if TYPE_CHECKING:  # a command that decodes entries does not load this
     from kubeproxy.engine.engine import Engine
@@ -86,6 +87,7 @@ class Journal:
         self.problems: dict[str, Happened] = {}  # the present ones, by subject: a family's label, or api
         self.began: dict[str, float] = {}  # of the same: the time since the epoch, which may be before the entry's
         self._arrivals: dict[ServiceName, float] = {}
+        self._listed: set[ServiceName] | None = None  # Services of the first lists that have not settled
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
         self._counted = 0  # changes until the last second
         self._unusable = 0  # problems of objects since the last second
@@ -117,16 +119,29 @@ class Journal:
         now = self._clock()
         self.changes += len(changes)
         arrivals = [self._arrivals.pop(change.name, None) for change in changes]
-        if (others := arrivals.count(None)) > FEW:
-            self._add("change", "", f"{others} Services, by a list of objects or a change of the node")
+        listed = self._begin() if self._listed is None else self._listed
+        names = [change.name for change, arrival in zip(changes, arrivals, strict=True) if arrival is None]
+        others = sum(name not in listed for name in names)
+        if others > FEW:
+            text = f"{counted(others, 'Service')}, by a list of objects or a change of the node"
+            self._add("change", "", text)
         for change, arrival in zip(changes[-MOST:], arrivals[-MOST:], strict=True):
             if arrival is not None:
                 self._delays.append(ms := round((now - arrival) * 1e3, 2))
                 self._add("change", "/".join(change.name), what(change), ms)
-            elif others <= FEW:
+            elif others <= FEW and change.name not in listed:
                 self._add("change", "/".join(change.name), what(change))
+        listed.difference_update(change.name for change in changes)
         if self.audience is not None:
             self.audience.settled(changes)
+
+    def _begin(self) -> set[ServiceName]:
+        """Record the first lists in one entry; return their Services, whose first changes get no entries."""
+        planner = self.engine.planner
+        services, slices = planner.objects.services, planner.objects.endpoints
+        self._add("change", "", f"{counted(services, 'Service')} and {counted(slices, 'EndpointSlice')} listed")
+        self._listed = {*planner.services, *planner.slices}
+        return self._listed
 
     def unusable(self, service: str, text: str) -> None:
         """Record a field or an object that cannot be used."""

@@ -493,7 +493,7 @@ def test_text_is_for_people():
     head, _, rest = text.partition("\n")
     assert status == 200
     assert (
-        re_version(head) == "kube-proxy V, mode nftables, node node-a in zone zone-a: not ready, 1 Services, 0 pending"
+        re_version(head) == "kube-proxy V, mode nftables, node node-a in zone zone-a: not ready, 1 Service, 0 pending"
     )
     assert rest.partition("\n")[0].startswith("  sync: not yet synced")
     assert rest.partition("\n")[2] == TEXT

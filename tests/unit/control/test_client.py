@@ -12,9 +12,13 @@ from kubeproxy.commands import verify
 from kubeproxy.control import client
 from kubeproxy.control.listener import framed
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.release import SAME_BUILD
+from kubeproxy.server.http import Request, routes
 
 
 class Answer:
+    status = 200
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -22,6 +26,23 @@ class Answer:
         size = len(self._data) if size < 0 else size
         now, self._data = self._data[:size], self._data[size:]
         return now
+
+
+class Refusal(Answer):
+    status = 404
+
+
+def test_a_page_that_an_older_proxy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a missing page is that of the server, and the message has both versions and the fix."""
+    missing = routes({})(Request("GET", "/changes", "")).body
+    answers = [Refusal(bytes(missing)), Answer(msgspec.msgpack.encode({"version": "0.0.9", "pid": 1}))]
+    monkeypatch.setattr(client._Connection, "request", lambda *_, **__: None)
+    monkeypatch.setattr(client._Connection, "getresponse", lambda _: answers.pop(0))
+    with pytest.raises(client.NoAnswerError) as raised:
+        client.Client("/run/control.sock").ask("/changes", dict)
+    text = str(raised.value)
+    assert text.startswith("the proxy has no page /changes: the proxy runs version 0.0.9, this command is 0.1.0")
+    assert text.endswith(SAME_BUILD)
 
 
 @pytest.mark.parametrize("streamed", ["streamed", "whole"])
@@ -41,5 +62,5 @@ def test_verify_compares_nothing_beside_a_proxy_of_another_version(monkeypatch: 
             return argparse.Namespace(version="0.0.9", manifests="")
 
     monkeypatch.setattr(verify, "source", lambda _: Older())
-    with pytest.raises(KubeProxyError, match=r"the proxy runs version 0\.0\.9, this command is 0\.1\.0.*nothing was"):
+    with pytest.raises(KubeProxyError, match=r"nothing was.*the proxy runs version 0\.0\.9, this command is 0\.1\.0"):
         verify.run(argparse.Namespace(name="web", api=False, output="text"))

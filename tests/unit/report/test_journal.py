@@ -51,6 +51,8 @@ class Proxy:
         self.planner = Planner(WORLD)
         self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
         self.journal = self.made()
+        self.journal.settled([])  # the first lists are empty
+        self.journal._entries.clear()
 
     def made(self):
         made = Journal(lambda: (self.unreachable, self.silent), lambda: self.now, lambda: AT + self.now)
@@ -137,6 +139,21 @@ def test_changes(proxy, batches, lines):
         proxy.take(*events, after=after)
     assert proxy.lines == lines
     assert proxy.journal.changes == sum(int(what.split()[0]) if not name else 1 for _, name, what, _ in lines)
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 Service and 1 EndpointSlice"), (FEW + 1, "21 Services and 1 Ep")])
+def test_the_first_lists_are_one_entry(proxy, number, text):
+    """The changes settle in two parts; a later list has its own entries, and an event its delay."""
+    proxy.journal = proxy.made()
+    proxy.planner.apply([Replaced("services", tuple(one.object for one in MANY[:number]))])
+    proxy.planner.apply([Replaced("endpointslices", (endpoints("s0", "10.244.0.1").object,))])
+    changes = proxy.planner.take()
+    for part in (changes[:1], changes[1:]):
+        proxy.journal.settled(part)
+    text = text.replace("Ep", "EndpointSlice") + " listed"
+    assert proxy.lines == [("change", "", text, None)]
+    proxy.take(Replaced("services", tuple(one.object for one in MANY[: number - 1])))
+    assert proxy.lines[1:] == [("change", f"default/s{number - 1}", "removed", None)]
 
 
 def test_the_delay_counts_from_the_first_event_that_waits(proxy):

@@ -9,6 +9,7 @@ from kubeproxy.backends.mode import Trace
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.release import SAME_BUILD
+from kubeproxy.wording import counted
 
 
 def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
@@ -16,7 +17,7 @@ def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
-            why = f"{one.queued} Services wait; their old rules go on"
+            why = f"{counted(one.queued, 'Service', 'waits')}; the old rules go on"
             fix = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
             yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, began.get(label, 0.0))
         elif one.difference is not None:
@@ -25,7 +26,7 @@ def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {
             yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=began.get(label, 0.0))
         elif one.sound_since is None:
             what = f"the kernel was never known to have all of {label}"
-            why = f"{one.queued} Services wait"
+            why = counted(one.queued, "Service", "waits")
             fix = "if it has just started, wait a moment; else see the reason in the proxy's log"
             yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)
 

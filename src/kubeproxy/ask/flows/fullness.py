@@ -11,6 +11,7 @@ from msgspec import Struct
 from kubeproxy.ask.flows.users import MOST_CLIENTS, ServedPorts
 from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Level, Refusals, Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
+from kubeproxy.wording import counted
 
 NEARLY_FULL: Final = 0.9  # the fraction of the limit above which the table is nearly full
 _SOON: Final = 60.0
@@ -116,17 +117,15 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
         yield f"filling as fast as now, it is full in {(level.limit - level.entries) / growth:.0f} s"
     if refused.dropped:
-        yield f"{_were(refused.dropped, 'packet')} dropped just now, as there was no room for their connection"
+        yield f"{counted(refused.dropped, 'packet', 'was')} dropped just now, as there was no room for their connection"
     if refused.early:
-        yield f"{_were(refused.early, 'entry', 'entries')} removed just now, to make room for new ones"
+        yield f"{counted(refused.early, 'entry', 'was')} removed just now, to make room for new ones"
     if refused.failed:
-        yield f"{_were(refused.failed, 'packet')} dropped just now, as their entry or translated address was taken"
+        what = counted(refused.failed, "packet", "was")
+        yield f"{what} dropped just now, as their entry or translated address was taken"
     if refused.chains:
-        yield f"{_were(refused.chains, 'packet')} dropped just now, as the hash table is too small for its entries"
-
-
-def _were(number: int, thing: str, things: str = "") -> str:
-    return f"1 {thing} was" if number == 1 else f"{number} {things or thing + 's'} were"
+        what = counted(refused.chains, "packet", "was")
+        yield f"{what} dropped just now, as the hash table is too small for its entries"
 
 
 def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]) -> Iterator[str]:

@@ -45,8 +45,9 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.release import SAME_BUILD, build
+from kubeproxy.release import build, different
 from kubeproxy.setup import modes
+from kubeproxy.wording import counted
 
 _SHOWN = 10
 
@@ -154,7 +155,9 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
     for finding in findings[:_SHOWN]:
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
-        yield _line(Severity.NOTE, f"and {len(findings) - _SHOWN} more differences; kube-proxy verify has them")
+        yield _line(
+            Severity.NOTE, f"and {counted(len(findings) - _SHOWN, 'more difference')}; kube-proxy verify has them"
+        )
 
 
 def _line(severity: Severity, what: str, fix: str = "") -> Diagnosis:
@@ -200,10 +203,8 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
     KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
-        raise KubeProxyError(
-            f"the proxy runs version {facts.version}, this command is {build().name}: each has a layout of rules of "
-            f"its own, so nothing was compared; {SAME_BUILD}"
-        )
+        reason = "nothing was compared, because each version has its own layout of rules"
+        raise KubeProxyError(f"{reason}: {different(facts.version)}")
     knowing(asked)
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)

@@ -56,6 +56,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Policy, Pool, ServiceName, ServicePlan
+from kubeproxy.wording import counted
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
@@ -466,7 +467,7 @@ class ElementWords(TableWords):
         meaning = _MEANINGS.get(set_id, "known")
         if set_id in (*CLASS_MAPS, SetId.SESSION_CLASSES) and data:
             size = int.from_bytes(data, "big")
-            return f"{meaning}, picked among up to {size} endpoint{'s' * (size > 1)}"
+            return f"{meaning}, picked among up to {counted(size, 'endpoint')}"
         return meaning
 
 
