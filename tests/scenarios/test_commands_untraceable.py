@@ -13,4 +13,4 @@ async def test_a_kernel_that_cannot_trace_is_a_clear_error(live: Live) -> None:
     front = live.front("seen")
     await live.expect(front, {"pod": "a1"}, "tcp")
     status, text = await live.ask("trace", "node", f"{front.address}:80")
-    assert (status, "this kernel cannot trace packets" in text, "it needs Linux 5.12" in text) == (2, True, True), text
+    assert (status, "this kernel cannot trace packets" in text, "needs Linux 5.12" in text) == (2, True, True), text

@@ -1,4 +1,4 @@
-"""Ip sets over netlink: creating them, adding and removing many entries at once, reading them.
+"""IP sets over netlink: creates and reads sets, and adds and removes many entries at once.
 
 Sources: include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18.
 """
@@ -54,7 +54,7 @@ _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
-# The length of a list has 16 bits, and the kernel returns a refused message completely.
+# The length of a list is a number of 16 bits, and the kernel sends a refused message back in full.
 _LIST_LIMIT: Final = 32_000
 
 BITMAP_PORT: Final = "bitmap:port"
@@ -66,7 +66,7 @@ HASH_IP_PORT_NET: Final = "hash:ip,port,net"
 # Error codes of ip_set.h and of the set types.
 _ERRORS: Final = {
     4097: "protocol error",
-    4098: "the kernel has no such set type, or no module for it",
+    4098: "the kernel lacks this set type, or its module",
     4099: "too many sets",
     4100: "a rule uses the set",
     4101: "the second set exists already",
@@ -85,12 +85,11 @@ _ERRORS: Final = {
 
 
 class SetEntry(NamedTuple):
-    """An entry of any type of set; fields that its type does not have are empty.
+    """An entry of any set type; fields that the type lacks are empty.
 
     `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net. Bits of
-    the network beyond `prefixlen` must be 0, because the kernel clears these bits, and the entry would be read back
-    with another address.
-    """
+    the network after `prefixlen` must be 0: the kernel clears them, so the entry would be read back with another
+    address."""
 
     ip: bytes = b""
     protocol: int = 0
@@ -107,14 +106,14 @@ class SetEntry(NamedTuple):
 
 
 class SetKind(NamedTuple):
-    """The type of a set (a constant of this module) and its family, AF_UNSPEC for bitmap:port."""
+    """A set's type (a constant of this module) and family; the family of bitmap:port is AF_UNSPEC."""
 
     type: str
     family: int
 
 
 class SetCounts(NamedTuple):
-    """The number of entries in a set, its capacity (0 for a bitmap), the number of rules that use it, and its type."""
+    """A set's number of entries, capacity (0 for a bitmap), number of rules that use it, and type."""
 
     entries: int
     maxelem: int
@@ -123,7 +122,7 @@ class SetCounts(NamedTuple):
 
 
 class IpsetError(nl.NetlinkError):
-    """The kernel refused a request about a set: `code` is an errno, or a code of ip_set.h, from 4096 on."""
+    """The kernel refused a request about a set. `code` is an errno, or a code of ip_set.h (4096 or higher)."""
 
     def __init__(self, code: int, what: str) -> None:
         ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or nl.errno_text(code)}")
@@ -131,10 +130,9 @@ class IpsetError(nl.NetlinkError):
 
 
 class Ipsets(nl.Closing):
-    """The ip sets of a network namespace. A context manager that keeps one socket open.
+    """The IP sets of a network namespace. A context manager that keeps one socket open.
 
-    Raises IpsetError when the kernel refuses, NetlinkError when the socket fails.
-    """
+    Its methods raise IpsetError when the kernel refuses, and NetlinkError when the socket fails."""
 
     def __init__(self, netlink: nl.Netlink) -> None:
         self._netlink = netlink
@@ -146,11 +144,11 @@ class Ipsets(nl.Closing):
         return cls(nl.Netlink.open(nl.NETLINK_NETFILTER))
 
     def close(self) -> None:
-        """Close the socket; the sets stay."""
+        """Close the socket; the sets are not deleted."""
         self._netlink.close()
 
     def create(self, name: str, kind: SetKind, *, hashsize: int = 1024, maxelem: int = 65536) -> None:
-        """Create a set; a bitmap ignores the sizes. Refused with code EEXIST if the name exists."""
+        """Create a set; a bitmap ignores the sizes. Raises IpsetError with code EEXIST if the name exists."""
         if kind.type == BITMAP_PORT:
             options = _port(_PORT, 0) + _port(_PORT_TO, 65535)
         else:
@@ -166,7 +164,7 @@ class Ipsets(nl.Closing):
         self._do(_CREATE, payload, f"create ip set {name}", nl.NLM_F_CREATE | nl.NLM_F_EXCL)
 
     def destroy(self, name: str) -> None:
-        """Remove a set, if it exists; refused while a rule uses it."""
+        """Remove a set, if it exists. Raises IpsetError while a rule uses the set."""
         try:
             self._do(_DESTROY, _named(name), f"destroy ip set {name}")
         except IpsetError as error:
@@ -180,7 +178,7 @@ class Ipsets(nl.Closing):
 
     @nl.understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
-        """Return the counts of all sets by name. This is fast, because the kernel sends no entries."""
+        """Return the counts of all sets by name. The call is fast, because the kernel sends no entries."""
         found = {}
         for one in self._dump(_HEAD + nl.number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
             numbers = {kind: int.from_bytes(value, "big") for kind, value in nl.parts(one.get(_DATA, b"")).items()}
@@ -191,7 +189,7 @@ class Ipsets(nl.Closing):
 
     @nl.understood("ip sets")
     def entries(self, name: str) -> set[SetEntry]:
-        """Return all entries of a set. Refused with code ENOENT if it is missing."""
+        """Return all entries of a set. Raises IpsetError with code ENOENT if the set is missing."""
         found: set[SetEntry] = set()
         for one in self._dump(_named(name), f"ip set {name}"):
             data = one.get(_ENTRIES, b"")
@@ -199,15 +197,16 @@ class Ipsets(nl.Closing):
         return found
 
     def add(self, name: str, entries: Collection[SetEntry]) -> None:
-        """Add entries; existing ones are accepted. Raises RefusedError."""
+        """Add entries; an entry that exists is no error. Raises RefusedError."""
         self._change(_ADD, "add {} to", name, entries)
 
     def remove(self, name: str, entries: Collection[SetEntry]) -> None:
-        """Remove entries; missing ones are accepted. Raises RefusedError."""
+        """Remove entries; a missing entry is no error. Raises RefusedError."""
         self._change(_DELETE, "remove {} from", name, entries)
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
-        """Send many entries in a message. After a refusal, at its first invalid entry, each is sent alone."""
+        """Send many entries per message. The kernel refuses a message at its first invalid entry; then send each entry
+        alone."""
         head, line = _named(name), nl.attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
         payloads = [head + line + nl.attribute(_ENTRIES | nl.NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]
@@ -229,7 +228,7 @@ class Ipsets(nl.Closing):
 
     @nl.understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
-        """Return the newest revision of a set type that the kernel supports. This loads the module of the type."""
+        """Return the newest revision of a set type that the kernel supports. The kernel loads the type's module."""
         if kind not in self._revisions:
             request = _HEAD + nl.text_attribute(_TYPE_NAME, kind.type) + nl.attribute(_FAMILY, bytes([kind.family]))
             what = f"the ip set type {kind.type}"

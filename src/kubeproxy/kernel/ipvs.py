@@ -1,4 +1,4 @@
-"""IPVS over generic netlink: reads virtual servers and real servers, and changes these and timeouts in batches.
+"""IPVS over generic netlink: reads virtual servers and real servers, changes them in batches, and sets timeouts.
 
 Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
 """
@@ -70,7 +70,7 @@ _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
 # The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Attributes of a real server. An addition or change also has forwarding method, weight and two thresholds.
+# Attributes of a real server. To add or change one, four more follow: forwarding method, weight, two thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in each of the two structures.
@@ -93,11 +93,10 @@ class Verb(IntEnum):
 
 
 class VirtualServer(NamedTuple):
-    """A virtual server. `flags` are constants of this module; `timeout` is that of persistence, in seconds.
+    """A virtual server. `flags` are constants of this module; `timeout` is the persistence timeout in seconds.
 
-    `key` is its identity: see server_key.
-    PERSISTENT needs a timeout above 0. Persistence groups clients by their first `prefixlen` bits, 0 for all bits.
-    """
+    `key` is its identity: see server_key. PERSISTENT needs a timeout above 0. Persistence groups clients by the first
+    `prefixlen` bits of their addresses; 0 means all bits."""
 
     key: bytes
     scheduler: str = "rr"
@@ -107,7 +106,7 @@ class VirtualServer(NamedTuple):
 
 
 class RealServer(NamedTuple):
-    """A real server. The counts of connections are read-only; a real server with weight 0 gets no new connections.
+    """A real server. The numbers of connections are read-only; a real server with weight 0 gets no new connections.
 
     `key` is its identity in its virtual server: packed address, and port in two bytes, network order.
     """
@@ -120,7 +119,7 @@ class RealServer(NamedTuple):
 
 
 class ServerChange(NamedTuple):
-    """One change: its verb, the virtual server, and the real server if the command has one.
+    """One change: its verb, the virtual server, and the real server if the verb needs one.
 
     Deleting a virtual server deletes its real servers. Deletions use only the keys.
     """
@@ -140,7 +139,7 @@ class ServerChange(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Seconds after which the kernel removes an idle connection; setting 0 leaves a value unchanged."""
+    """Seconds after which the kernel removes an idle connection; a value of 0 is not set."""
 
     tcp: int
     tcp_fin: int
@@ -169,19 +168,18 @@ class Ipvs(nl.Closing):
             raise
 
     def close(self) -> None:
-        """Close the socket; the servers stay."""
+        """Close the socket; virtual and real servers are not deleted."""
         self._netlink.close()
 
     def apply(self, changes: Sequence[ServerChange]) -> None:
-        """Make all changes in order, in as few sends as possible. Raises RefusedError.
+        """Apply all changes in order, with as few system calls as possible. Raises RefusedError.
 
-        Its codes are EEXIST for adding an existing object, ESRCH for a missing virtual server, ENOENT for a missing
-        real server or scheduler.
-        """
+        Codes in RefusedError: EEXIST if an added object exists, ESRCH if a virtual server is missing, ENOENT if a real
+        server or scheduler is missing."""
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Make packed changes; `named` returns the change at an index of `payloads`. Raises RefusedError."""
+        """Apply packed changes; `named` returns the change at an index of `payloads`. Raises RefusedError."""
         results = self._netlink.requests(self._kind, payloads, "IPVS")
         refused = [
             (change := named(number), nl.NetlinkError(code, f"cannot {change}", text))
@@ -193,7 +191,7 @@ class Ipvs(nl.Closing):
 
     @nl.understood("IPVS")
     def servers(self) -> list[VirtualServer]:
-        """Return all virtual servers except those of a firewall mark."""
+        """Return all virtual servers except those that a firewall mark identifies."""
         request = GENERIC.pack(_GET_SERVICE, _VERSION, 0)
         return [
             server
@@ -209,13 +207,13 @@ class Ipvs(nl.Closing):
         return {real.key: real for real in self._reader.read(entries, len(key) - 3)}
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
-        """Set the timeouts of connections that are not 0. Raises NetlinkError."""
+        """Set the connection timeouts, except values of 0. Raises NetlinkError."""
         packed = [nl.attribute(kind, struct.pack("=I", value)) for kind, value in zip(_TIMEOUTS, timeouts, strict=True)]
         payload = GENERIC.pack(_SET_CONFIG, _VERSION, 0) + b"".join(packed)
         self._netlink.request(self._kind, payload, f"set the IPVS timeouts to {timeouts}")
 
     def _dump(self, request: bytes, wanted: int, what: str) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (buffer, start, end) of the attributes of each entry, after the dump is complete."""
+        """Complete the dump, then yield (buffer, start, end) of each entry's attributes."""
         for data, first, last in nl.answers(self._netlink.dump_all(self._kind, request, what), GENERIC.size):
             for kind, start, end in nl.attributes(data, first, last):
                 if kind == wanted:
@@ -226,7 +224,7 @@ class Ipvs(nl.Closing):
 def family_id(netlink: nl.Netlink, name: str) -> int:
     """Return the message type of a family of generic netlink. Raises Unsupported if the kernel has no such family."""
     request = GENERIC.pack(_GET_FAMILY, 1, 0) + nl.text_attribute(_FAMILY_NAME, name)
-    # A dump of all families, because it does not fail if the wanted family is missing.
+    # Dump all families, because a dump does not fail if the wanted family is missing.
     for place in nl.answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
         found = nl.parts(*place)
         if nl.text_of(found.get(_FAMILY_NAME, b"")) == name:
@@ -325,10 +323,9 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 
 class RealServerReader:
-    """Reads real servers. The first entry determines the layout, which usually all entries of a kernel have. Reading by
-    a layout takes a quarter of the time of a walk over the attributes. An entry with another layout determines the
-    layout of the entries after it.
-    """
+    """Reads real servers by the byte layout of the first entry, since a kernel usually sends all entries with one
+    layout. This takes a quarter of the time of a walk over the attributes. If an entry has another layout, the reader
+    uses that layout from there on."""
 
     def __init__(self) -> None:
         self._struct = struct.Struct("")
@@ -348,7 +345,7 @@ class RealServerReader:
             yield RealServer(address[:size] + port, weight, active, inactive, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """Return attribute headers and values in turn, None if the layout differs."""
+        """Return alternating attribute headers and values; None if the layout differs."""
         if not self._headers or end - start < self._struct.size:
             return None
         values = self._struct.unpack_from(data, start)
@@ -364,7 +361,7 @@ class RealServerReader:
             places[kind] = 2 * len(headers) + 1
             headers.append(int.from_bytes(data[first - 4 : first], sys.byteorder))
             if kind in _REAL_NUMBERS and length != 4:
-                raise ApplyError("the kernel describes a real server with a number that is not four bytes long")
+                raise ApplyError("the kernel describes a real server with a number whose length is not four bytes")
             layout += f"I{'I' if kind in _REAL_NUMBERS else f'{length}s'}{padding}"
             if all(wanted in places for wanted in _REAL):
                 break

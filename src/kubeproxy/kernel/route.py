@@ -1,7 +1,7 @@
-"""Interfaces, addresses and routes of the network namespace: listed, looked up, and announced when they change; the
-dummy interface of ipvs mode with its many addresses; bridges, and whether forwarded packets pass iptables and nftables.
+"""Interfaces, addresses and routes of the network namespace, and announcements of their changes; the dummy interface of
+ipvs mode; bridges, and whether the packets that they forward pass iptables and nftables.
 
-`model/` decides which addresses are node addresses, or are addresses of NodePorts. Sources: rtnetlink(7),
+`model/` decides which addresses are addresses of the node or of NodePorts. Sources: rtnetlink(7),
 include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and net/bridge/br_netfilter_hooks.c of Linux 6.18.
 """
 
@@ -52,7 +52,7 @@ _ADDRESS_HEAD: Final = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, pref
 
 
 class NetworkInterface(NamedTuple):
-    """An interface: whether it is Ethernet (no loopback, no tunnel), switched on, and switched on with a carrier."""
+    """An interface: whether it is Ethernet (no loopback, no tunnel), whether it is up, and whether it has a carrier."""
 
     number: int
     name: str
@@ -85,13 +85,13 @@ def interface_changes() -> Announcements:
 
 
 def link_index(name: str) -> int | None:
-    """Return an interface's index, None if it is missing: other calls run modprobe then. Raises NetlinkError."""
+    """Return an interface's index; None if it is missing. (Other calls would run modprobe.) Raises NetlinkError."""
     return next((one.number for one in interfaces() if one.name == name), None)
 
 
 def ensure_dummy(name: str) -> int:
-    """Return the index of a dummy interface, which is created if it is missing, and switched on. The interface gets no
-    link-local address. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
+    """Return the index of a dummy interface; create it if it is missing, and set it up. It gets no link-local address.
+    Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
     """
     index = link_index(name)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
@@ -102,7 +102,7 @@ def ensure_dummy(name: str) -> int:
             index = socket.if_nametoindex(name)
         mode = nl.nested(socket.AF_INET6, nl.attribute(_ADDRESS_GENERATION, bytes([_NO_GENERATED_ADDRESS])))
         no_address = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + nl.nested(_FAMILY_SPECIFIC, mode)
-        netlink.requests(_NEW_LINK, [no_address], "an interface")  # the kernel refuses this without IPv6
+        netlink.requests(_NEW_LINK, [no_address], "an interface")  # a kernel without IPv6 refuses this
         netlink.request(_NEW_LINK, _LINK.pack(socket.AF_UNSPEC, 0, index, _UP, _UP), f"set {name} up")
     return index
 
@@ -123,12 +123,12 @@ def link_addresses(name: str, family: int) -> set[bytes]:
 
 
 def add_addresses(index: int, ips: Collection[bytes]) -> None:
-    """Add packed addresses, as /32 and /128, to an interface; existing ones are accepted. Raises RefusedError."""
+    """Add packed addresses to an interface as /32 or /128; an existing address is no error. Raises RefusedError."""
     _change(_NEW_ADDRESS, index, ips, "add", errno.EEXIST)
 
 
 def remove_addresses(index: int, ips: Collection[bytes]) -> None:
-    """Remove packed addresses from an interface; addresses that it does not have are accepted. Raises ApplyError."""
+    """Remove packed addresses from an interface; a missing address is no error. Raises ApplyError."""
     _change(_DELETE_ADDRESS, index, ips, "remove", errno.EADDRNOTAVAIL)
 
 
@@ -151,9 +151,11 @@ def _pack(index: int, ip: bytes) -> bytes:
         _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + nl.attribute(_LOCAL, ip) + nl.attribute(_ADDRESS, ip)
     )
     if family is Family.IPV6:
-        # The address is usable at once, and gets no second route: the local table has a route for it.
+        # The address is usable at once, and the kernel adds no second route: the local table has a route to the
+        # address.
         payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
-        # Deprecated, so that the kernel never picks it as the most similar source address (RFC 6724, rules 3 and 8).
+        # The address is deprecated, so that the kernel never selects it as the most similar source (RFC 6724, rules 3
+        # and 8).
         payload += nl.attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
     return payload
 
@@ -163,18 +165,18 @@ SYSCTLS: Final = Path("/proc/sys/net/bridge")
 
 _NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in _NAMES.items()}
-"""The sysctl by which all bridges of a network namespace filter, by family."""
+"""The sysctl that makes all bridges of a network namespace pass packets to the rules, per family."""
 
 
 class Bridge(NamedTuple):
-    """A bridge, and the families of those packets that pass the rules when the bridge forwards them."""
+    """A bridge, and the families of the packets that pass the rules when the bridge forwards them."""
 
     name: str
     filtered: tuple[Family, ...]
 
 
 def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
-    """Return all bridges. Without the module br_netfilter, no family's packets pass the rules."""
+    """Return all bridges. Without the module br_netfilter, bridged packets do not pass the rules in any family."""
     found = [entry.name for entry in sorted(sys.iterdir()) if (entry / "bridge").is_dir()] if sys.is_dir() else []
     if not sysctls.is_dir():
         return [Bridge(name, ()) for name in found]
@@ -193,7 +195,8 @@ def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
 
 
 def hairpin_ports(bridge: str, sys: Path = SYS) -> dict[str, bool]:
-    """Return the ports of a bridge, and whether a frame may leave by the port that received it (hairpin mode)."""
+    """Return the ports of a bridge with their hairpin mode: whether a frame may leave through the port that received
+    it."""
     try:
         return {entry.name: _is_on(entry / "hairpin_mode") for entry in sorted((sys / bridge / "brif").iterdir())}
     except OSError:
@@ -251,7 +254,7 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
     for data, start, end in nl.answers(buffers, _ADDRESS_HEAD.size):
         own_family, prefixlen, _, scope, index = _ADDRESS_HEAD.unpack_from(data, start - _ADDRESS_HEAD.size)
         values = nl.parts(data, start, end)
-        # If the message has a local address, IFA_ADDRESS is the peer's (rtnetlink(7)).
+        # If the message contains a local address, IFA_ADDRESS is the address of the peer (rtnetlink(7)).
         ip = values.get(_LOCAL, values.get(_ADDRESS))
         if own_family == family and ip is not None and index in names:
             found.append(Address(ip, prefixlen, names[index], scope))
@@ -259,9 +262,9 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
 
 
 class AddressMonitor(Announcements):
-    """Reports that addresses of any family changed, for loop.add_reader(monitor.fileno(), ...).
+    """Reports changes of addresses of both families, for loop.add_reader(monitor.fileno(), ...).
 
-    Changes of `ignored` interfaces, by name, do not count.
+    Changes on the interfaces named `ignored` are not reported.
     """
 
     ignored: AbstractSet[str] = frozenset()
@@ -277,7 +280,7 @@ class AddressMonitor(Announcements):
     def drain(self) -> bool:
         """Read all messages without blocking; return whether addresses may have changed, so that they must be listed.
 
-        A renewed lifetime counts as a change, and so do messages that the kernel dropped because too many came.
+        A renewed lifetime counts as a change, and so do messages that the kernel dropped because there were too many.
         """
         ignored = {_number(name) for name in self.ignored}
         return self.changed(
@@ -294,7 +297,7 @@ def _number(name: str) -> int:
 
 
 def way_out(source: bytes, destination: bytes) -> str:
-    """Return the outgoing interface of a packet (packed addresses), '' for no route. Raises NetlinkError."""
+    """Return the outgoing interface for packed addresses; '' if there is no route. Raises NetlinkError."""
     index = int.from_bytes(_route(destination, source).get(_OUT, b""), "little")
     try:
         return socket.if_indextoname(index)
@@ -303,13 +306,14 @@ def way_out(source: bytes, destination: bytes) -> str:
 
 
 def source_for(destination: bytes) -> bytes | None:
-    """Return the source address that the kernel chooses for a destination, None for no route. Raises NetlinkError."""
+    """Return the source address that the kernel selects for a destination; None without a route. Raises
+    NetlinkError."""
     return _route(destination).get(_PREFERRED)
 
 
 @nl.understood("a route")
 def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
-    """Return the attributes of the route from this node to a destination; none if there is no route."""
+    """Return the attributes of the route from this node to a destination; {} without a route."""
     try:
         more = nl.attribute(_FROM, source) if source is not None else b""
         places = ask_route(destination, more, has_source=source is not None)
@@ -327,9 +331,8 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 
 @nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
-    """Return two values: a text if the next hop of packets to a destination does not answer the question for its
-    link-layer address (ARP, or neighbour discovery in IPv6), else ''; and whether the destination itself is this silent
-    hop. Raises NetlinkError.
+    """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else '';
+    and whether the destination itself is that next hop. Raises NetlinkError.
     """
     route, family = _route(destination), family_of(destination)
     size = _NEIGHBOUR_HEAD.size
@@ -350,7 +353,7 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
 
 
 def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[tuple[bytes, int, int]]:
-    """Return (buffer, start, end) of the attributes of a packet's route; `more` is packed. Raises NetlinkError."""
+    """Return (buffer, start, end) of the attributes of a route; `more` are packed attributes. Raises NetlinkError."""
     bits = 8 * len(destination)
     head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:

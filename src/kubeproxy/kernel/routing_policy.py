@@ -1,8 +1,7 @@
-"""The reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a route that refuses the
-packet.
+"""Finds the reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a refusing route.
 
-The kernel decides (`refusal`); `RoutingTables.refusing` finds the name of that rule or route. Sources: rtnetlink(7),
-include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
+`refusal` asks the kernel whether it routes the packet; `RoutingTables.refusing` names the rule or route. Sources:
+rtnetlink(7), include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _ALL_BITS: Final = 0xFFFFFFFF
 
 
 class RoutedPacket(NamedTuple):
-    """A packet: packed addresses (the source is None if the kernel picks the source); the incoming interface, '' for a
-    packet of this node; mark, protocol and destination port.
+    """A packet to route: packed addresses (source None: the kernel selects it); the incoming interface, '' for a packet
+    from this node; mark, protocol and destination port.
     """
 
     source: bytes | None
@@ -43,9 +42,9 @@ class RoutedPacket(NamedTuple):
 
 
 def refusal(packet: RoutedPacket) -> int:
-    """Return the errno with which the kernel refuses to route a packet, 0 if it routes it. Raises NetlinkError.
+    """Return the errno with which the kernel refuses to route a packet; 0 if it does not refuse. Raises NetlinkError.
 
-    EXDEV or EINVAL means a refused source (reverse path filter); EINVAL may also mean a blackhole route.
+    EXDEV and EINVAL mean that the source is refused (reverse path filter); EINVAL may also mean a blackhole route.
     """
     more = nl.attribute(_FROM, packet.source) if packet.source is not None else b""
     if packet.arrival:
@@ -77,15 +76,15 @@ def marks() -> set[int]:
 
 
 class RoutingTables(NamedTuple):
-    """The policy routing rules and the routes of a family, as the kernel's messages."""
+    """The policy routing rules and the routes of a family, as messages of the kernel."""
 
     rules: list[bytes]
     routes: list[bytes]
 
     @nl.understood("the rules of policy routing")
     def refusing(self, packet: RoutedPacket) -> str:
-        """Return the first rule or route for a packet that refuses it: 'ip rule 100 (prohibit)' or
-        'prohibit default in table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
+        """Return the rule or route that refuses a packet, such as 'ip rule 100 (prohibit)' or 'prohibit default in
+        table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
         """
         for place in nl.answers(self.rules, _HEAD.size):
             _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
@@ -103,7 +102,7 @@ class RoutingTables(NamedTuple):
 
 
 def routing_tables(family: Family) -> RoutingTables:
-    """Return the rules and routes of a family, which may be many. Raises NetlinkError."""
+    """Return all rules and routes of a family; there may be many. Raises NetlinkError."""
     head = _HEAD.pack(family, *bytes(7), 0)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as link:
         rules = link.dump_all(_GET_RULES, head, "the rules of policy routing")
@@ -111,7 +110,7 @@ def routing_tables(family: Family) -> RoutingTables:
 
 
 def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_bits: int) -> bool:
-    """Return whether a rule matches a packet by addresses, interface and mark."""
+    """Return whether a rule's addresses, interface and mark match a packet."""
     mask = _number(values[_RULE_MASK]) if _RULE_MASK in values else _ALL_BITS
     return (
         _covers(values.get(_TO), to_bits, packet.destination)
@@ -122,7 +121,7 @@ def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_
 
 
 def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
-    """Return the most specific route of a table for a destination if it refuses packets, else ''."""
+    """Return a table's most specific route to a destination if this route refuses packets, else ''."""
     longest, found = -1, ""
     for place in nl.answers(routes, _HEAD.size):
         _, bits, _, _, own, _, _, kind, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)

@@ -1,1 +1,1 @@
-"""Connection tracking: entries, counts, events, and stale UDP flows."""
+"""Connection tracking: entries, counters, events, and stale UDP flows."""

@@ -1,6 +1,6 @@
-"""Entries of connection tracking, of every protocol with ports; the size of the table, and the failures of connection
-tracking. Reads only. The kernel can select entries by their status; entries that it skips cost this process nothing.
-The kernel counts failures by network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18
+"""Reads connection tracking: the entries of all protocols with ports, the number of entries and its limit, and the
+counters of failures. The kernel can select entries by their status; entries that it does not select cost this process
+nothing. The kernel counts failures per network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18
 (CTA_STATUS_MASK since 5.15).
 """
 
@@ -55,7 +55,7 @@ _DESTINATION_PORT: Final = 3
 # Bits of a filter (Linux 5.8): the fields of a tuple that the kernel compares.
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
-"""By direction: the attributes of the server's IPv4 address and port in the tuple, with their bits."""
+"""The attributes of the server's IPv4 address and port in a tuple, with their filter bits, per direction."""
 
 _U32: Final = struct.Struct(">I")
 _FLAGS: Final = struct.Struct("=I")
@@ -72,11 +72,10 @@ _TCP_OVER: Final = frozenset({4, 5, 6, 7, 8})
 class Tracked(NamedTuple):
     """An entry of connection tracking.
 
-    `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in the key of a
-    frontend. `client` and `server`, the source of the answers, are packed addresses followed by the port. `state` is
-    that of a TCP connection, else 0. `entry_id` is unique among all present and past entries (CTA_ID). `seen` is the
-    packed address that the server sees as the client.
-    """
+    `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in a frontend's key.
+    `client` and `server` are a packed address followed by the port; `server` is the source of replies. `state` is the
+    state of a TCP connection, else 0. `entry_id` is unique among present and past entries (CTA_ID). `seen` is the
+    client's packed address from the server's view."""
 
     target: bytes
     client: bytes
@@ -103,7 +102,7 @@ def target_of(address: bytes, protocol: int, port: int) -> bytes:
 
 
 class Wanted(NamedTuple):
-    """A selection of entries by the kernel: those with the status `value` under the mask."""
+    """A filter for the kernel: it selects the entries with `status & mask == value`."""
 
     status: int = 0
     mask: int = 0
@@ -115,9 +114,8 @@ EVERYTHING: Final = Wanted()
 def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING) -> Iterator[Tracked]:
     """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
 
-    The kernel takes 10 ms to walk a table of the usual size, 0.1 us for each entry that it skips, and 3 us for each
-    that it sends.
-    """
+    The kernel needs 10 ms to walk a table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that it
+    sends."""
     payload = netfilter_header(family)
     if wanted.mask:
         payload += number_attribute(STATUS, wanted.status) + number_attribute(_STATUS_MASK, wanted.mask)
@@ -125,7 +123,7 @@ def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING) -> Iterator
 
 
 def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator[Tracked]:
-    """Yield the entries whose original destination has a protocol and a port. Raises ApplyError."""
+    """Yield the entries with this protocol and port in their original destination. Raises ApplyError."""
     payload = netfilter_header(family) + selection(protocol, (b"", PORT_BYTES[port]))
     tail = target_of(b"", protocol, port)
     return (entry for entry in _dump(link, family, payload, EVERYTHING) if entry.target.endswith(tail))
@@ -134,8 +132,7 @@ def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator
 def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
     """Return the attributes that select the entries of a protocol for a dump or a deletion.
 
-    `ends` are two values, the target and the server, each a packed IPv4 address and port, b'' for any.
-    """
+    `ends` are the target and, optionally, the server: each is a pair of packed IPv4 address and port, b'' for any."""
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
         compare = _COMPARE_PROTOCOL
@@ -166,7 +163,7 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
 
 
 class Ends(NamedTuple):
-    """Target, client, server and `seen` of an entry, as in Tracked, with the offsets of its attributes in the buffer.
+    """The target, client, server and `seen` of an entry, as in Tracked, and the offsets of its attributes in a buffer.
 
     The attributes are in [start:end]; attributes after the two tuples start at `rest` or later.
     """
@@ -181,10 +178,9 @@ class Ends(NamedTuple):
 
 
 class EntryLayout:
-    """The usual layout of an entry of one family in the kernel's messages.
+    """The usual byte layout of a family's entries in the kernel's messages.
 
-    An entry with another layout, for example in a zone, is read attribute by attribute.
-    """
+    An entry with another layout, such as an entry in a zone, is parsed attribute by attribute."""
 
     def __init__(self, family: int) -> None:
         size = 4 if family == 2 else 16
@@ -204,12 +200,12 @@ class EntryLayout:
         targets: Container[bytes] | None = None,
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
-        """Yield those entries in a buffer of which the target is in `targets`, or has one of `ports`; None selects all
-        entries.
+        """Yield the entries in a buffer with a target in `targets`, or a target port in `ports`; targets None selects
+        all.
 
-        An entry of another protocol, or without ports, gives None.
+        For an entry of another protocol, or without ports, the iterator yields None.
 
-        One long function with local names: its loop runs 100,000 times for each sync of a busy node.
+        For speed this is one long function with local variables: its loop runs 100,000 times per sync of a busy node.
         """
         unpack, size, header = self._tuples.unpack_from, self._tuples.size, HEADER.unpack_from
         head, kind, port = self.head, self._protocol, self._port
@@ -245,7 +241,7 @@ LAYOUTS: Final = {2: EntryLayout(2), 10: EntryLayout(10)}
 
 
 def _tracked(data: bytes, ends: Ends) -> Tracked:
-    """Return the entry, with status, TCP state and id from the attributes after the tuples."""
+    """Return the entry, with its status, TCP state and id, which are in the attributes after the tuples."""
     target, client, server, _, start, end, seen = ends
     status = state = 0
     entry_id = b""
@@ -265,8 +261,8 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    """Return the value of CTA_PROTOINFO_TCP_STATE, if that is the first attribute, else 0."""
-    # CTA_PROTOINFO_TCP is attribute 1, and the state inside it is attribute 1 as well.
+    """Return the value of CTA_PROTOINFO_TCP_STATE if this is the first attribute, else 0."""
+    # CTA_PROTOINFO_TCP has number 1, and the attribute with the state inside it has number 1, too.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 
@@ -283,7 +279,8 @@ def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
 
 
 def _tuple(data: bytes) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:
-    """Return source and destination of a tuple, and its protocol and ports by CTA_PROTO_... numbers."""
+    """Return a tuple's source and destination addresses, and its CTA_PROTO_... attributes (protocol, ports) by
+    number."""
     found = parts(data)
     addresses = {kind & 1: value for kind, value in parts(found.get(_TUPLE_IP, b"")).items()}
     return (addresses.get(1, b""), addresses.get(0, b"")), parts(found.get(_TUPLE_PROTOCOL, b""))
@@ -295,20 +292,19 @@ _ALL_FAMILIES: Final = netfilter_header()
 
 
 class Level(NamedTuple):
-    """The entries of this network namespace, and the machine's limit for each network namespace (0: none)."""
+    """The number of entries in this network namespace, and the limit for each network namespace (0: no limit)."""
 
     entries: int
     limit: int
 
 
 class Refusals(NamedTuple):
-    """Failures since the network namespace was created, in packets or entries, summed over all processors.
+    """Counters of failures since the creation of the network namespace, summed over all CPUs.
 
-    `dropped`: packets without room for an entry, or refused by a helper. `early`: entries of unanswered or closing
-    connections that were removed for new ones. `failed`: packets dropped because another packet created their entry
-    first, or their translated addresses were in use. `clashes`: the cases of `failed` in which no packet was lost.
-    `chains`: packets dropped because a bucket has too many entries. `invalid`: packets that belong to no connection.
-    """
+    `dropped`: packets dropped because the table was full or a helper refused them. `early`: entries of unanswered or
+    closing connections, evicted for new entries. `failed`: packets whose entry was not inserted, because another packet
+    had created it or their translated addresses were in use. `clashes`: the cases of `failed` without a lost packet.
+    `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no connection."""
 
     dropped: int = 0
     early: int = 0
@@ -325,7 +321,7 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 
 @understood("connection tracking")
 def level(link: Netlink) -> Level:
-    """Return the number of entries and the limit of this number. Raises ApplyError."""
+    """Return the number of entries and its limit. Raises ApplyError."""
     places = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
     found = next(map(_numbers, places), {})
     return Level(found.get(1, 0), found.get(2, 0))
@@ -333,7 +329,7 @@ def level(link: Netlink) -> Level:
 
 @understood("connection tracking")
 def refusals(link: Netlink) -> Refusals:
-    """Return the counts of failures at present. Raises ApplyError."""
+    """Return the present counters of failures. Raises ApplyError."""
     sums = dict.fromkeys(_FIELDS, 0)
     buffers = link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking")
     for place in answers(buffers, len(_ALL_FAMILIES)):
@@ -373,7 +369,7 @@ def announced(proc: Path = Path("/proc")) -> bool:
 
 
 class Event(NamedTuple):
-    """A connection began, or its entry was removed (`ended`) because it was closed, or idle for its timeout."""
+    """The start of a connection, or the removal of its entry (`ended`) after its close or its idle timeout."""
 
     ended: bool
     family: int
@@ -381,25 +377,28 @@ class Event(NamedTuple):
 
 
 class Events(Announcements):
-    """The events of one in `one_in` connections; of those before `listen` only the end is announced."""
+    """A socket that receives events of the share 1/`one_in` of the connections. For a connection that began before
+    `listen`, the kernel announces only the end."""
 
     wanted = EVERYTHING
     one_in = 1
 
     @classmethod
     def listen(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
-        """Receive events of connections of this status, as `tracked.entries` selects them. Raises NetlinkError."""
+        """Receive the events of connections with a wanted status; the same filter as in `entries`. Raises
+        NetlinkError."""
         opened = cls.open("connection tracking", groups, _RECEIVE_BUFFER, program=filter_program(wanted, 1))
         opened.wanted = wanted
         return opened
 
     def sample(self, one_in: int) -> None:
-        """Receive only the two events of one in `one_in` connections (a power of two), selected by the entry's id."""
+        """Receive only the events of the share 1/`one_in` of the connections, by entry id; `one_in` is a power of
+        two."""
         self.attach(filter_program(self.wanted, one_in))
         self.one_in = one_in
 
     def events(self, end: float) -> Iterator[Event]:
-        """Yield events until `end`, of time.monotonic(). Raises NetlinkError."""
+        """Yield events until the time `end` of time.monotonic(). Raises NetlinkError."""
         with understood("connections that begin and end"):
             for data in self.until(end):
                 if (event := read(data)) is not None:
@@ -417,7 +416,8 @@ def read(data: bytes) -> Event | None:
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:
-    """Return a filter that keeps messages about one in `one_in` of the connections with this status."""
+    """Return a BPF filter that accepts messages of connections with a wanted status: of the share 1/`one_in` of
+    them."""
     tests = []
     if wanted.mask:
         tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])
@@ -427,7 +427,7 @@ def filter_program(wanted: Wanted, one_in: int) -> bytes:
 
 
 def _attribute(kind: int) -> list[tuple[int, int]]:
-    """Return the steps that load an attribute of four bytes."""
+    """Return the BPF instructions that load an attribute of four bytes."""
     return [
         (_LOAD, FIRST_ATTRIBUTE),
         (_LOAD_INDEX, kind),

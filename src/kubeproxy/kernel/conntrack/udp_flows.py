@@ -1,9 +1,8 @@
 """Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink.
 
-A UDP connection never ends explicitly, so a tracked flow continues to translate a client's packets to a deleted
-endpoint. `stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack
-reconciler (since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
-"""
+UDP has no end of a connection, so a tracked flow continues to translate a client's packets to a deleted endpoint.
+`stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler
+(since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -34,23 +33,24 @@ _BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 
 
 USUAL_BUCKETS: Final = 262_144
-"""The default number of buckets on a machine of more than 4 GB; with more than 1 GB it is a quarter of this."""
+"""The default number of hash buckets with more than 4 GB of memory; with more than 1 GB the default is a quarter."""
 
 # The kernel has no index of entries by destination: each request walks the whole hash table. The costs, in nanoseconds,
-# are those of one machine (2 cores, Linux 6.18, 262,144 buckets); only their proportions matter. A dump locks each
+# were measured on one machine (2 cores, Linux 6.18, 262,144 buckets); only their ratios matter. A dump locks each
 # bucket, which takes 3.7 ms for the whole table, and 4.2 ms with 10,000 entries. A deletion skips empty buckets, which
-# takes 0.17 ms if the table is in the CPU's caches, else 1 ms. It yields to packets after each bucket with entries, so
-# with 10,000 entries it takes 1.4 ms.
+# takes 0.17 ms if the table is in the CPU's caches, else 1 ms. A deletion lets packets through after each bucket with
+# entries, so with 10,000 entries it takes 1.4 ms.
 _DUMPED_BUCKET: Final = 14.0  # ns
 _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
 _DELETED_ENTRY: Final = 125.0
 _TAKEN_ENTRY: Final = 1200.0
-"""Half of 2.4 us, for sending and reading a UDP flow, because half of all entries are assumed to be UDP flows."""
+"""Sending and reading a UDP flow takes 2.4 us; half of this, because we assume that half of all entries are UDP
+flows."""
 
 
 class TrackingTable(NamedTuple):
-    """The numbers of buckets and entries of the hash table, and from them the costs of requests in nanoseconds."""
+    """The numbers of buckets and entries in the hash table; its methods estimate costs of requests in nanoseconds."""
 
     buckets: int
     entries: int
@@ -60,19 +60,18 @@ class TrackingTable(NamedTuple):
         return count * (self.buckets * _DELETED_BUCKET + self.entries * _DELETED_ENTRY)
 
     def dumps(self, count: int) -> float:
-        """Return the cost of `count` dumps with a filter that few entries pass."""
+        """Return the cost of `count` dumps with a filter that few entries match."""
         return count * (self.buckets * _DUMPED_BUCKET + self.entries * _DUMPED_ENTRY)
 
     def everything(self) -> float:
-        """Return the cost of a dump of all UDP flows, and of reading the dump."""
+        """Return the cost of dumping and reading all UDP flows."""
         return self.buckets * _DUMPED_BUCKET + self.entries * _TAKEN_ENTRY
 
 
 class UdpFlow(Struct, frozen=True, gc=False):
     """A tracked UDP flow, with target, client and server as in Tracked.
 
-    `entry` are all its packed attributes: tuple, zone and id identify it for a deletion.
-    """
+    `entry` contains all its packed attributes; tuple, zone and id identify the flow for a deletion."""
 
     target: bytes
     client: bytes
@@ -81,7 +80,7 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """The flows to a destination that an endpoint answers; each is a packed address and port."""
+    """Selects the flows to a destination whose replies come from an endpoint; both are a packed address and port."""
 
     destination: bytes
     endpoint: bytes
@@ -93,13 +92,12 @@ def stale_flows(
     nodeports: Mapping[bytes, Endpoints],
     node_addresses: Collection[bytes],
 ) -> list[UdpFlow]:
-    """Return the flows to a UDP frontend with replies from an address that is no serving endpoint of the frontend.
-    `services` has the cluster, external and load balancer frontends by `target_of`, and `nodeports` the packed ports
-    that are frontends on each of `node_addresses`. A Service that is deleted or has no endpoints has an empty set, and
-    all its flows are stale. (The Go kube-proxy skips such Services, so that packets of clients are lost.) The replies
-    of a flow without translation come from the frontend's own address, so the flow is stale as well. Flows to any other
-    destination are left alone.
-    """
+    """Return the flows to a UDP frontend whose replies come from an address that is no serving endpoint of the
+    frontend. `services` maps the target of each cluster, external and load balancer frontend to its endpoints;
+    `nodeports` does the same for packed ports, which are frontends on each of `node_addresses`. A Service that is
+    deleted or has no endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so
+    that clients lose packets.) The replies of a flow without translation come from the frontend's own address, so the
+    flow is stale as well. Flows to other destinations are never stale."""
     stale = []
     for flow in flows:
         endpoints = services.get(flow.target)
@@ -115,9 +113,8 @@ def stale_flows(
 class Conntrack(Closing):
     """The connection tracking table of the caller's network namespace. Calls block: a dump takes milliseconds.
 
-    The first call opens the socket, which stays open: closing a netfilter socket makes the next nf_tables transaction
-    of any program wait for 10 to 30 ms (nft_rcv_nl_event).
-    """
+    The first call opens the socket, which remains open, because after the close of a netfilter socket the next
+    nf_tables transaction of any program waits for 10 to 30 ms (nft_rcv_nl_event)."""
 
     def __init__(self) -> None:
         self._filters = True
@@ -132,7 +129,7 @@ class Conntrack(Closing):
 
     @contextmanager
     def _socket(self) -> Iterator[Netlink]:
-        """Yield the socket. After a failure close the socket, because it may contain further answers."""
+        """Yield the socket. Close it after a failure, because further answers may be in its receive buffer."""
         if self._netlink is None:
             self._netlink = Netlink.open()
         try:
@@ -144,8 +141,8 @@ class Conntrack(Closing):
     def udp_flows(
         self, family: FamilyNumber, frontends: Collection[bytes] | None = None, ports: Collection[bytes] = ()
     ) -> Iterator[UdpFlow]:
-        """Yield the UDP flows that have one of `frontends` as the target, or one of `ports` (packed) as the target's
-        port; None means all flows.
+        """Yield the UDP flows with a target in `frontends`, or a packed target port in `ports`. `frontends` None
+        selects all flows.
 
         Raises NetlinkError when the kernel refuses.
         """
@@ -161,7 +158,8 @@ class Conntrack(Closing):
             yield from self._dump(family, question, frontends, ports)
 
     def delete(self, flows: Iterable[UdpFlow]) -> int:
-        """Delete exactly these entries; return how many were there. Raises ApplyError when the kernel refuses any."""
+        """Delete exactly these entries; return the number of entries that existed. Raises ApplyError if the kernel
+        refuses a deletion."""
         deleted = 0
         by_family: dict[FamilyNumber, list[bytes]] = {}
         for flow in flows:
@@ -181,10 +179,9 @@ class Conntrack(Closing):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows.
 
-        Return None if the kernel cannot delete by translation, or if `clean` costs less. The kernel does not report the
-        number of deleted entries. That number is computed from the decrease of the entry count, so it is too small if
-        flows begin in the same fraction of a millisecond.
-        """
+        Return None if the kernel cannot delete by translation, or if `clean` costs less. The kernel does not report how
+        many entries it deleted. The result is the decrease of the number of entries, so it is too small if flows begin
+        in the same fraction of a millisecond."""
         # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all other flows.
         if family != 2 or not self._deletes:
             return None
@@ -213,12 +210,10 @@ class Conntrack(Closing):
         node_addresses: Collection[bytes],
         certain: Callable[[], bool] = lambda: True,
     ) -> int | None:
-        """Delete the flows that `stale_flows` finds; return how many. Raises ApplyError when the kernel refuses.
+        """Delete the stale flows; return their number. Raises ApplyError when the kernel refuses.
 
-        The mappings may change while flows are read. Their state at the end of the reading is used, so that no flow is
-        deleted that became valid. If the mappings are not `certain` at that time, nothing is deleted, and None is
-        returned.
-        """
+        The mappings may change while flows are read. Their state after the read decides, so that no flow is deleted
+        that has become valid. If the mappings are not `certain` then, nothing is deleted, and the result is None."""
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())
@@ -252,12 +247,12 @@ class Conntrack(Closing):
                             yield UdpFlow(target, client, server, data[start:end])
             except NetlinkError as error:
                 if error.code in {errno.EINVAL, errno.EOPNOTSUPP}:
-                    raise ApplyError(f"{error}: is the kernel module nf_conntrack_netlink there?") from error
+                    raise ApplyError(f"{error}: is the kernel module nf_conntrack_netlink loaded?") from error
                 raise
 
 
 def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collection[bytes]) -> list[bytes]:
-    """Return dump requests that together return each flow to these destinations once."""
+    """Return dump requests whose answers together contain each flow to these destinations once."""
     whole = set(ports)
     if family == 10:
         # Linux, up to 6.18 at least, inverts the comparison of IPv6 addresses (ctnetlink_filter_match_tuple).
@@ -267,18 +262,19 @@ def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collec
 
 
 def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> bytes:
-    """Pack a dump request for UDP flows: all, or those to this port, or to this port and IPv4 address."""
+    """Pack a dump request for all UDP flows, for the flows to a port, or for the flows to a port and IPv4 address."""
     return netfilter_header(family) + tracked.selection(_UDP, (address, port))
 
 
 def _exactly(wanted: Translation) -> bytes:
-    """Pack a deletion of all IPv4 UDP flows of a translation."""
+    """Pack a request that deletes all IPv4 UDP flows of a translation."""
     ends = [(end[:-2], end[-2:]) for end in wanted]
     return netfilter_header(2) + tracked.selection(_UDP, *ends)
 
 
 def _identity(entry: bytes) -> bytes:
-    """Return the attributes that identify an entry. Without the id, a newer flow of the same tuple would be deleted."""
+    """Return the attributes that identify an entry. Without the id, the kernel would also delete a newer flow with this
+    tuple."""
     return b"".join(
         entry[begin - 4 : (stop + 3) & ~3]
         for kind, begin, stop in attributes(entry, 0, len(entry))

@@ -1,4 +1,4 @@
-"""Multicast messages of the kernel in the caller's network namespace, and their filters in classic BPF.
+"""Receives the kernel's netlink multicast messages in the caller's network namespace, with filters in classic BPF.
 
 A message that the kernel filters out costs this process nothing. Sources: netlink(7); linux/filter.h,
 linux/bpf_common.h, net/core/filter.c of Linux 6.18.
@@ -31,7 +31,7 @@ _SENDER: Final = 12  # nlmsg_pid of struct nlmsghdr
 _KEEP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF)
 _DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0)
 _LOAD_INDEXED: Final = {2: 0x48, 4: 0x40}
-"""The code of LD IND, which loads from the offset X + operand, by the number of bytes that it loads."""
+"""The opcode of LD IND, which loads from offset X + operand, by the number of loaded bytes."""
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the two low bytes of nlmsg_len: enough below 64 KiB
 _NEXT_MESSAGE: Final = b"".join(
     _INSTRUCTION.pack(code, 0, 0, operand)
@@ -52,12 +52,13 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Adds the length of the message at X, padded, to X."""
 _MOST_MESSAGES: Final = 80
-"""Most messages that the filter examines in a buffer; it lets larger buffers pass. A full page has 50 elements."""
+"""The maximum number of messages that the filter examines in a buffer; a buffer with more messages passes. A full page
+has 50 elements."""
 
 
 class Announcements(nl.Closing):
-    """A socket that receives multicast messages. `lost` counts how often the kernel dropped messages because there were
-    too many.
+    """A socket that receives multicast messages. `lost` counts the times when the kernel dropped messages because the
+    receive buffer was full.
 
     `subject` is for errors: "cannot listen to SUBJECT".
     """
@@ -76,7 +77,7 @@ class Announcements(nl.Closing):
         protocol: int = nl.NETLINK_NETFILTER,
         program: bytes = b"",
     ) -> Self:
-        """Join groups, with the filter `program` unless it is None. Raises NetlinkError."""
+        """Open a socket that has joined these groups; `program` is its filter, b'' for none. Raises NetlinkError."""
         opened = cls(nl.open_socket(protocol, receive_buffer), subject)
         try:
             opened._socket.setblocking(False)
@@ -102,11 +103,11 @@ class Announcements(nl.Closing):
             self._socket.setsockopt(nl.SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
     def leave(self, group: int) -> None:
-        """Receive no further messages of a group; messages that have arrived can still be read. Raises OSError."""
+        """Stop receiving the messages of a group; messages that have arrived can still be read. Raises OSError."""
         self._socket.setsockopt(nl.SOL_NETLINK, _DROP_MEMBERSHIP, group)
 
     def attach(self, program: bytes) -> None:
-        """Filter messages in the kernel by a program, which replaces the earlier program. Raises OSError."""
+        """Attach a BPF filter program, which replaces the earlier program. Raises OSError."""
         code = ctypes.create_string_buffer(program, len(program))
         where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
         self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
@@ -122,7 +123,7 @@ class Announcements(nl.Closing):
                 yield data
 
     def until(self, end: float) -> Iterator[bytes]:
-        """Yield buffers until `end`, of time.monotonic(); blocks. Raises NetlinkError."""
+        """Yield buffers until the time `end` of time.monotonic(); blocks. Raises NetlinkError."""
         while (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
@@ -133,16 +134,15 @@ class Announcements(nl.Closing):
                 yield data
 
     def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
-        """Read all available buffers, without blocking. Return whether a message is relevant (`matters`), or messages
-        were lost. Once `matters` returned True, it is not called again. Raises NetlinkError.
-        """
+        """Read all available buffers, without blocking. Return whether `matters` is true for a buffer, or messages were
+        lost. After `matters` has returned True, it is not called again. Raises NetlinkError."""
         before, found = self.lost, False
         for data in self.waiting():
             found = found or matters(data)
         return found or self.lost != before
 
     def _receive(self) -> bytes | None:
-        """Return a buffer, None when messages were lost."""
+        """Return a buffer; None if messages were lost."""
         try:
             return self._socket.recv(nl.READ_SIZE)
         except (BlockingIOError, TimeoutError):
@@ -158,7 +158,7 @@ class Announcements(nl.Closing):
 
 
 def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
-    """Return a filter of steps (instruction, operand) that keeps messages for which all comparisons are true."""
+    """Return a filter program of steps (instruction, operand). It accepts a message if all its comparisons are true."""
     # A comparison that is false jumps to the last instruction, which drops the message.
     packed = b""
     for at, (code, operand) in enumerate(steps):
@@ -167,7 +167,8 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
 
 
 def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters other
+    messages."""
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
     for port in ports:
         packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]
@@ -175,13 +176,12 @@ def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
 
 
 def loaded(field: bytes) -> int:
-    """Return the number that a filter loads from these bytes: in network byte order."""
+    """Return the number that a filter loads from these bytes, in network byte order."""
     return int.from_bytes(field, "big")
 
 
 def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return a filter that keeps a buffer if the fields of one of its messages equal all fields of one of these
-    alternatives.
+    """Return a filter that accepts a buffer if a message in it has all the fields of one alternative.
 
     A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
     transaction into a buffer. A buffer is dropped if the filter loads bytes beyond its end.

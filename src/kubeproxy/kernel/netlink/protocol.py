@@ -59,12 +59,12 @@ READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# The refusals of one send must fit into the socket's receive buffer; the kernel counts less than 1 KiB for each.
+# All refusals of one send must fit into the socket's receive buffer; the kernel counts less than 1 KiB per refusal.
 _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# The answers to one send must fit into it as well: two answers of about 1 KiB for each request.
+# All answers to one send must fit into the receive buffer, too: two answers of about 1 KiB per request.
 _INQUIRIES: Final = 500
 # One send must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
@@ -72,12 +72,12 @@ _NAMED_REFUSALS: Final = 3
 
 
 def errno_text(code: int) -> str:
-    """Return the system's text of an errno; 'error N' of a number above MAX_ERRNO (linux/err.h)."""
+    """Return the system's text for an errno; 'error N' for a number above MAX_ERRNO (linux/err.h)."""
     return os.strerror(code) if 0 < code < 4096 else f"error {code}"
 
 
 class NetlinkError(ApplyError):
-    """The kernel refused a request: `code` is its errno, the text includes its extended acknowledgement, if any."""
+    """The kernel refused a request. `code` is the errno; the text includes the extended acknowledgement, if any."""
 
     def __init__(self, code: int, what: str, detail: str = "") -> None:
         self.code = code
@@ -89,7 +89,7 @@ class DumpInterruptedError(ApplyError):
 
 
 class Message(NamedTuple):
-    """A message inside a received buffer: fields of its header, and the offsets where its payload starts and ends."""
+    """A message inside a received buffer: fields of its header, and the start and end offsets of its payload."""
 
     kind: int
     flags: int
@@ -99,7 +99,8 @@ class Message(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """The answer to a request: an errno or 0, its text, and the messages before it as (buffer, start, end)."""
+    """The answer to a request: an errno or 0, the text of the error, and the messages of data as (buffer, start,
+    end)."""
 
     code: int
     text: str
@@ -107,9 +108,8 @@ class Inquiry(NamedTuple):
 
 
 class RefusedError(ApplyError):
-    """The kernel refused objects of a batch: `refused` has each of these with its error. All others are in effect. The
-    text has the first three errors, and the number of further errors.
-    """
+    """The kernel refused some objects of a batch: `refused` contains these objects with their errors. All other objects
+    are in effect. The text contains the first three errors and the number of further errors."""
 
     def __init__(self, refused: Sequence[tuple[Any, NetlinkError]]) -> None:
         self.refused = list(refused)
@@ -120,9 +120,8 @@ class RefusedError(ApplyError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Raise ApplyError, naming `what`, if the wrapped parser fails because a message has an unexpected layout. The
-    parser, wrapped by this context manager or decorator, need not check that each attribute is present.
-    """
+    """Raise ApplyError, which names `what`, if the wrapped parser fails because of a message's layout. With this
+    context manager or decorator a parser need not check that each attribute is present."""
     try:
         yield
     except (struct.error, LookupError, ValueError) as error:
@@ -151,12 +150,13 @@ def text_attribute(kind: int, text: str) -> bytes:
 
 
 def text_of(payload: bytes) -> str:
-    """Return the name in an attribute's payload. Other programs may use any bytes: `text_attribute` restores them."""
+    """Return the name in an attribute's payload. Names of other programs may contain any bytes; `text_attribute`
+    restores these bytes."""
     return payload.rstrip(b"\0").decode(errors="surrogateescape")
 
 
 def netfilter_header(family: int = 0) -> bytes:
-    """Pack struct nfgenmsg, which follows the header in each message of netfilter's families."""
+    """Pack struct nfgenmsg, which follows the netlink header in each message of netfilter's subsystems."""
     return bytes((family, 0, 0, 0))
 
 
@@ -182,8 +182,7 @@ def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
 def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, bytes]:
     """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`.
 
-    Does not use that generator, because reading a table calls this function 4,000 times.
-    """
+    For speed it does not call that generator: to read a table, this function is called 4,000 times."""
     found: dict[int, bytes] = {}
     end = len(data) if end is None else end
     while start + 4 <= end:
@@ -200,7 +199,7 @@ def _malformed(kind: int, length: int) -> ApplyError:
 
 
 def find(data: bytes, start: int, end: int, *path: int) -> tuple[int, int] | None:
-    """Return start and end of the payload of the first attribute at a path of types, None if it is missing."""
+    """Return the start and end of the payload of the first attribute at a path of types; None if it is missing."""
     for kind in path:
         place = next((place[1:] for place in attributes(data, start, end) if place[0] == kind), None)
         if place is None:
@@ -221,7 +220,7 @@ def messages(data: bytes) -> Iterator[Message]:
 
 
 def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the attributes in each message except netlink's control messages.
+    """Yield (buffer, start, end) of each message's attributes; netlink's control messages are skipped.
 
     `header` is the size of the family's header, which precedes the attributes. Raises ApplyError like `messages`.
     """
@@ -234,8 +233,7 @@ def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int,
 def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
     """Return (errno or 0, text) of an NLMSG_ERROR or NLMSG_DONE message.
 
-    The text is that of the extended acknowledgement, with the offset of the attribute that it concerns.
-    """
+    The text comes from the extended acknowledgement, with the offset of the refused attribute."""
     if at.end - at.start < 4:
         return 0, ""
     code = -_CODE.unpack_from(data, at.start)[0]
@@ -243,7 +241,7 @@ def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
         return code, ""
     start = at.start + 4
     if at.kind == NLMSG_ERROR:
-        # The header of the request follows, and then the rest of the request, unless NETLINK_CAP_ACK cut that off.
+        # The request's header follows, and then the request's payload, unless NETLINK_CAP_ACK omits the payload.
         if at.end - start < HEADER.size:
             return code, ""
         request_length = HEADER.unpack_from(data, start)[0]
@@ -274,8 +272,7 @@ class Closing(ABC):
 class Netlink(Closing):
     """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager.
 
-    Calls block, for 30 s at most. After an incomplete `dump`, the socket can only be closed.
-    """
+    Calls block, for at most 30 s. After an incomplete `dump` the caller must close the socket."""
 
     def __init__(self, protocol: int, opened: socket.socket) -> None:
         self._protocol = protocol
@@ -294,7 +291,7 @@ class Netlink(Closing):
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
         """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. The last
         buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in errors. Raises
-        NetlinkError when the kernel refuses, and DumpInterruptedError after the last buffer when the table changed.
+        NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the table changed.
         """
         sequence = next(self._sequence)
         self._send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, payload), what)
@@ -317,7 +314,8 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump, which is repeated up to ten times if the table changes. Raises as `dump`."""
+        """Return all buffers of a dump; if the table changes, repeat the dump up to ten times. Raises the errors of
+        `dump`."""
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))
@@ -325,7 +323,7 @@ class Netlink(Closing):
                 if attempt == _DUMP_ATTEMPTS - 1:
                     raise
             except ApplyError:
-                # The dump may be incomplete; then the kernel would refuse the next dump on this socket.
+                # If the dump is incomplete, the kernel refuses the next dump on this socket.
                 self._socket.close()
                 self._socket = open_socket(self._protocol)
                 raise
@@ -359,24 +357,24 @@ class Netlink(Closing):
         return (Inquiry(*codes[number], answers[number]) for number in sequences)
 
     def ask(self, kind: int, payload: bytes, what: str, header: int = 4) -> list[tuple[bytes, int, int]]:
-        """Send one request that is answered with messages; return (buffer, start, end) of the attributes in each.
+        """Send one request; return (buffer, start, end) of the attributes in each message of the answer.
 
-        `header` is the size of the family's header, as of `answers`. Raises NetlinkError when the kernel refuses.
-        """
+        `header` is the size of the family's header, as in `answers`. Raises NetlinkError when the kernel refuses."""
         ((code, text, places),) = self.inquire(kind, [payload], what)
         if code:
             raise NetlinkError(code, f"cannot read {what}", text)
         return [(data, start + header, end) for data, start, end in places]
 
     def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
-        """Send one request; return 0 or an `accepted` errno. Raises NetlinkError for other refusals: "cannot WHAT"."""
+        """Send one request; return 0 or an `accepted` errno. For another errno raises NetlinkError: "cannot WHAT"."""
         ((code, text),) = self.requests(kind, [payload], f"the request to {what}", flags)
         if code and code not in accepted:
             raise NetlinkError(code, f"cannot {what}", text)
         return code
 
     def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
-        """Send each payload as one request; return (errno or 0, text) of each, in order. `flags` may be NLM_F_CREATE.
+        """Send each payload as one request; return (errno or 0, text) per request, in order. `flags` may be
+        NLM_F_CREATE.
 
         Raises NetlinkError only when the socket fails or an answer is lost.
         """
@@ -398,7 +396,8 @@ class Netlink(Closing):
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel handles requests in order and answers refusals: the answer to the last request ends the batch.
+        # The kernel handles requests in order and answers only refusals and the last request, whose answer ends the
+        # batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
         results: dict[int, tuple[int, str]] = {}
@@ -427,7 +426,7 @@ class Netlink(Closing):
                 raise NetlinkError(error.errno or errno.EIO, f"cannot read {what}") from error
             if flags & socket.MSG_TRUNC:
                 raise NetlinkError(errno.EMSGSIZE, f"cannot read {what}", "the answer is larger than one read")
-            # Only messages from port 0 are the kernel's; other processes can send to our port id too.
+            # Only the kernel sends from port 0; other processes can also send to our port id.
             if sender[0] == 0 and len(data) >= HEADER.size:
                 return data
 
@@ -472,8 +471,7 @@ def grow_send_buffer(sock: socket.socket, size: int) -> None:
 def _last_message(data: bytes) -> Message:
     """Return the last message of a buffer, which ends a dump if it is NLMSG_DONE.
 
-    Of the messages before the last one only the lengths are read, which takes 10 ms for a dump of 100,000 entries.
-    """
+    For the messages before the last one, only the lengths are read, which takes 10 ms for 100,000 entries."""
     read = _LENGTH.unpack_from
     at, following, size = 0, 0, len(data)
     while following + HEADER.size <= size:

@@ -1,9 +1,9 @@
-"""Changes of nf_tables by other programs, which the kernel announces at the end of each transaction.
+"""Monitors changes of nf_tables by other programs, which the kernel announces at the end of each transaction.
 
-Our own transactions are filtered out, but counted. Every transaction increments the generation number of the ruleset.
-If our own transactions and the announced ones do not add up to the increase, a transaction was missed. Source:
-nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18.
-"""
+Announcements of our own transactions are filtered out, but the transactions are counted. Every transaction increments
+the ruleset's generation number. If this number grows by more than our own and the announced transactions, an
+announcement was missed. Source: nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux
+6.18."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, par
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
-_RECEIVE_BUFFER: Final = 8 << 20  # about 50,000 elements; the kernel allocates memory only for messages
+_RECEIVE_BUFFER: Final = 8 << 20  # room for about 50,000 elements; an empty buffer uses no memory
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _KIND: Final = 4  # the offset of nlmsg_type in struct nlmsghdr
 _ATTRIBUTES: Final = 20  # the offset of the first attribute, the table's name, in a message
@@ -40,12 +40,13 @@ _DELETIONS: Final = frozenset({nfnetlink.DELETE_TABLE, nfnetlink.DELETE_CHAIN, n
 _CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
-"""Seconds before each attempt to read: the kernel announces a transaction shortly after its new generation."""
-_SLOWEST: Final = 10.0  # maximum seconds from increment to announcement, for 100,000 elements under load
+"""Seconds before each attempt to read: the kernel increments the generation shortly before it announces the
+transaction."""
+_SLOWEST: Final = 10.0  # maximum seconds between the increment and the announcement: 100,000 elements, under load
 
 
 class ChainChange(NamedTuple):
-    """A chain, or a rule in it, was created or deleted; `chain` is '' for the table itself."""
+    """The creation or deletion of a chain or of a rule in it; `chain` is '' for the table itself."""
 
     table: str
     chain: str
@@ -53,16 +54,16 @@ class ChainChange(NamedTuple):
 
 
 class Interest(NamedTuple):
-    """Selects the changes to report. With `table`: changes of this table in messages that contain `word`. Without:
-    changes of the chains that `concerns` accepts, in messages that contain `word`; deletions in any message.
-    """
+    """Selects the changes to report. With `table`: changes of this table in messages that contain `word`. Without
+    `table`: changes of the chains that `concerns` accepts, from messages that contain `word` and from all deletions."""
 
     word: bytes
     table: str = ""
     concerns: Callable[[ChainChange], bool] = lambda _: True
 
     def wanted(self) -> tuple[bytes, ...]:
-        """Return a filter of buffers about the table: another program may load 100,000 elements into another table."""
+        """Return a filter for buffers about `table`, because another program may load 100,000 elements into another
+        table."""
         if not self.table:
             return ()
         name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
@@ -72,12 +73,11 @@ class Interest(NamedTuple):
 
 class ForeignChanges(NamedTuple):
     """Changes by other programs in one family since the last reset: the sets with changed `elements`, and whether
-    chains or `rules` changed.
+    chains or `rules` were changed.
 
-    `complete`: no change was missed. `by`: names of the programs, if known. `chains`: names of tables, each with the
-    names of its changed chains, '' for the table itself. `pending`: not complete only because a transaction of any
-    program is under way.
-    """
+    `complete`: no change was missed. `by`: names of the programs, if known. `chains`: pairs of a table and a changed
+    chain, '' for the table itself. `pending`: the changes are incomplete only because a transaction of some program is
+    under way."""
 
     complete: bool
     elements: frozenset[str] = frozenset()
@@ -93,12 +93,12 @@ class ForeignChanges(NamedTuple):
 
     @property
     def nothing_yet(self) -> bool:
-        """Whether the table is unchanged, except maybe by a transaction that the kernel has not announced yet."""
+        """Whether no announced transaction has changed the table; one transaction may not be announced yet."""
         return self.pending and self._replace(complete=True).nothing
 
 
 class _Found:
-    """The changes found in one family."""
+    """The announced changes in one family."""
 
     def __init__(self) -> None:
         self.complete = True
@@ -113,11 +113,9 @@ class _Found:
 
 
 class ChangeMonitor:
-    """Monitors the changes in a network namespace, for all families and sockets; `monitor` opens it. Several threads
-    may use it.
+    """Monitors the changes in a network namespace, in all families and by all sockets; thread-safe. `monitor` opens it.
 
-    The argument `generation` of its methods reads the number of the current generation from the kernel.
-    """
+    The methods' argument `generation` is a function that reads the current generation number from the kernel."""
 
     def __init__(self, announced: Announcements, namespace: int, interest: Interest) -> None:
         self.users = 0
@@ -127,16 +125,16 @@ class ChangeMonitor:
         self._lock = threading.RLock()
         self._ports: set[int] = set()
         self._families: dict[int, _Found] = {}
-        self._open_transaction: set[tuple[int, int, str, str]] = set()  # its changes before its last message
-        self._counted = 0  # our transactions, and those announced
+        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes in an incompletely read transaction
+        self._counted = 0  # the number of our own and of announced transactions
         self._began = 0  # the generation before the first counted transaction
-        self._since = 0  # transactions up to this generation are ignored: missed, or announced in part
+        self._since = 0  # announcements up to this generation are incomplete, so they are not counted
         self._lost = False  # whether the kernel has dropped announcements since `_begin`
         self._pauses = 0
-        self._late_since: float | None = None  # from then on a transaction was under way at each check
+        self._late_since: float | None = None  # the first of the checks in a row that found a transaction under way
 
     def close(self) -> None:
-        """Close the socket, if this was the last user."""
+        """Remove one user; close the socket when no user is left."""
         with self._lock:
             self.users -= 1
             if self.users == 0:
@@ -144,7 +142,8 @@ class ChangeMonitor:
                 _monitors.pop((self._namespace, self._interest.word), None)
 
     def ignore(self, port: int) -> None:
-        """Filter out the transactions of the socket with this netlink port; its user calls `count_own` for each."""
+        """Filter out the transactions of the socket with this netlink port. The caller reports each with
+        `count_own`."""
         with self._lock:
             self._ports.add(port)
             try:
@@ -153,12 +152,12 @@ class ChangeMonitor:
                 self._announced.attach(without_senders(self._ports))
 
     def count_own(self, transactions: int = 1) -> None:
-        """Count transactions of ours."""
+        """Count transactions of this process."""
         with self._lock:
             self._counted += transactions
 
     def reset(self, family: int, generation: Callable[[], int]) -> None:
-        """Discard the changes of a family, before its whole table is read. Raises ApplyError."""
+        """Discard the changes of a family; the caller then reads its whole table. Raises ApplyError."""
         with self._lock:
             self._catch_up(generation)
             self._families[family] = _Found()
@@ -173,7 +172,7 @@ class ChangeMonitor:
             return found.changes(complete=complete, pending=self._late_since is not None)
 
     def announced(self, family: int) -> bool:
-        """Return whether a change since `reset` was announced; unlike `changes`, read only arrived messages."""
+        """Return whether a change since `reset` was announced. Unlike `changes`, do not wait for late announcements."""
         with self._lock:
             self._read()
             found = self._families.get(family)
@@ -187,16 +186,16 @@ class ChangeMonitor:
             return found
 
     def mark_incomplete(self, family: int) -> None:
-        """Report changes of a family as incomplete, until `reset`."""
+        """Mark the changes of a family as incomplete until `reset`."""
         with self._lock:
             self._families.setdefault(family, _Found()).complete = False
 
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
-        """Receive nothing while the body of the `with` statement changes tables, through another program or by 100,000
+        """Receive no announcements while the `with` body changes tables through another program, or by 100,000
         elements.
 
-        The next generation number shows changes by other programs in the meantime. Raises ApplyError.
+        The generation number at the end shows whether other programs changed tables in the meantime. Raises ApplyError.
         """
         with self._lock:
             if self._pauses == 0:
@@ -210,19 +209,17 @@ class ChangeMonitor:
                 self._pauses -= 1
                 if self._pauses == 0:
                     self._announced.join(_GROUP)
-                    # The kernel may be announcing this transaction just now, so that only its end is received.
+                    # If the kernel is announcing this transaction just now, the socket receives only the end of it.
                     now = generation()
                     if self._unannounced(now):
                         self._mark_all_incomplete()
                     self._begin(now)
 
     def _catch_up(self, generation: Callable[[], int]) -> bool:
-        """Read the announcements; if a transaction is missing, changes of all families are incomplete.
+        """Read the announcements; if one is missing, mark the changes of all families as incomplete.
 
-        Return False during a pause, when the number of our transactions is not known yet, and while a transaction is
-        under way. The kernel counts and announces a transaction under its mutex, so at most the last one is not
-        announced.
-        """
+        Return False while a transaction is under way, and during a pause, when the number of our transactions is
+        unknown. The kernel counts and announces a transaction under its mutex, so at most one is not announced."""
         late, self._late_since = self._late_since, None
         if self._pauses:
             return False
@@ -243,7 +240,7 @@ class ChangeMonitor:
         return True
 
     def _unannounced(self, now: int) -> int:
-        """Return the number of transactions up to a generation, minus the number of our own and of announced ones."""
+        """Return the number of transactions up to a generation, minus our own and the announced transactions."""
         missing = (now - self._began - self._counted) & _GENERATIONS
         return missing if missing <= _GENERATIONS >> 1 else missing - _GENERATIONS - 1
 
@@ -260,7 +257,7 @@ class ChangeMonitor:
         lost = self._announced.lost
         for data in self._announced.waiting():
             # The message that ends a transaction arrives in a separate buffer. Buffers about other tables are not
-            # parsed, because there may be 100,000 messages.
+            # parsed, because they may contain 100,000 messages.
             if data.startswith(_NEW_GENERATION, _KIND):
                 for at in messages(data):
                     self._end_transaction(parts(data, at.start + _HEADER_SIZE, at.end))
@@ -306,8 +303,7 @@ _opening = threading.Lock()
 
 
 def monitor(interest: Interest) -> ChangeMonitor:
-    """Return the monitor of the caller's network namespace for an interest. Its users share the monitor, and each user
-    closes it.
+    """Return the monitor of the caller's network namespace for an interest. Callers share it, and each calls `close`.
 
     Needs CAP_NET_ADMIN. Raises NetlinkError.
     """
@@ -321,11 +317,11 @@ def monitor(interest: Interest) -> ChangeMonitor:
 
 
 def monitor_table(table: str) -> ChangeMonitor:
-    """Return the monitor of tables of this name, in both families."""
+    """Return the monitor of the tables with this name, in both families."""
     return monitor(Interest(table.encode() + b"\0", table))
 
 
 def _printable(program: bytes) -> str:
-    """Return a program's name without control characters, which a program may set; 'unknown' without a name."""
+    """Return a program's name without control characters, since programs set their names; 'unknown' for no name."""
     name = program.rstrip(b"\0").decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"

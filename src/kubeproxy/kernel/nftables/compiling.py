@@ -1,12 +1,11 @@
-"""A compiler of the part of nft's language in which our rules are written, to the expressions that nft 1.0.6 produces.
+"""Compiles rules in a part of nft's language to the expressions that nft 1.0.6 produces.
 
     match:      KEY [!=] VALUE | PREFIX | @SET | { VALUE, ... }, KEY & MASK OPERATOR VALUE, KEY OPERATOR VALUE
     map:        KEY vmap @MAP | { VALUE : VERDICT, ... }
     statement:  KEY set KEY | KEY map @MAP, dnat, redirect, masquerade, reject, counter name, flow add, update, delete
     verdict:    accept, drop, return, jump CHAIN, goto CHAIN
 
-A KEY is a field of fields.FIELDS, or several, separated by dots.
-"""
+A KEY is a field of fields.FIELDS, or several fields separated by dots."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ from kubeproxy.kernel.nftables.fields import (
 
 _TOKENS: Final = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
 _PORT_OF_MAP: Final = re.compile(r"(\b(?:redirect|dnat) to (?:\[\S*?\]|[^\s\[]*?)):(?=[a-z])")
-"""Matches the space before a key that nft's listing omits."""
+"""Matches the space before a key that nft omits when it lists a rule."""
 _TIMES: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}
-"""The codes of port unreachable in ICMP and in ICMPv6, with which `reject` answers."""
+"""The codes of "port unreachable" in ICMP and in ICMPv6, which `reject` sends."""
 _SPECIFIED, _MAPPED, _FULLY_RANDOM = 2, 1, 16  # NF_NAT_RANGE_PROTO_SPECIFIED, _MAP_IPS, _PROTO_RANDOM_FULLY
 
 
@@ -58,7 +57,7 @@ def register(slot: int) -> int:
 
 
 class _Key(NamedTuple):
-    """Fields that are loaded into consecutive registers; `hashed` are the operands of a hash in the key."""
+    """The fields of a key, loaded into consecutive registers; `hashed` are the fields that a hash in the key reads."""
 
     fields: tuple[Field, ...]
     hashed: tuple[Field, ...] = ()
@@ -68,7 +67,8 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield expressions that load the key from a slot on, and the operands of a hash `spare` slots after it."""
+        """Yield expressions that load the key into registers from `slot` on, and the fields of a hash `spare` slots
+        after it."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
@@ -98,7 +98,7 @@ class _Reader:
         yield from self._about_key()
 
     def take(self, *words: str) -> bool:
-        """Consume these words if they are next; return whether they were."""
+        """Consume these words if they come next; return whether they did."""
         if tuple(self.left[: len(words)]) != words:
             return False
         del self.left[: len(words)]
@@ -116,7 +116,7 @@ class _Reader:
             raise ValueError(f"{word!r} expected in rule: {self.text}")
 
     def key(self) -> _Key:
-        """Consume fields separated by dots; one of them may be a hash."""
+        """Consume fields separated by dots; a field may be a hash."""
         fields: list[Field] = []
         hashed: tuple[Field, ...] = ()
         while not fields or self.take("."):
@@ -152,7 +152,7 @@ class _Reader:
         elif self.take("&") or self.take("and"):
             yield from self._masked(field)
         else:
-            # `!` before the name of a bit: it is not set.
+            # `!` before the name of a bit means that the bit is not set.
             signs = (*enumerate(x.OPERATORS), (1, "!"))
             op = next((i for i, word in signs if self.take(word)), 0)
             operand = self.word()
@@ -222,7 +222,8 @@ class _Reader:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def dnat(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'dnat': a map, an address with a map of ports, or an address of the packet."""
+        """Consume the rest of a statement after 'dnat': a map, an address with a map of ports, or an address in the
+        packet."""
         flags = _SPECIFIED | _MAPPED
         family = _NAT[self.ip]
         if self.take(self.ip):
@@ -258,7 +259,7 @@ class _Reader:
         return ipaddress.ip_address(word.strip("[]")).packed
 
     def redirect(self) -> Iterator[x.Expression]:
-        """Consume the rest after 'redirect to :'."""
+        """Consume the rest of a statement after 'redirect to :'."""
         key = self.key()
         self.expect("map")
         yield from key.load()
@@ -266,7 +267,8 @@ class _Reader:
         yield x.Redirect(1, 1, _SPECIFIED)
 
     def update(self, op: int = 1) -> Iterator[x.Expression]:
-        """Consume the rest after 'update' or 'delete': the key of a client, its timeout, and the data in a map."""
+        """Consume the rest of a statement after 'update' or 'delete': a client's key, its timeout, and the data in a
+        map."""
         name = self._name()
         self.expect("{")
         key = self.key()
@@ -277,7 +279,7 @@ class _Reader:
             yield from key.load()
             yield x.Update(name, op, 1, timeout=timeout)
             return
-        after = padded(key.slots)  # in a whole register, as nft loads it
+        after = padded(key.slots)  # nft loads the data into a whole register
         yield from key.load(spare=after - key.slots)
         yield from data.load(after)
         yield x.Update(name, op, 1, register(after), timeout=timeout)
@@ -304,17 +306,17 @@ def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
         yield from _within(field, op, operand)
         return
     value = packed(field.type, field.size, operand)
-    if operand in {"new", "established", "related", "dnat"}:  # one of several bits
+    if operand in {"new", "established", "related", "dnat"}:  # these are bits
         yield from _bits(field, value, 1 - op, bytes(field.size))
         return
     yield from _Key((field,)).load()
-    if field.size == 8 and op > 1:  # in host byte order, but the kernel compares byte by byte
+    if field.size == 8 and op > 1:  # a number in host byte order, but the kernel compares byte by byte
         yield x.Byteorder(1, 1, 1, 8, 8)
     yield x.Compare(1, op, value)
 
 
 def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
-    """Yield the match of a network: of the first bytes of the address, if the prefix has whole bytes."""
+    """Yield the match of a network. If the prefix ends at a byte, only the address's first bytes are compared."""
     network = ipaddress.ip_network(operand)
     size, load = network.prefixlen // 8, field.load
     if network.prefixlen % 8 or not size or not isinstance(load, x.Payload):
@@ -325,7 +327,7 @@ def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
 
 
 def _reset() -> Iterator[x.Expression]:
-    """Yield a TCP reset. If the rule has no condition for TCP, yield one first, as nft does."""
+    """Yield a TCP reset. If the rule has no match of TCP, yield this match first, as nft does."""
     yield from _compared(FIELDS["meta l4proto"], 0, "tcp")
     yield x.Reject(1)
 

@@ -1,4 +1,4 @@
-"""Elements of nf_tables' sets and maps: packing for a transaction, dumps, look-ups by key, and counters.
+"""Elements of nf_tables' sets and maps: packs them for a transaction, and reads them and their counters.
 
 Sources: nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c,
 nft_rhash_walk and nft_counter_do_dump of Linux 6.18.
@@ -33,7 +33,7 @@ from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NE
 
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
-# The length of a nested attribute has 16 bits, so a message's list of elements must stay below 64 KiB.
+# The length of a nested attribute is a number of 16 bits, so a message's list of elements must be below 64 KiB.
 _LIST_LIMIT: Final = 60_000
 
 
@@ -45,9 +45,8 @@ def element_messages(
 ) -> list[bytes]:
     """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set.
 
-    If all elements are `size` bytes long, `elements` may be their bytes in any pieces. `set_id` is the number under
-    which the same transaction creates an anonymous set.
-    """
+    If all elements are `size` bytes long, `elements` may split their bytes anywhere. `set_id` is the number by which
+    the transaction refers to an anonymous set that it creates."""
     where = names(table, name)
     if set_id:
         where += number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
@@ -79,9 +78,8 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 class Packer(NamedTuple):
     """Packs the elements of one set from the constant bytes around key and data.
 
-    The arguments `key_size` and `data_size` of the method `of` are in bytes; `data_size` is 0 for a plain set, or to
-    remove elements. `size` is that of a whole element.
-    """
+    `of` takes the sizes of key and data in bytes; the size of data is 0 for a plain set, or to remove elements. `size`
+    is the size of a whole element."""
 
     before_key: bytes
     before_data: bytes
@@ -98,7 +96,7 @@ class Packer(NamedTuple):
         return cls(element[: len(element) - len(data) - key_size], before_data, padding, len(element))
 
     def pack(self, key: bytes, data: bytes) -> bytes:
-        """Return one element. The size of a key is a multiple of four: the kernel pads its registers."""
+        """Return one element. The key is padded to a multiple of four bytes, as in the kernel's registers."""
         return self.before_key + key + self.before_data + data + self.after_data
 
 
@@ -110,7 +108,7 @@ def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
 
 
 def interval_element(key: bytes) -> bytes:
-    """Return the element of a concatenated interval set; `key` is the first key of the interval, then the last one."""
+    """Return an element of a concatenated interval set; `key` is the interval's first key followed by its last key."""
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
     return nested(nfta.LIST_ELEM, first, last)
@@ -123,16 +121,15 @@ def plain_element(key: bytes, data: bytes | RuleVerdict = b"", *more: bytes) -> 
 
 
 def catch_all_element() -> bytes:
-    """Return the element without a key, `*` in nft, which matches everything that no other element matches."""
+    """Return the catch-all element, `*` in nft, which has no key and matches if no other element matches."""
     return nested(nfta.LIST_ELEM, number_attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
 
 
 def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
-    """Return the element of a set or map with timeouts. Timeout and expiration are in milliseconds.
+    """Return an element of a set or map with timeouts. Timeout and expiration are in milliseconds.
 
-    A timeout of 0 means the timeout of the set: kernels from 6.12 on omit that in dumps, and refuse a 0 together with
-    an expiration.
-    """
+    A timeout of 0 means the set's timeout: since Linux 6.12 dumps omit it, and the kernel refuses a timeout of 0
+    together with an expiration."""
     lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
     return plain_element(key, data, lasts, ends)
@@ -146,12 +143,11 @@ def _value(kind: int, value: bytes) -> bytes:
 
 
 class Element(NamedTuple):
-    """An element: packed key and data, which for a verdict map is the name of a chain.
+    """An element: packed key and data; in a verdict map the data is the name of a chain.
 
-    Times are in milliseconds, 0 if the set has none. The key of an interval is its first value followed by its last
-    value. In a set of one field an interval is two elements: the second one `ends` the interval, and its key is the
-    value after the last.
-    """
+    Times are in milliseconds; 0 if the set has no timeouts. The key of an interval is its first value followed by its
+    last value. If the key is one field, an interval is two elements: `ends` is True for the second element, and its key
+    is the value after the interval."""
 
     key: bytes
     data: bytes
@@ -188,11 +184,10 @@ def element_of(data: bytes, start: int, end: int) -> Element:
 
 
 class ElementLayout(NamedTuple):
-    """The layout of records of equal size, one for each element. `fields` unpacks a record to its key and data.
+    """The byte layout of records of equal size, one record per element. `fields` unpacks a record to its key and data.
 
-    `constant` are the offsets, from a record's start, of the bytes that must be equal in all records: those before the
-    key, between key and data, and of the attribute header after the data.
-    """
+    `constant` are the offsets in a record of the bytes that must be equal in all records: the bytes before the key, the
+    bytes between key and data, and the attribute header after the data."""
 
     fields: struct.Struct
     constant: tuple[int, ...]
@@ -201,8 +196,7 @@ class ElementLayout(NamedTuple):
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
     """Return the layout of records of `size` bytes; the first begins at `origin`, and its element is data[start:end].
 
-    None if the element has an interval as its key, or a verdict.
-    """
+    Return None if the element's key is an interval, or its data a verdict."""
     values = {kind: first + ATTRIBUTE.size for kind, first, _ in attributes(data, start, end)}
     element = element_of(data, start, end)
     if nfta.SET_ELEM_KEY not in values or bool(element.data) != (nfta.SET_ELEM_DATA in values):
@@ -233,7 +227,7 @@ def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
 def decoded(data: bytes, start: int, end: int) -> Pairs:
     """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
 
-    The elements of a set nearly always have the same layout; then the list is decoded at C speed.
+    Nearly always all elements of a set have the same layout; then compiled code decodes the list.
     """
     alike = _alike(data, start, end)
     if alike is None:
@@ -242,7 +236,7 @@ def decoded(data: bytes, start: int, end: int) -> Pairs:
 
 
 def _alike(data: bytes, start: int, end: int) -> Pairs | None:
-    """Return the elements of a list, None unless all have the layout of the first."""
+    """Return the elements of a list; None unless all have the layout of the first element."""
     if end - start < ATTRIBUTE.size:
         return []
     size = ATTRIBUTE.unpack_from(data, start)[0]
@@ -266,8 +260,7 @@ def all_elements(family: int, table: str, name: str, link: Netlink | None = None
 
 
 def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
-    """Yield the elements of a set, those of one buffer of the dump at a time. An element may be listed twice
-    (nft_rhash_walk).
+    """Yield the elements of a set in groups, one per buffer of the dump. An element may occur twice (nft_rhash_walk).
 
     Raises NetlinkError, with code ENOENT if the set is missing.
     """
@@ -276,7 +269,7 @@ def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> It
 
 
 def element_lists(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the lists of elements in a dump of a set. Raises NetlinkError like `pairs`."""
+    """Yield (buffer, start, end) of each list of elements in a dump of a set. Raises NetlinkError like `pairs`."""
     return _lists(dump(GET_ELEMENT, family, names(table, name), f"elements of {name}", link))
 
 
@@ -289,10 +282,10 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 
 @understood("elements of nf_tables")
 def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
-    """Return key and data of the elements of a set as one dump shows them. Raises NetlinkError.
+    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError.
 
-    While other programs change the set, the dump misses elements, because the kernel finds its position by counting
-    from the first element.
+    If another program changes the set during the dump, elements are missing, because the kernel continues by position:
+    it counts from the first element.
     """
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
@@ -303,10 +296,9 @@ def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
 
 @understood("elements of nf_tables")
 def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
-    """Return key and data of each of these elements that a set contains, with one request per element. Raises
-    NetlinkError.
+    """Return the key and data of the elements with these keys, if they exist; one request per key. Raises NetlinkError.
 
-    With `ranges`, a key is the first value followed by the last one.
+    With `ranges`, a key is the first value of a range followed by the last value.
     """
     where = netfilter_header(family) + names(table, name)
     pack = interval_element if ranges else plain_element
@@ -323,13 +315,13 @@ def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Net
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 COUNTED_AT_ONCE: Final = 100
-"""The best number of elements per call of `element_counts`, which then takes about 0.6 ms."""
+"""The best number of elements per call of `element_counts`; such a call takes about 0.6 ms."""
 
 _NUMBER: Final = struct.Struct(">Q").unpack_from
 
 
 class ElementCount(NamedTuple):
-    """The packets and bytes that an element of a map has counted, with its packed key and data."""
+    """An element's packed key and data, and the packets and bytes that its counter has counted."""
 
     key: bytes
     data: bytes
@@ -339,10 +331,10 @@ class ElementCount(NamedTuple):
 
 @understood("counters of nf_tables")
 def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
-    """Return the counts of each of these elements that exists and has a counter. Raises NetlinkError.
+    """Return the counts of the elements with these keys, if they exist and have a counter. Raises NetlinkError.
 
-    All keys have one length. The elements are read by key, because for each buffer of a dump the kernel starts at the
-    first element again, and a dump misses elements while other programs change the map.
+    All keys have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts
+    again at the first element, and a dump misses elements while other programs change the map.
     """
     where = netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
@@ -355,7 +347,7 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
         ((code, text, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
         if code and code != errno.ENOENT:
             raise NetlinkError(code, f"cannot read the counters of {name}", text)
-        # The kernel answers element by element, up to the first missing one.
+        # The kernel answers for one element after the other, up to the first missing element.
         for key, (data, start, end) in zip(left, places, strict=False):
             if end - start not in layouts:
                 layouts[end - start] = _counter_places(data, start, end)
@@ -368,8 +360,8 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
 
 
 def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
-    """Return four offsets in an answer: the start and the end of the data, the count of packets, and the count of
-    bytes. None if the answer has no counts. Answers of equal length have the same layout.
+    """Return four offsets in an answer: start of the data, end of the data, packet count, byte count; None if the
+    answer contains no counts. Answers of equal length have the same layout.
     """
     element = find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if element is None:
@@ -378,6 +370,6 @@ def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, i
     counter = find(data, *element, nfta.SET_ELEM_EXPR, nfta.EXPR_DATA)
     if value is None or counter is None:
         return None
-    *_, (_, first, last) = attributes(data, *value)  # the value or the verdict: one attribute
+    *_, (_, first, last) = attributes(data, *value)  # one attribute: a value or a verdict
     at = {kind: place for kind, place, _ in attributes(data, *counter)}
     return first - start, last - start, at[nfta.COUNTER_PACKETS] - start, at[nfta.COUNTER_BYTES] - start

@@ -1,8 +1,8 @@
-"""The expressions of nf_tables' rules. They are values that are packed into netlink attributes and parsed from these.
+"""The expressions of nf_tables' rules as values, with functions that pack and parse their netlink attributes.
 
-An expression of an unknown kind is kept as bytes (Opaque). Registers have the numbers of the kernel's listing: 1 to 4
-have 16 bytes, 8 to 23 have 4 bytes, and 0 is for the verdict. Sources: include/uapi/linux/netfilter/nf_tables.h and the
-dump functions of net/netfilter/nft_*.c of Linux 6.18.
+An expression of an unknown kind is stored as bytes (Opaque). Registers have the numbers that the kernel uses in dumps:
+registers 1 to 4 have 16 bytes, 8 to 23 have 4 bytes, and 0 is the verdict register. Sources:
+include/uapi/linux/netfilter/nf_tables.h and the dump functions of net/netfilter/nft_*.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RETURN: Final = -5
 
 
 class RuleVerdict(NamedTuple):
-    """The end of a rule: DROP, ACCEPT, RETURN, or JUMP or GOTO with a chain."""
+    """The verdict of a rule: DROP, ACCEPT, RETURN, or JUMP or GOTO with a chain."""
 
     code: int
     chain: str = ""
 
 
 class Inline(NamedTuple):
-    """An anonymous set or map, which belongs to one rule: types and lengths as in `tables.SetForm`.
+    """An anonymous set or map, which is part of one rule. Its types and lengths are as in `tables.SetForm`.
 
     `elements` are pairs of key and data; the data in a set is b''.
     """
@@ -47,7 +47,7 @@ class Inline(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """Functions that turn the value of a field into the payload of an attribute, and back."""
+    """Functions that convert a field's value to an attribute's payload, and a payload to a value."""
 
     pack: Callable[[Any], bytes]
     parse: Callable[[bytes], Any]
@@ -58,7 +58,7 @@ def _whole(size: int) -> Codec:
 
 
 def pack_value(value: bytes | RuleVerdict) -> bytes:
-    """Return the attribute of a value or of a verdict."""
+    """Pack a value or a verdict into an attribute."""
     if isinstance(value, bytes):
         return attribute(nfta.DATA_VALUE, value)
     code = attribute(nfta.VERDICT_CODE, value.code.to_bytes(4, "big", signed=True))
@@ -90,22 +90,22 @@ _CODECS: Final = {
 def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
     """Return name, number and codec of each attribute.
 
-    `text` has the names of the attributes 1, 2, ... A name is followed by `:` and a codec, unless the attribute is a
-    number of 32 bits. `-` is an attribute that is not used.
+    `text` lists the names of the attributes 1, 2, ... After a name follow `:` and a codec, unless the attribute is a
+    32-bit number. `-` stands for an attribute that is not used.
     """
     words = [word.partition(":") for word in text.split()]
     return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
 
 
 class Expression(Struct, frozen=True):
-    """An expression. A field that has its default is left out of the message."""
+    """An expression. The message omits a field with its default value."""
 
     KIND: ClassVar[str] = ""
     LAYOUT: ClassVar[tuple[tuple[str, int, Codec], ...]] = ()
 
 
 class Payload(Expression, frozen=True):
-    """Loads bytes of a packet's header (`dreg`), or writes them (`sreg`)."""
+    """Loads bytes of a packet's header into `dreg`, or writes them from `sreg`."""
 
     KIND = "payload"
     LAYOUT = _layout("dreg base offset length sreg checksum checksum_offset checksum_flags")
@@ -151,7 +151,7 @@ class Fib(Expression, frozen=True):
 
 
 class Lookup(Expression, frozen=True):
-    """Looks up a key in a set, or loads its data in a map into `dreg` (VERDICT for a verdict map)."""
+    """Looks up a key in a set; or looks it up in a map and loads the data into `dreg` (VERDICT for a verdict map)."""
 
     KIND = "lookup"
     LAYOUT = _layout("set:text sreg dreg - flags")
@@ -162,7 +162,7 @@ class Lookup(Expression, frozen=True):
 
 
 class Compare(Expression, frozen=True):
-    """Ends the rule unless a register compares with a value. `op` is an index of OPERATORS."""
+    """Ends the rule unless the comparison of a register with a value is true. `op` is an index into OPERATORS."""
 
     KIND = "cmp"
     LAYOUT = _layout("sreg op value:value")
@@ -175,7 +175,7 @@ OPERATORS: Final = ("==", "!=", "<", "<=", ">", ">=")
 
 
 class Range(Expression, frozen=True):
-    """Ends the rule unless a register is in a range (`op` 0), or unless it is outside of the range (1)."""
+    """Ends the rule unless a register's value is inside a range (`op` 0) or outside of it (`op` 1)."""
 
     KIND = "range"
     LAYOUT = _layout("sreg op first:value last:value")
@@ -201,7 +201,7 @@ class Bitwise(Expression, frozen=True):
 
 
 class Byteorder(Expression, frozen=True):
-    """Reverses the bytes of numbers in a register."""
+    """Reverses the byte order of the numbers in a register."""
 
     KIND = "byteorder"
     LAYOUT = _layout("sreg dreg op length size")
@@ -213,7 +213,7 @@ class Byteorder(Expression, frozen=True):
 
 
 class Immediate(Expression, frozen=True):
-    """Loads a value, or ends the rule with a verdict (`dreg` VERDICT)."""
+    """Loads a value into a register, or ends the rule with a verdict (`dreg` VERDICT)."""
 
     KIND = "immediate"
     LAYOUT = _layout("dreg value:value")
@@ -222,7 +222,7 @@ class Immediate(Expression, frozen=True):
 
 
 class Numgen(Expression, frozen=True):
-    """Loads `offset` plus a number below `modulus`: the next number (`type` 0), or a random number (1)."""
+    """Loads `offset` plus a number below `modulus`: an incremented (`type` 0) or a random number (`type` 1)."""
 
     KIND = "numgen"
     LAYOUT = _layout("dreg modulus type offset")
@@ -233,7 +233,7 @@ class Numgen(Expression, frozen=True):
 
 
 class Hash(Expression, frozen=True):
-    """Loads a hash below `modulus`: jhash of registers (`type` 0), or symhash (1)."""
+    """Loads a hash below `modulus`: jhash of registers (`type` 0) or symhash (`type` 1)."""
 
     KIND = "hash"
     LAYOUT = _layout("sreg dreg length modulus seed offset type")
@@ -247,7 +247,7 @@ class Hash(Expression, frozen=True):
 
 
 class Nat(Expression, frozen=True):
-    """Translates the connection's source (`type` 0) or destination (1)."""
+    """Translates the connection's source (`type` 0) or destination (`type` 1)."""
 
     KIND = "nat"
     LAYOUT = _layout("type family address address_last port port_last flags")
@@ -281,7 +281,7 @@ class Redirect(Expression, frozen=True):
 
 
 class Reject(Expression, frozen=True):
-    """Drops the packet and answers with ICMP unreachable (`type` 0) or TCP reset (1)."""
+    """Drops the packet and sends ICMP unreachable (`type` 0) or a TCP reset (`type` 1)."""
 
     KIND = "reject"
     LAYOUT = _layout("type code:u8")
@@ -290,7 +290,7 @@ class Reject(Expression, frozen=True):
 
 
 class PacketCount(Expression, frozen=True):
-    """Counts packets and bytes; the counts are not part of the value."""
+    """Counts packets and bytes. Two of these are equal whatever they have counted."""
 
     KIND = "counter"
 
@@ -315,7 +315,8 @@ class Offload(Expression, frozen=True):
 
 
 class Limit(Expression, frozen=True):
-    """Ends the rule above `rate` packets (`type` 0) or bytes (1) per `unit` seconds; with `flags` 1, up to them."""
+    """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (`type` 1) per `unit` seconds; with
+    `flags` 1, if there are at most as many."""
 
     KIND = "limit"
     LAYOUT = _layout("rate:u64 unit:u64 burst type flags")
@@ -327,7 +328,7 @@ class Limit(Expression, frozen=True):
 
 
 class Update(Expression, frozen=True):
-    """Adds a key to a set (`op` 0), refreshes (1) or deletes it (2). `timeout` is in ms, 0 for that of the set."""
+    """Adds (`op` 0), refreshes (1) or deletes (2) a key in a set. `timeout` is in ms; 0 means the set's timeout."""
 
     KIND = "dynset"
     LAYOUT = _layout("set:text - op key data timeout:u64 - - flags")
@@ -340,7 +341,7 @@ class Update(Expression, frozen=True):
 
 
 class Opaque(Expression, frozen=True):
-    """An expression of another kind: its name, and its packed attributes."""
+    """An expression of a kind without a class here: its name and its packed attributes."""
 
     name: str
     raw: bytes
@@ -354,7 +355,7 @@ _SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
-    """Return an expression as an entry of a rule's list; `pack_lookup` packs a lookup in an anonymous set."""
+    """Pack an expression as an entry of a rule's list; for a lookup in an anonymous set use `pack_lookup`."""
     if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
@@ -378,14 +379,14 @@ def _defaults(kind: type[Expression]) -> dict[str, Any]:
 
 
 def pack_lookup(expression: Lookup, name: str, set_id: int) -> bytes:
-    """Return a lookup in an anonymous set, which the same transaction creates under a number."""
+    """Pack a lookup in an anonymous set; `set_id` is the set's number in the transaction that also creates it."""
     named = Lookup(name, expression.sreg, expression.dreg, expression.flags)
     body = b"".join(_packed(named)) + attribute(_SET_ID, set_id.to_bytes(4, "big"))
     return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, b"lookup\0"), nested(nfta.EXPR_DATA, body))
 
 
 def parse(data: bytes) -> Rule:
-    """Return the rule in a list of expressions. Its anonymous sets have the names that the kernel assigned."""
+    """Parse a list of expressions into a rule. Anonymous sets are represented by the names that the kernel assigned."""
     return tuple([_parsed(data[first:last]) for _, first, last in attributes(data, 0, len(data))])
 
 
@@ -398,7 +399,7 @@ def _parsed(element: bytes) -> Expression:
         return Opaque(name, body)
     present = parts(body)
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
-    # An unknown attribute may change the meaning; padding and counts never do.
+    # An unknown attribute may change the rule's meaning; padding and counts never change it.
     if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
         return Opaque(name, body)
     return kind(**values)

@@ -1,9 +1,9 @@
-"""Many elements of one map of nf_tables by their keys, at a microsecond each.
+"""Reads many elements of an nf_tables map by their keys, in about one microsecond per element.
 
-Dumps of large maps are slow: for each buffer of 32 KiB the kernel skips all elements that it has sent before, so that a
-million elements take half a minute (nft_rhash_walk). Here each key is a request: one system call sends hundreds of
-requests, and a second one receives the answers. Sources: nf_tables_getsetelem in net/netfilter/nf_tables_api.c of Linux
-6.18, recvmmsg(2).
+Dumps of large maps are slow: for each buffer of 32 KiB the kernel walks over all elements that it has already sent, so
+that a dump of a million elements takes half a minute (nft_rhash_walk). This module sends one request per key: one
+system call sends hundreds of requests, and a second call receives the answers. Sources: nf_tables_getsetelem in
+net/netfilter/nf_tables_api.c of Linux 6.18, recvmmsg(2).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from kubeproxy.kernel.nftables.elements import (
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, names
 
 _AT_ONCE: Final = 500
-_ROOM: Final = 256  # bytes of an answer: an answer with a counter has about 150
-_TAKEN: Final = 8192  # bytes of the receive buffer that the kernel counts for an answer, at most
+_ROOM: Final = 256  # bytes for an answer: an answer with a counter has about 150 bytes
+_TAKEN: Final = 8192  # the maximum that the kernel counts for an answer, in bytes of the receive buffer
 _RECEIVE_BUFFER: Final = 4 << 20
 _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
 _KERNEL: Final = _NAME.pack(socket.AF_NETLINK, 0, 0, 0)
 _CODE: Final = struct.Struct("=i")
-_LENGTH_AND_KIND: Final = 6  # the size of nlmsg_len and nlmsg_type, with which struct nlmsghdr starts
+_LENGTH_AND_KIND: Final = 6  # the size of nlmsg_len and nlmsg_type, the first fields of struct nlmsghdr
 _ATTRIBUTES: Final = HEADER.size + GENERIC.size
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -75,7 +75,7 @@ class _Received(ctypes.Structure):
 
 
 class Answers(NamedTuple):
-    """Messages received at once: `number` buffers of _ROOM bytes, and the addresses of the senders."""
+    """Messages from one system call: `number` buffers of _ROOM bytes, and the senders' addresses."""
 
     data: bytes
     senders: bytes
@@ -83,7 +83,7 @@ class Answers(NamedTuple):
 
 
 class Fetcher(Closing):
-    """A socket with buffers for hundreds of answers. For one thread."""
+    """A socket with buffers for hundreds of answers. Not thread-safe."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -98,7 +98,7 @@ class Fetcher(Closing):
             self._vectors[at].length = _ROOM
             header = self._received[at].header
             header.name = ctypes.addressof(self._senders) + at * _NAME.size
-            header.name_length = _NAME.size  # constant: the kernel writes complete addresses
+            header.name_length = _NAME.size  # need not be reset: the kernel always writes complete addresses
             header.vectors = ctypes.addressof(self._vectors) + at * ctypes.sizeof(_Vector)
             header.vectors_length = 1
 
@@ -114,7 +114,8 @@ class Fetcher(Closing):
         self._socket.close()
 
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return those of these keys, of one length, that a map of values has, with their data. Raises NetlinkError."""
+        """Return the data of each of these keys that a map of values contains. All keys have the same length. Raises
+        NetlinkError."""
         found: dict[bytes, bytes] = {}
         if not keys:
             return found
@@ -123,7 +124,7 @@ class Fetcher(Closing):
         first = message(
             GET_ELEMENT, NLM_F_REQUEST, 0, where + nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0]))
         )
-        head = first[: -len(keys[0])]  # the key comes last, and has no padding
+        head = first[: -len(keys[0])]  # the request ends with the key, without padding
         reader = AnswerReader()
         for start in range(0, len(keys), self._at_once):
             batch = keys[start : start + self._at_once]
@@ -137,7 +138,7 @@ class Fetcher(Closing):
 
     @understood("sets of nf_tables")
     def count(self, family: int, table: str, name: str) -> int | None:
-        """Return the number of elements of a set; None before Linux 6.16, or if the kernel refuses."""
+        """Return the number of elements of a set; None if the kernel refuses, or is older than Linux 6.16."""
         what = f"cannot count the elements of {name}"
         data = self._ask(GET_SET, netfilter_header(family) + names(table, name), what)
         if HEADER.unpack_from(data)[1] == NLMSG_ERROR:
@@ -146,9 +147,9 @@ class Fetcher(Closing):
         return int.from_bytes(data[slice(*place)], "big") if place is not None else None
 
     def has_catch_all(self, family: int, table: str, name: str) -> bool:
-        """Return whether a set has an element that matches everything else. Raises NetlinkError.
+        """Return whether a set has a catch-all element. Raises NetlinkError.
 
-        Such an element is neither returned for requests by key nor included in the kernel's count.
+        A request by key does not return this element, and the kernel's count does not include it.
         """
         elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
         request = netfilter_header(family) + names(table, name) + elements
@@ -160,7 +161,7 @@ class Fetcher(Closing):
         self._drain()
         try:
             self._socket.send(message(kind, NLM_F_REQUEST, 0, payload))
-            data, sender = self._socket.recvfrom(READ_SIZE, socket.MSG_DONTWAIT)  # the kernel answers during the send
+            data, sender = self._socket.recvfrom(READ_SIZE, socket.MSG_DONTWAIT)  # the answer exists after the send
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, what) from error
         if sender[0]:
@@ -168,7 +169,7 @@ class Fetcher(Closing):
         return data
 
     def _receive(self, count: int) -> Answers:
-        """Return `count` answers, which the kernel sends during the send. Raises OSError."""
+        """Return `count` answers, which are available after the send. Raises OSError."""
         found = _LIBC.recvmmsg(self._socket.fileno(), self._received, count, socket.MSG_DONTWAIT, None)
         if found != count:
             code = ctypes.get_errno() if found < 0 else errno.ENOBUFS
@@ -178,7 +179,7 @@ class Fetcher(Closing):
         )
 
     def _drain(self) -> None:
-        """Discard the answers to a failed request, so that none is taken for the answer to another request."""
+        """Discard the answers to a failed request, so that none is mistaken for the answer to a later request."""
         while True:
             try:
                 self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
@@ -190,17 +191,17 @@ class Fetcher(Closing):
 
 
 class AnswerReader:
-    """Reads the answers of one map. The first answer determines the layout of all answers of the same length; a
-    comparison of the keys confirms the layout.
+    """Reads answers about one map. It derives the byte layout from the first answer, applies it to all answers of the
+    same length, and compares their keys to confirm it.
     """
 
     def __init__(self) -> None:
-        self._head = b""  # length and type of the answers with the layout
+        self._head = b""  # length and type of the answers that have the layout
         self._layout: ElementLayout | None = None
 
     @understood("elements of nf_tables")
     def read(self, answers: Answers, keys: Sequence[bytes], found: dict[bytes, bytes], name: str) -> None:
-        """Add key and data of each answer to `found`. Raises NetlinkError."""
+        """Add the key and data of each answer to `found`. Raises NetlinkError."""
         data, count = answers.data, answers.number
         if answers.senders != _KERNEL * count:
             raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another process answered")
@@ -248,7 +249,7 @@ class AnswerReader:
 
 
 def _first_element(data: bytes, length: int) -> tuple[int, int]:
-    """Return start and end of the attributes of the element in an answer. Raises ValueError."""
+    """Return the start and end of the element's attributes in an answer. Raises ValueError."""
     place = find(data, _ATTRIBUTES, length, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if place is None:
         raise ValueError("no element in an answer")

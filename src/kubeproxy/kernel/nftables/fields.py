@@ -1,4 +1,4 @@
-"""The fields that rules match and that form the keys of sets, by nft's names: expression, size and type.
+"""The fields that rules match and that form the keys of sets. For each name in nft: expression, size and type.
 
 Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6.
 """
@@ -24,7 +24,7 @@ _STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
     1027,
     1028,
     1029,
-)  # types that no key has
+)  # types that never occur in a key
 
 STATES: Final = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 STATUSES: Final = {"expected": 1, "seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32, "dying": 512}
@@ -34,9 +34,9 @@ _DIRECTIONS: Final = {"original": 0, "reply": 1}
 
 
 class Field(NamedTuple):
-    """A field: the expression that loads it, without a register, its size in bytes, and its type.
+    """A field: the expression that loads it (without a register), its size in bytes, and its type.
 
-    In the user data that nft stores with a set, `typeof` describes the field: kind of expression and attributes.
+    `typeof` describes the field (kind of expression, and attributes) in the user data that nft stores with a set.
     """
 
     load: Expression
@@ -107,7 +107,7 @@ _HOST_ORDER: Final = frozenset({MARK, INTEGER, _INDEX, _STATE, _STATUS, _ADDRESS
 
 
 def packed(kind: int, size: int, word: str) -> bytes:
-    """Return the bytes of a value of a type, as in a register. Raises ValueError."""
+    """Return the bytes of a value of this type, as a register contains them. Raises ValueError."""
     if kind == INTERFACE:
         name = word.strip('"').encode()
         return name[:-1] if name.endswith(b"*") else name.ljust(size, b"\0")
@@ -129,7 +129,7 @@ def shown(kind: int, value: bytes) -> str:
         return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if len(value) == 16 else "*"}"'
     number = int.from_bytes(value, "little" if kind in _HOST_ORDER else "big")
     if kind == _INDEX:
-        with suppress(OSError):  # the interface is gone: nft prints the number too
+        with suppress(OSError):  # if the interface no longer exists, nft prints the number, too
             return f'"{socket.if_indextoname(number)}"'
     if kind == MARK:
         return f"{number:#010x}"
@@ -140,5 +140,5 @@ def shown(kind: int, value: bytes) -> str:
 
 
 def padded(size: int) -> int:
-    """Return the bytes that a field occupies in a key: whole registers of 4 bytes."""
+    """Return a field's size in a key, in bytes: a multiple of 4, since a field occupies whole registers."""
     return size + (-size & 3)

@@ -1,7 +1,7 @@
-"""Rules in nft's language, as `nft list` prints them.
+"""Prints rules in nft's language, like `nft list`.
 
-Our own rules are printed exactly. Expressions that occur only in rules of other programs are printed in brackets with
-their kind and fields, so that nothing is omitted.
+Rules of this program are printed exactly like by nft. Expressions that only other programs use are printed in brackets,
+with their kind and fields, so that the text is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubeproxy.model.addresses import destination_text, unpack
 _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", x.RETURN: "return"}
 _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 _BURST: Final = 5
-"""The burst of packets that nft does not print."""
+"""nft does not print a burst of this number of packets."""
 _MASK: Final = b"\xff\xff\xff\xff"
 # struct nf_nat_range2: flags, first and last address (16 bytes each) and port.
 _ADDRESS_AND_PORT: Final = (3).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
@@ -29,7 +29,7 @@ _RANGE: Final = 40
 
 
 class _Term(NamedTuple):
-    """The contents of a register: its text, type and size, and the mask applied to it."""
+    """The contents of a register: the text of its value, its type and size, and the mask applied to it."""
 
     text: str
     type: int
@@ -56,7 +56,7 @@ _IMPLIED: Final = (
 
 
 def shortened(text: str) -> str:
-    """Return a rule's text without implied conditions: `tcp dport` for `meta l4proto tcp th dport`."""
+    """Remove implied matches from a rule's text: `meta l4proto tcp th dport` becomes `tcp dport`."""
     for condition, short in _IMPLIED:
         text = condition.sub(short, text)
     return text
@@ -97,7 +97,7 @@ class _Writer:
         self._terms[_slot(register)] = term
 
     def _key(self, register: int) -> tuple[str, _Term]:
-        """Remove the terms from this register on; return their text, and the first term."""
+        """Remove the terms in this register and the registers after it; return their text and the first term."""
         slot = _slot(register)
         first = self._terms[slot]
         words = []
@@ -123,7 +123,7 @@ class _Writer:
     _ct = _fib = _loaded
 
     def _whole(self, part: x.Payload) -> str:
-        """Return the address field of which an expression loads the first bytes, to match a network of whole bytes."""
+        """Return the name of the address field of which an expression loads the first bytes (to match a prefix)."""
         for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
             load = FIELDS[name].load
             if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):
@@ -231,7 +231,7 @@ class _Writer:
         usual = 3 if self._ip == "ip" else 4
         if expression.type == 1:
             if self.words[-1:] == ["meta l4proto tcp"]:
-                self.words.pop()  # nft adds it itself
+                self.words.pop()  # nft does not print this match, because it adds it itself
             self.words.append("reject with tcp reset")
         elif (expression.type, expression.code) == (0, usual):
             self.words.append("reject")

@@ -1,8 +1,8 @@
-"""Messages that create, change and remove tables, chains, rules, sets, counters and flowtables of nf_tables.
+"""Packs messages that create, change and remove nf_tables tables, chains, rules, sets, counters and flowtables.
 
-`nfnetlink.Transactions` commits them. A set has a description of its keys in its user data, in the format of nft, so
-that nft lists the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of
-libnftnl 1.2.4, nf_tables_parse_netdev_hooks of Linux 6.18.
+`nfnetlink.Transactions` commits the messages. A set's user data describes its keys in nft's format, so that nft lists
+the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of libnftnl 1.2.4,
+nf_tables_parse_netdev_hooks of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _VERDICT_EXPRESSION, _CONCATENATED = 1, 13  # EXPR_... of nft
 _COUNTER: Final = 1  # NFT_OBJECT_COUNTER
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 MOST_DEVICES: Final = 256
-"""The most interfaces in one message about a flowtable: NFT_NETDEVICE_MAX."""
+"""The maximum number of interfaces in one message about a flowtable: NFT_NETDEVICE_MAX."""
 
 
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
-    """Return the message that creates a table. A table of this name that exists is not changed."""
+    """Return the message that creates a table. It does not change an existing table of this name."""
     payload = nl.text_attribute(nfta.TABLE_NAME, table)
     if comment:
         payload += nl.attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
@@ -58,9 +58,9 @@ def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that creates a flowtable, or adds interfaces to an existing one; interfaces that it has
-    already are accepted. The kernel refuses the message if one of the interfaces is missing, and removes interfaces
-    that disappear later.
+    """Return the message that creates a flowtable, or adds interfaces to an existing flowtable. An interface that is
+    already in the flowtable is no error; the kernel refuses the message if an interface does not exist. The kernel
+    later removes deleted interfaces from the flowtable.
     """
     named = b"".join(nl.text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
     number, priority = nl.number_attribute(nfta.HOOK_NUMBER, 0), nl.number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
@@ -97,7 +97,7 @@ def rules_removal(family: int, table: str, chain: str) -> bytes:
 
 
 def objects(family: int, table: str, made: tables.Definition) -> list[bytes]:
-    """Return the messages that create sets, counters, flowtables and chains, without rules, in an existing table."""
+    """Return the messages that create sets, counters, flowtables and chains (without rules) in an existing table."""
     found = [_made_set(family, table, spec) for spec in made.sets]
     found += [_counter(nfnetlink.NEW_OBJECT, family, table, name, nl.nested(nfta.OBJ_DATA)) for name in made.counters]
     found += [flowtable_message(family, table, name, ()) for name in made.flowtables]
@@ -114,10 +114,10 @@ def rules(family: int, table: str, chains: Mapping[str, tables.ChainContents]) -
 
 
 def changes(family: int, table: str, found: tables.TableContents, wanted: tables.Definition) -> list[bytes]:
-    """Return the messages that turn the found contents of a table into the wanted ones; [] if they are equal.
+    """Return the messages that change a table's contents from `found` to `wanted`; [] if both are equal.
 
-    Equal objects stay untouched. The kernel refuses the messages (EBUSY) if an element of a remaining map has a verdict
-    with a removed chain.
+    Equal objects are not changed. The kernel refuses the messages (EBUSY) if a map that remains has an element with a
+    verdict that names a removed chain.
     """
     ours = wanted.contents
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
@@ -189,7 +189,8 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges: edges are first values, and (True) the values after the last."""
+    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the value after its
+    last value (True)."""
     elements = []
     for key, ends in sorted(edges):
         flags = nl.number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
@@ -259,11 +260,11 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
 
 
 _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
-"""Errors of a kernel without nf_tables, or without nfnetlink."""
+"""The errno of a kernel without nf_tables or nfnetlink."""
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported unless nf_tables works and the kernel is new enough, else with the fix `otherwise`."""
+    """Raise Unsupported if nf_tables does not work, or if the kernel is too old, with the fix `otherwise`."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))

@@ -1,4 +1,4 @@
-"""nf_tables over netlink: committing transactions, and reading tables, their rules and the names of their chains.
+"""nf_tables over netlink: commits transactions, and reads tables, their rules and the names of their chains.
 
 Sources: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18.
 """
@@ -45,7 +45,7 @@ DELETE_FLOWTABLE: Final = SUBSYSTEM << 8 | 24
 _HANDLES: Final = {NEW_CHAIN: nfta.CHAIN_HANDLE, NEW_RULE: nfta.RULE_HANDLE}
 """The attribute with the handle, by kind of message."""
 _NAMES: Final = {NEW_CHAIN: nfta.CHAIN_NAME, NEW_RULE: nfta.RULE_CHAIN, NEW_SET: nfta.SET_NAME}
-"""The attribute with the name of the object, or of a rule's chain, by kind of message."""
+"""The attribute that contains the object's name (for a rule: its chain's name), by kind of message."""
 _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
@@ -58,7 +58,7 @@ _TIMEOUT: Final = 60.0  # seconds
 
 
 def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_REQUEST) -> bytes:
-    """Return a message for `Transactions.commit`, which sets sequence numbers."""
+    """Pack a message for `Transactions.commit`, which sets the sequence numbers."""
     return (
         nl.HEADER.pack(nl.HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0)
         + nl.netfilter_header(family)
@@ -67,13 +67,13 @@ def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_RE
 
 
 def echoed(message: bytes) -> bytes:
-    """Return a message with NLM_F_ECHO: the kernel reports the object that it creates."""
+    """Set NLM_F_ECHO in a message, so that the kernel reports the object that it creates."""
     length, kind, flags, *_ = nl.HEADER.unpack_from(message)
     return nl.HEADER.pack(length, kind, flags | nl.NLM_F_ECHO, 0, 0) + message[nl.HEADER.size :]
 
 
 def names(table: str, name: str, number: int = 2) -> bytes:
-    """Return the attributes with the names of a table and of an object in it, in most kinds of objects 1 and 2."""
+    """Pack the attributes with the names of a table (number 1) and of an object in it (2 for most kinds of objects)."""
     return nl.text_attribute(1, table) + nl.text_attribute(number, name)
 
 
@@ -107,10 +107,10 @@ class Transactions:
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> list[int]:
-        """Commit messages as one transaction: all of them or none. Return the handles of the chains and rules whose
-        messages are `echoed`.
+        """Commit messages as one atomic transaction. Return the handles of the chains and rules whose messages are
+        `echoed`.
 
-        Raises NetlinkError with the first refusal of the kernel.
+        Raises NetlinkError with the kernel's first refusal.
         """
         if not parts:
             return []
@@ -131,7 +131,7 @@ class Transactions:
             raise
 
     def generation(self) -> int:
-        """Return the number of the ruleset's generation, to which each transaction of any program adds one."""
+        """Return the ruleset's generation number, which each transaction of any program increments."""
         sequence = next(self._sequence) & 0x7FFFFFFF
         request = nft_message(_GET_GENERATION, 0, b"")
         self._send(
@@ -160,9 +160,9 @@ class Transactions:
             raise nl.NetlinkError(code, "no answer from nf_tables") from error
 
     def _drain(self) -> None:
-        """Discard the answers to a failed transaction. There may be more answers than fit into the receive buffer.
+        """Discard the answers to a failed transaction, of which there may be more than fit into the receive buffer.
 
-        Until the buffer is empty, the kernel silently drops all further answers (NETLINK_S_CONGESTED).
+        Until the buffer is empty, the kernel drops further answers without notice (NETLINK_S_CONGESTED).
         """
         self._socket.setblocking(False)
         while True:
@@ -176,7 +176,7 @@ class Transactions:
         self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> list[int]:
-        """Read the answers up to that of the last message, and return the handles in the answers.
+        """Read the answers up to the answer to the last message; return the handles that they contain.
 
         A refusal of the begin message ends the transaction as well.
         """
@@ -200,15 +200,15 @@ class Transactions:
 
 
 # The readers below use `link` if it is given, else they open a socket and close it. Frequent callers should keep a
-# socket open: closing a netfilter socket makes the next transaction of any program wait for 10 to 30 ms
+# socket open: after the close of a netfilter socket, the next transaction of any program waits for 10 to 30 ms
 # (nft_rcv_nl_event).
 
 
 class TableHeader(NamedTuple):
-    """A table; another table of the same name has another handle. A dormant table has no effect.
+    """A table. A table that is deleted and created again has another handle. A dormant table has no effect.
 
-    `owner` is the netlink port of the only socket that may change the table (flag owner), 0 if every socket may.
-    Programs choose their port; by default it is the process number.
+    `owner` is the netlink port of the only socket that may change the table (flag owner); 0 if every socket may change
+    it. A program can choose its socket's port; the default is its process ID.
     """
 
     handle: int
@@ -219,7 +219,7 @@ class TableHeader(NamedTuple):
 
 @nl.understood("nf_tables")
 def table(family: int, name: str, link: nl.Netlink | None = None) -> TableHeader | None:
-    """Return a table, None if it is missing."""
+    """Return the header of a table; None if the table is missing."""
     for place in dump(GET_TABLE, family, b"", "nf_tables tables", link):
         found = parts(*place)
         if nl.text_of(found.get(nfta.TABLE_NAME, b"")) == name:
@@ -232,7 +232,7 @@ def table(family: int, name: str, link: nl.Netlink | None = None) -> TableHeader
 
 
 def _comment(userdata: bytes) -> str:
-    """Return the comment in a table's user data: type 0 of libnftnl's type-length-value list."""
+    """Return the comment in a table's user data, which is entry 0 of libnftnl's type-length-value list."""
     if len(userdata) >= 2 and userdata[0] == 0:
         return userdata[2 : 2 + userdata[1]].rstrip(b"\0").decode(errors="replace")
     return ""
@@ -263,7 +263,7 @@ def _rule(data: bytes) -> Rule:
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield kind and name of each object with a handle that messages create; a rule has the name of its chain."""
+    """Yield the kind and name of each object with a handle that these messages create; for a rule the chain's name."""
     for one in made:
         kind = nl.HEADER.unpack_from(one)[1]
         if kind in _NAMES and (place := nl.find(one, nl.HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
@@ -277,15 +277,15 @@ def chain_names(family: int, table_name: str, link: nl.Netlink | None = None) ->
 
 
 def chain_places(family: int, table_name: str, link: nl.Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the attributes of a table's chains; of all tables for ''."""
+    """Yield (buffer, start, end) of the attributes of each chain in a table; '' selects all tables."""
     first = nl.text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
-    # The first attribute is the name of the table, so chains of other tables, maybe 100,000, are not parsed.
+    # The first attribute is the table's name, so chains of other tables can be skipped unparsed: there may be 100,000.
     places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
     return (place for place in places if place[0].startswith(first, place[1]))
 
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
-    """Return whether a table has a chain, without a dump of all chains. Raises NetlinkError."""
+    """Return whether a table contains a chain; this does not dump all chains. Raises NetlinkError."""
     with nl.Netlink.open() as link:
         try:
             request = nl.netfilter_header(family) + names(table_name, chain, nfta.CHAIN_NAME)

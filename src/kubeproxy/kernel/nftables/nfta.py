@@ -1,6 +1,6 @@
 """The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 
-The numbers start at 1 again in each kind of message.
+In each kind of message the numbers start at 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SET_ELEM_EXPR: Final = 7
 SET_ELEM_KEY_END: Final = 10
 
 LIST_ELEM: Final = 1
-"""An entry of a list, such as the elements of a set or the expressions of a rule."""
+"""An entry of a list, such as a set's list of elements or a rule's list of expressions."""
 
 DATA_VALUE: Final = 1
 DATA_VERDICT: Final = 2

@@ -22,23 +22,24 @@ from kubeproxy.kernel.nftables.nfnetlink import GET_FLOWTABLE, GET_OBJECT, GET_S
 
 HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
 INGRESS: Final = "ingress"
-"""Name of the hook of a device, before prerouting, in family inet (NF_INET_INGRESS)."""
+"""The hook of a device in family inet, which comes before prerouting (NF_INET_INGRESS)."""
 """Names of hooks by number (enum nf_inet_hooks)."""
 TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 """Names of families by number (NFPROTO_... in linux/netfilter.h)."""
 ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC, CONCATENATION, COUNTED = 1, 2, 4, 8, 16, 32, 128, 256
-"""Flags of sets (NFT_SET_...). COUNTED: each element counts packets (NFT_SET_EXPR)."""
+"""Flags of sets (NFT_SET_...). COUNTED means that each element counts packets (NFT_SET_EXPR)."""
 VERDICT: Final = ("verdict",)
 """The data of a map to verdicts."""
 
-_TYPE_BITS: Final = 6  # bits of each field's type in the type of a concatenation
+_TYPE_BITS: Final = 6  # a concatenation's type contains each field's type, in this number of bits
 _DROP: Final = 0  # NF_DROP
 
 
 class SetForm(NamedTuple):
-    """The kernel's form of a set: flags, types and lengths (bytes) of keys and data, size, timeout in ms (0: none).
+    """A set as the kernel describes it: flags, types and lengths (bytes) of keys and data, size, timeout in ms (0:
+    none).
 
-    `lengths` are the lengths of the key's fields, if the set has ranges of several fields.
+    If the set has ranges of several fields, `lengths` are the lengths of the key's fields.
     """
 
     flags: int
@@ -52,9 +53,9 @@ class SetForm(NamedTuple):
 
 
 class SetSpec(NamedTuple):
-    """A declared set or map: the fields of keys and data (names of fields.FIELDS, or VERDICT); the rest as in SetForm.
+    """A declared set or map. Keys and data are tuples of names in fields.FIELDS, or VERDICT; the rest as in SetForm.
 
-    The flags MAP and CONCATENATION follow from the fields. `merges`: nft joins adjacent ranges.
+    The flags MAP and CONCATENATION are derived from the fields. `merges`: nft merges adjacent ranges.
     """
 
     name: str
@@ -72,7 +73,7 @@ class SetSpec(NamedTuple):
 
     @property
     def form(self) -> SetForm:
-        """The kernel's form of this set."""
+        """This set as the kernel describes it."""
         key, key_length = _layout(self.key)
         flags, data, data_length = self.flags, 0, 0
         lengths: tuple[int, ...] = ()
@@ -91,7 +92,7 @@ def fields(names: tuple[str, ...]) -> list[Field]:
 
 
 def _layout(names: tuple[str, ...]) -> tuple[int, int]:
-    """Return the type and the length in bytes of a concatenation, or of a single field."""
+    """Return the type and the length (in bytes) of a concatenation, or of a single field."""
     kind = 0
     for field in fields(names):
         kind = kind << _TYPE_BITS | field.type
@@ -100,7 +101,7 @@ def _layout(names: tuple[str, ...]) -> tuple[int, int]:
 
 
 class Hook(NamedTuple):
-    """The place of a base chain: its type ('filter', 'nat'), the number of its hook, its priority, and its policy."""
+    """The hook of a base chain: the chain's type ('filter', 'nat'), the hook's number, the priority, and the policy."""
 
     kind: str
     number: int
@@ -109,7 +110,8 @@ class Hook(NamedTuple):
 
 
 class ChainContents(NamedTuple):
-    """A chain: its hook, None unless it is a base chain, and its rules, with their anonymous sets (Inline)."""
+    """A chain: its hook (None unless it is a base chain), and its rules, which include their anonymous sets
+    (Inline)."""
 
     hook: Hook | None
     rules: tuple[expressions.Rule, ...]
@@ -144,7 +146,7 @@ class TableContents(Struct, frozen=True):
 
 @nl.understood("a table of nf_tables")
 def read(family: int, table: str, link: nl.Netlink) -> TableContents:
-    """Return the contents of a table, empty if it is missing. Raises ApplyError."""
+    """Return the contents of a table; empty contents if the table is missing. Raises ApplyError."""
     sets = read_sets(family, table, link)
     hooks = {one.name: one.hook for one in listed_chains(link, family, table)}
     rules: dict[str, list[expressions.Rule]] = {name: [] for name in hooks}
@@ -159,16 +161,16 @@ def read(family: int, table: str, link: nl.Netlink) -> TableContents:
 
 @nl.understood("rules of nf_tables")
 def chain_rules(family: int, table: str, chain: str, link: nl.Netlink) -> dict[int, expressions.Rule]:
-    """Return the rules of a chain, which may be another program's, by handle. Raises NetlinkError."""
+    """Return the rules of a chain by handle; the chain may belong to another program. Raises NetlinkError."""
     sets = read_sets(family, table, link)
     rules = nfnetlink.rules(family, table, link, chain)
     return {rule.handle: _whole(rule.raw, family, table, sets, link) for rule in rules}
 
 
 class ListedChain(NamedTuple):
-    """A chain: the number of its family, its table, name, handle, and hook, None unless it is a base chain.
+    """A chain: the number of its family, its table, name and handle, and its hook (None unless it is a base chain).
 
-    A new chain of the same name has another handle.
+    A chain that is deleted and created again has another handle.
     """
 
     family: int
@@ -180,7 +182,7 @@ class ListedChain(NamedTuple):
 
 @nl.understood("chains of nf_tables")
 def listed_chains(link: nl.Netlink, family: int = 0, table: str = "") -> list[ListedChain]:
-    """Return the chains of a table ('' for all), of a family (0 for all). Raises NetlinkError."""
+    """Return the chains of one table ('' for all tables) in one family (0 for all families). Raises NetlinkError."""
     found = []
     for data, start, end in chain_places(family, table, link):
         one = nl.parts(data, start, end)
@@ -204,7 +206,7 @@ def chains_by_name(family: int, table: str, link: nl.Netlink) -> dict[str, Liste
 
 @nl.understood("counters of nf_tables")
 def counter_packets(family: int, table: str, link: nl.Netlink) -> dict[str, int]:
-    """Return the packets that each named counter of a table has counted; empty if it is missing. Raises ApplyError."""
+    """Return the packet counts of a table's named counters by name; {} if the table is missing. Raises ApplyError."""
     found: dict[str, int] = {}
     request = nl.text_attribute(nfta.OBJ_TABLE, table)
     for data, start, end in dump(GET_OBJECT, family, request, f"the counters of table {table}", link):
@@ -217,7 +219,7 @@ def counter_packets(family: int, table: str, link: nl.Netlink) -> dict[str, int]
 
 @nl.understood("flowtables of nf_tables")
 def _flowtables(family: int, table: str, link: nl.Netlink) -> frozenset[str]:
-    """Return the names of a table's flowtables; none if the kernel does not support them. Raises NetlinkError."""
+    """Return the names of a table's flowtables; none if the kernel does not support flowtables. Raises NetlinkError."""
     try:
         places = dump(GET_FLOWTABLE, family, nl.text_attribute(nfta.FLOWTABLE_TABLE, table), "flowtables", link)
     except nl.NetlinkError as error:
@@ -232,7 +234,7 @@ def _flowtables(family: int, table: str, link: nl.Netlink) -> frozenset[str]:
 
 @nl.understood("sets of nf_tables")
 def read_sets(family: int, table: str, link: nl.Netlink) -> dict[str, SetForm]:
-    """Return a table's sets and maps by name, with the anonymous ones of its rules. Raises NetlinkError."""
+    """Return a table's sets and maps by name, including the anonymous sets of its rules. Raises NetlinkError."""
     places = dump(GET_SET, family, nl.text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
     return {nl.text_of(one[nfta.SET_NAME]): _form(one) for one in (nl.parts(*place) for place in places)}
 
@@ -263,7 +265,7 @@ def _lengths(data: bytes) -> Iterator[int]:
 
 
 def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: nl.Netlink) -> expressions.Rule:
-    """Return a rule in which the names of its anonymous sets are replaced by the contents of these sets."""
+    """Return a rule with the contents of its anonymous sets in place of their names."""
     found: list[expressions.Expression] = []
     for one in expressions.parse(raw):
         if isinstance(one, expressions.Lookup) and isinstance(one.set, str):
@@ -280,10 +282,10 @@ def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], lin
 def _elements(
     family: int, table: str, name: str, link: nl.Netlink
 ) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
-    """Yield the key, padded to whole registers, and the data of each element of a set."""
+    """Yield the key (padded to whole registers) and the data of each element of a set."""
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in nl.attributes(data, first, last):
             one = nl.parts(data, start, end)
             key = expressions.parse_value(one.get(nfta.SET_ELEM_KEY, b""))  # b'' for the catch-all element
-            assert isinstance(key, bytes)  # noqa: S101 - no key is a verdict
+            assert isinstance(key, bytes)  # noqa: S101 - a key is never a verdict
             yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(one.get(nfta.SET_ELEM_DATA, b""))

@@ -1,7 +1,7 @@
-"""The kernel's traces of packets through nf_tables: rules that mark the packets to trace, and the announced steps.
+"""Traces packets through nf_tables: installs rules that mark the packets to trace, and reads the announced steps.
 
-The marking rules are in a table that belongs to a socket of this process (flag owner, Linux 5.12). The kernel removes
-the table when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
+The marking rules are in a table that a socket of this process owns (flag owner, Linux 5.12), so the kernel removes the
+table when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
 nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
 """
 
@@ -36,8 +36,8 @@ _BEFORE_ALL: Final = -350  # before raw, which is at -300
 _TRACKED: Final = -190  # after connection tracking, which is at -200
 _TCP: Final = 6
 
-# The first packet of a connection passes all rules; of the later packets a few are enough.
-_FIRST_PACKETS: Final = 20  # packets traced per second, at most
+# The first packet of a connection passes all rules, so a few traced packets after it are enough.
+_FIRST_PACKETS: Final = 20  # the maximum number of traced packets per second
 _OTHER_PACKETS: Final = 2
 
 _META_NFTRACE: Final = 12  # enum nft_meta_keys
@@ -45,9 +45,9 @@ _REGISTER: Final = 1
 
 
 class TracedFlow(NamedTuple):
-    """The packets to trace: from a packed address, b'' for any, to an address, protocol and port.
+    """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port.
 
-    `hooks` are the hooks that mark the packets: PREROUTING, OUTPUT.
+    `hooks` are the hooks at which the rules mark the packets: PREROUTING, OUTPUT.
     """
 
     source: bytes
@@ -62,7 +62,7 @@ _FIRST_OF_TCP: Final = compiling.rule("tcp flags & 0x12 == 0x02", "ip")
 
 
 def _traced(per_second: int) -> x.Rule:
-    """Return expressions that mark at most `per_second` packets a second for tracing."""
+    """Return expressions that mark at most `per_second` packets per second for tracing."""
     return (
         x.Limit(per_second, 1, per_second),
         x.Immediate(_REGISTER, b"\1"),
@@ -71,7 +71,7 @@ def _traced(per_second: int) -> x.Rule:
 
 
 def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, x.Rule]:
-    """Return two values: the expressions that match the requests of a flow, and those that match its answers."""
+    """Return the expressions that match a flow's requests, and the expressions that match its replies."""
     to, source = f"{ip} daddr {unpack(flow.destination)}", f"{ip} saddr {unpack(flow.source)}" if flow.source else ""
     original = f"ct original protocol {flow.protocol} ct original {to} ct original proto-dst {flow.port}"
     return (
@@ -81,7 +81,7 @@ def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, x.Rule]:
 
 
 def marking(flow: TracedFlow, table: str) -> list[bytes]:
-    """Return the messages that create the table with the rules that mark the packets of a flow and of its answers."""
+    """Return the messages that create the table with the rules that mark a flow's packets in both directions."""
     family, ip = (2, "ip") if len(flow.destination) == 4 else (10, "ip6")
     requests, answers = _packets_of(flow, ip)
 
@@ -106,7 +106,7 @@ def marking(flow: TracedFlow, table: str) -> list[bytes]:
 
 
 class Mark(Closing):
-    """Marks the packets of a flow until it is closed."""
+    """Marks the packets of a flow for tracing, until `close`."""
 
     def __init__(self, transactions: Transactions, table: str) -> None:
         self._transactions = transactions
@@ -114,7 +114,7 @@ class Mark(Closing):
 
     @classmethod
     def open(cls, flow: TracedFlow) -> Self:
-        """Start, in the caller's network namespace. Raises Unsupported if the kernel cannot trace."""
+        """Start to mark packets in the caller's network namespace. Raises Unsupported if the kernel cannot trace."""
         table = f"kube-proxy-trace-{os.getpid()}"
         transactions = Transactions.open()
         try:
@@ -123,20 +123,20 @@ class Mark(Closing):
             transactions.close()
             if error.code in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT, errno.EPROTONOSUPPORT}:
                 raise Unsupported(
-                    f"this kernel cannot trace packets ({error}): it needs Linux 5.12 with nf_tables and its limit"
+                    f"this kernel cannot trace packets ({error}): tracing needs Linux 5.12 with nf_tables and its limit"
                 ) from error
             raise
         return cls(transactions, table)
 
     def close(self) -> None:
-        """Close the socket that owns the table, which removes it."""
+        """Close the socket that owns the table, so that the kernel removes the table."""
         self._transactions.close()
 
 
 class Headers(NamedTuple):
-    """A packet that enters a hook: packed addresses, ports (0 for none), interfaces (index or 0).
+    """The headers of a packet at a hook: packed addresses, ports (0 for none), indices of interfaces (0 for none).
 
-    `flags` are those of TCP, or type and code of ICMP in two bytes.
+    `flags` are TCP's flags, or ICMP's type and code in two bytes.
     """
 
     source: bytes
@@ -150,12 +150,12 @@ class Headers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a packet: a rule that matched ('rule'), the end of a base chain ('policy'), or the end of another chain
+    """A step of a packet: a match of a rule ('rule'), the end of a base chain ('policy'), or the end of another chain
     ('return').
 
-    `packet` is the same number in all steps of a packet. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3 for
-    queue; if it is below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each
-    base chain has `headers`.
+    `packet` is the packet's number in all its steps. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3 for queue;
+    below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each base chain has
+    `headers`.
     """
 
     packet: int
@@ -173,7 +173,7 @@ _KINDS: Final = {1: "policy", 2: "return", 3: "rule"}
 
 
 class Traces(Announcements):
-    """The traces of a network namespace, including those that other programs requested."""
+    """The traces of a network namespace, including traces that other programs requested."""
 
     @classmethod
     def listen(cls) -> Self:
@@ -181,7 +181,7 @@ class Traces(Announcements):
         return cls.open("traces", (_GROUP,), _RECEIVE_BUFFER)
 
     def steps(self, end: float) -> Iterator[Step]:
-        """Yield the steps of packets until `end`, of time.monotonic(). Raises NetlinkError."""
+        """Yield the steps of packets until the time `end` of time.monotonic(). Raises NetlinkError."""
         with understood("traced packets"):
             for data in self.until(end):
                 for at in messages(data):
@@ -190,7 +190,7 @@ class Traces(Announcements):
 
 
 def read(data: bytes, start: int, end: int) -> Step:
-    """Return the step in a message's payload."""
+    """Parse the step in a message's payload."""
     found = parts(data, start + GENERIC.size, end)
     end_of_rule = parts(found.get(nfta.TRACE_VERDICT, b""))
     verdict = _signed(end_of_rule.get(nfta.VERDICT_CODE, b"\xff\xff\xff\xff"))

@@ -1,5 +1,5 @@
-"""The capabilities of this process: CAP_NET_ADMIN is made effective, and capabilities that are not needed are dropped
-permanently. `program/lifetime.py` decides which are needed. Source: capabilities(7), prctl(2).
+"""The capabilities of this process: makes CAP_NET_ADMIN effective, and permanently drops capabilities that are not
+needed. `program/lifetime.py` decides which capabilities are needed. Source: capabilities(7), prctl(2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 class Capability(IntEnum):
-    """The capabilities that this program uses or checks, with the kernel's numbers."""
+    """The capabilities that this program uses or checks, with their numbers in the kernel."""
 
     DAC_OVERRIDE = 1
     DAC_READ_SEARCH = 2
@@ -37,12 +37,12 @@ class Capability(IntEnum):
 
     @property
     def label(self) -> str:
-        """The usual name, such as CAP_NET_ADMIN."""
+        """The usual name of the capability, such as CAP_NET_ADMIN."""
         return f"CAP_{self.name}"
 
 
 class _Sets(NamedTuple):
-    """The sets of a thread, a bit for each capability."""
+    """The capability sets of a thread, with one bit per capability."""
 
     effective: int
     permitted: int
@@ -50,9 +50,9 @@ class _Sets(NamedTuple):
 
 
 def raise_net_admin() -> None:
-    """Make CAP_NET_ADMIN effective, if permitted, for the calling thread and the threads that it starts. The
-    interpreter in the image has this capability as "permitted" only. If it were "effective", the kernel would not start
-    the interpreter in a container without that capability (execve(2), EPERM), even for --version.
+    """Make CAP_NET_ADMIN effective, if it is permitted, for the calling thread and the threads that it starts. The file
+    capability of the interpreter in the image is only "permitted". If it were "effective", the kernel would not start
+    the interpreter in a container without CAP_NET_ADMIN (execve(2), EPERM), not even for --version.
     """
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
@@ -66,7 +66,7 @@ def held() -> frozenset[Capability]:
 
 
 def beyond_permission(paths: Iterable[str]) -> list[str]:
-    """Return the files and folders that this process can read only with a capability."""
+    """Return those files and folders that this process can read only because of a capability."""
     sets = _get()
     overriding = _bit(Capability.DAC_OVERRIDE) | _bit(Capability.DAC_READ_SEARCH)
     if sets is None or not sets.effective & overriding:
@@ -79,9 +79,9 @@ def beyond_permission(paths: Iterable[str]) -> list[str]:
 
 
 def keep_only(wanted: AbstractSet[Capability]) -> None:
-    """Drop all other capabilities, for this process and all programs that it starts.
+    """Drop all capabilities except these, for this process and all programs that it starts.
 
-    To be called while there is only one thread, because capabilities belong to threads. Raises ApplyError.
+    Call it while there is only one thread, because each thread has its own capabilities. Raises ApplyError.
     """
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
@@ -92,19 +92,19 @@ def keep_only(wanted: AbstractSet[Capability]) -> None:
         raise ApplyError("cannot drop capabilities: the kernel does not list them")
     if sets.effective & _bit(Capability.SETPCAP):
         _lower_bounds(mask)
-    # The kernel removes capabilities that are not permitted and inheritable from the ambient set (cap_capset).
+    # The kernel also removes these capabilities from the ambient set (cap_capset).
     _set(_Sets(sets.effective & mask, sets.permitted & mask, sets.inheritable & mask))
 
 
 def forbid_new_privileges() -> None:
-    """Prevent programs that this process starts from gaining rights. Raises ApplyError."""
+    """Prevent programs that this process starts from gaining privileges. Raises ApplyError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         raise ApplyError(f"cannot set no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
 def gives_rights(path: str) -> bool:
-    """Return whether a program file grants rights: set-user-ID, set-group-ID, capabilities."""
+    """Return whether a program file grants privileges: set-user-ID, set-group-ID or capabilities."""
     try:
         set_id = Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
         return set_id != 0 or "security.capability" in os.listxattr(path)
@@ -115,7 +115,7 @@ def gives_rights(path: str) -> bool:
 def _lower_bounds(mask: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = 0
-    # The call fails with EINVAL for the number after the kernel's last capability.
+    # For the number after the kernel's last capability the call fails with EINVAL.
     while (bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:
         if bounded and not mask & 1 << number and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
@@ -164,9 +164,9 @@ _CLONE_NEWNET: Final = 0x40000000
 def in_empty_network(work: Callable[[], T]) -> T:
     """Call `work` in a thread in a new network namespace, and return its result.
 
-    Sockets and child processes of `work` are in that namespace too. Rules in that namespace affect no traffic, and
-    disappear with the last socket that was opened there. Source: unshare(2). Raises Unsupported without the right to
-    create one.
+    Sockets and child processes of `work` are in that namespace, too. Its rules affect no traffic, and are deleted after
+    the last socket in the namespace is closed. Source: unshare(2). Raises Unsupported if this process may not create a
+    namespace.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_alone, work).result()

@@ -1,4 +1,4 @@
-"""Events of files and directories, by inotify(7) through libc. `watch` returns False for a path it cannot watch."""
+"""Watches files and directories with inotify(7), through libc."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ IN_MOVE_SELF: Final = 0x800
 IN_IGNORED: Final = 0x8000
 IN_ONLYDIR: Final = 0x1000000
 
-_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name after it
 _BUFFER: Final = 65536
 
 
 class Inotify:
-    """One descriptor that watches any number of paths. Its number is -1, without events, if there is none."""
+    """An inotify descriptor, which can watch any number of paths. If its number is -1, there are no events."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def open(cls) -> Self:
-        """Open a descriptor; continue without one if the system has no more."""
+        """Open an inotify descriptor; if the system's limit is reached, its number is -1."""
         return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when there are events."""
+        """Return the descriptor's number; the descriptor is readable when there are events."""
         return self._descriptor
 
     def watch(self, path: str | os.PathLike[str], mask: int) -> bool:
@@ -48,7 +48,7 @@ class Inotify:
         return watched >= 0
 
     def happened(self) -> int:
-        """Return all events since the last call as one mask, 0 for none."""
+        """Return the events since the last call as one mask; 0 if there are none."""
         mask = 0
         while self._descriptor >= 0:
             try:

@@ -1,4 +1,4 @@
-"""Kernel modules: the loaded or built-in ones, those that IPVS needs, and loading of missing ones.
+"""Finds loaded and built-in kernel modules, knows the modules that IPVS needs, and loads missing modules.
 
 Source of the names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26.
 """
@@ -39,13 +39,13 @@ _FILES: Final = ModuleFiles()
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Return the first two numbers of a release such as 5.15.0-91-generic; (0, 0) without them."""
+    """Return the first two numbers of a release: (5, 15) for 5.15.0-91-generic; (0, 0) if there are none."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def ipvs_modules(release: str) -> list[str]:
-    """Return the modules that ipvs mode needs with any scheduler on a kernel of this release."""
+    """Return the modules that ipvs mode needs on a kernel of this release, whatever the scheduler."""
     conntrack = "nf_conntrack_ipv4" if kernel_version(release) < _MERGED_CONNTRACK else "nf_conntrack"
     return [*_IPVS, conntrack]
 
@@ -60,16 +60,16 @@ def release(files: ModuleFiles = _FILES) -> str:
 
 
 def present(wanted: Sequence[str], files: ModuleFiles = _FILES) -> set[str]:
-    """Return the modules among these that are loaded or built in. A file that cannot be read counts as empty."""
+    """Return those wanted modules that are loaded or built in. A file that cannot be read counts as empty."""
     version = release(files)
     if not files.loaded.exists():
-        # A kernel without loadable modules: only its configuration shows what is built in.
+        # In a kernel without loadable modules only the configuration lists built-in modules.
         config = _read(files.boot / f"config-{version}")
         return {name for name in wanted if _configured(name, config)}
     have = {line.split(" ", 1)[0] for line in _read(files.loaded).splitlines()}
     built_in = _read(files.folder / version / "modules.builtin").splitlines()
     have |= {Path(line.strip()).name.removesuffix(".ko").replace("-", "_") for line in built_in}
-    # In a container without /lib/modules: only built-in modules with parameters are listed here.
+    # For a container without /lib/modules: this folder lists built-in modules with parameters.
     return {name for name in wanted if name in have or (files.live / name).is_dir()}
 
 
@@ -93,12 +93,12 @@ def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
 
 
 def require(names: Sequence[str], purpose: str, files: ModuleFiles = _FILES, modprobe: str = "modprobe") -> None:
-    """Load the missing modules of these. If a module is still missing, raises Unsupported with the names and the fix.
-    `purpose` names the feature that needs the modules, such as 'ipvs mode'.
+    """Load those modules that are missing. Raises Unsupported, with the names and the fix, if a module is still
+    missing. `purpose` names the feature that needs the modules, such as 'ipvs mode'.
     """
     missing = [name for name in names if name not in present(names, files)]
     failed = load(missing, modprobe)
-    # Modules that modprobe loaded are present, even if /proc/modules cannot be read.
+    # A module that modprobe loaded is present, even if /proc/modules cannot be read.
     still = [name for name in failed if name not in present(list(failed), files)]
     if not still:
         return

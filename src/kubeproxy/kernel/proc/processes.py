@@ -1,8 +1,8 @@
-"""Processes, their sockets and descriptors: kube-proxies, the process that listens on a port, orphans to reap, and the
-limit of open files.
+"""Reads processes, their sockets and descriptors from /proc: finds kube-proxies and the process that listens on a port;
+reaps orphans; sets the limit of open files.
 
-Functions that read /proc of every process are for occasional messages only. Sources: proc(5), ptrace(2).
-"""
+A function that reads /proc of every process is slow: call it only for an occasional message. Sources: proc(5),
+ptrace(2)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ProxyProcess(NamedTuple):
 
 
 class Descriptors(NamedTuple):
-    """The number of open files of a process, and its limit."""
+    """The number of a process's open files, and its limit."""
 
     used: int
     limit: int
 
 
 def proxies(proc: Path = PROC) -> list[ProxyProcess]:
-    """Return the kube-proxy processes of the caller's network namespace that run without a subcommand."""
+    """Return the kube-proxy processes in the caller's network namespace, without subcommands (`kube-proxy why`)."""
     here = _namespace(proc / "self")
     found = []
     for pid in _pids(proc):
@@ -58,7 +58,7 @@ def _pids(proc: Path) -> list[int]:
 
 
 def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
-    """Return the open files of a process, None if they are not visible."""
+    """Return the number of a process's open files and its limit; None if /proc does not show them."""
     try:
         used = sum(1 for _ in (proc / str(pid) / "fd").iterdir())
         limits = (proc / str(pid) / "limits").read_text(encoding="ascii", errors="replace")
@@ -69,7 +69,7 @@ def descriptors(pid: int, proc: Path = PROC) -> Descriptors | None:
 
 
 def value_of(arguments: Sequence[str], flag: str) -> str:
-    """Return the value of a flag on a command line, '' without it."""
+    """Return the value of a flag in a command line; '' if the flag is missing."""
     for position, word in enumerate(arguments):
         if word.lstrip("-") == flag and position + 1 < len(arguments):
             return arguments[position + 1]
@@ -81,8 +81,8 @@ def value_of(arguments: Sequence[str], flag: str) -> str:
 def _read(pid: int, words: list[str]) -> ProxyProcess | None:
     program, arguments, ours = PurePath(words[0]).name, words[1:], False
     if _PYTHON.fullmatch(program):
-        # python [-options] /path/of/kube-proxy ..., which the first line of a script causes, or python -m kubeproxy.cli
-        # ...
+        # A script with a #! line runs as `python [-options] /path/of/kube-proxy ...`; also possible: `python -m
+        # kubeproxy.cli ...`
         scripts = [at for at, word in enumerate(arguments) if not word.startswith("-")]
         if not scripts:
             return None
@@ -102,13 +102,13 @@ def _namespace(process: Path) -> tuple[int, int] | None:
 
 
 def is_elsewhere(pid: int, proc: Path = PROC) -> bool:
-    """Return whether a process is surely in another network namespace than the caller."""
+    """Return whether a process certainly is in another network namespace than the caller."""
     there = _namespace(proc / str(pid))
     return there is not None and there != _namespace(proc / "self")
 
 
 def sockets(pid: int, proc: Path = PROC) -> set[str] | None:
-    """Return the inodes of the open sockets of a process, None if they are not visible."""
+    """Return the inodes of a process's open sockets; None if /proc does not show them."""
     found = set()
     try:
         for entry in (proc / str(pid) / "fd").iterdir():
@@ -120,18 +120,18 @@ def sockets(pid: int, proc: Path = PROC) -> set[str] | None:
 
 
 class Process(NamedTuple):
-    """A process: its number, as this process sees it, and the name of its command."""
+    """A process: its ID in this process's PID namespace, and the name of its command."""
 
     pid: int
     command: str
 
 
 def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Process | None:
-    """Return the process that listens on a port of any address, or of one address; None if it is not visible.
+    """Return the process that listens on a port, on any address or on one address; None if /proc does not show it.
 
     A process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
-    exactly one process named `name` in this network namespace hides its descriptors, that process is returned.
-    """
+    exactly one process named `name` in this network namespace hides its descriptors, this function returns that
+    process."""
     sockets = _listeners(port, proc / "net", address)
     if not sockets:
         return None
@@ -167,7 +167,7 @@ def _holds(process: Path, links: set[str]) -> bool:
 
 
 def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
-    """Return the inodes of the sockets that listen on a port, or on a port of one address (packed)."""
+    """Return the inodes of the sockets that listen on a port; with a packed address, on this address and port."""
     found = set()
     wanted = b":%04X " % port
     for table in ("tcp", "tcp6"):
@@ -186,7 +186,7 @@ def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
 
 
 def _serves(text: str, address: bytes) -> bool:
-    """Return whether a listening socket with this address and port serves an address, b"" for any."""
+    """Return whether a socket with this local address and port receives connections to an address (b"" for any)."""
     bound = _endpoint(text).address if address else b""
     return bound == address or not any(bound)
 
@@ -202,19 +202,19 @@ _UNCONNECTED: Final = "07"  # TCP_CLOSE, the state of UDP sockets without a peer
 
 
 class Listening(NamedTuple):
-    """A packed address, zeros for any, and a port."""
+    """A packed address (all zeros for any address) and a port on which a socket listens."""
 
     address: bytes
     port: int
 
 
 def listening(family: Family, protocol: int) -> frozenset[Listening]:
-    """Return the listening addresses of a family for TCP or UDP. Raises ApplyError."""
+    """Return the addresses and ports on which sockets of a family listen (TCP or UDP). Raises ApplyError."""
     return frozenset(listeners(family, protocol).values())
 
 
 def listeners(family: Family, protocol: int) -> dict[str, Listening]:
-    """Return the listening addresses of a family for TCP or UDP, by the inode of the socket. Raises ApplyError."""
+    """Return the addresses and ports on which sockets of a family listen, by the socket's inode. Raises ApplyError."""
     path = Path("/proc/thread-self/net", _SOCKET_TABLES[family, protocol])
     try:
         lines = path.read_text().splitlines()[1:]
@@ -236,14 +236,14 @@ def _endpoint(text: str) -> Listening:
 
 _RESERVED: Final = 512
 _MOST_CLIENTS: Final = 1024
-_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but connections use memory too
+_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but each connection also uses memory
 
 
 class Shares(NamedTuple):
-    """Numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
+    """The numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
 
-    The proxy itself needs descriptors for the API server, netlink, pipes and files, however many clients connect.
-    Without these it cannot restore a table that another program deletes.
+    However many clients connect, the proxy needs descriptors for the API server, netlink, pipes and files. Without them
+    it cannot restore a table that another program deletes.
     """
 
     clients: int
@@ -254,8 +254,8 @@ class Shares(NamedTuple):
 def raise_limit() -> int:
     """Raise the soft limit of open files to the hard limit, as Go programs do; return the new limit.
 
-    The default soft limit of 1,024 is for programs with select(), which supports no higher numbers. Child processes of
-    the proxy open few files, so their descriptors have low numbers.
+    The usual soft limit of 1,024 protects programs that call select(), which supports no higher descriptors. Child
+    processes of the proxy open few files, so their descriptors are low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -266,12 +266,12 @@ def raise_limit() -> int:
 
 
 def shares() -> Shares:
-    """Return the division of the limit of open files; at least an eighth is left for the proxy itself."""
+    """Divide the limit of open files into shares; at least an eighth remains for the proxy itself."""
     return shares_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def shares_of(limit: int) -> Shares:
-    """Return the division of a limit."""
+    """Divide a limit into shares."""
     if limit < 0:  # RLIM_INFINITY
         limit = 1 << 30
     clients, listeners = min(_MOST_CLIENTS, limit // 8), limit // 8
@@ -281,18 +281,17 @@ def shares_of(limit: int) -> Shares:
 
 INIT: Final = 1
 LOOK: Final = 2.0
-"""Seconds between two checks; a check without zombies is one system call."""
+"""Seconds between two checks; a check that finds no zombies is one system call."""
 
 
 class Orphans:
-    """Reaps processes whose parents have ended. The kernel makes these children of process 1, which in a container is
-    the proxy.
+    """Reaps processes whose parents have ended; process 1, which in a container is the proxy, becomes their parent.
 
-    Without reaping they stay zombies, for which a container has a limit; a credential plugin that leaves processes
-    behind adds some with every token. A separate init process would need memory for this task only. Our own children
-    are not reaped, because other code waits for them. Our children are recognised by our session. Only credential
-    plugins have another session, but asyncio reaps these at once, with a thread for each, so a zombie that is there in
-    two checks is no plugin.
+    If nobody reaps them, they remain zombies, and a container's number of processes is limited: a credential plugin may
+    leave processes behind with every token. A separate init process would need memory for this task only. Children that
+    the proxy started are not reaped here, because other code waits for them. They are in the proxy's session, except
+    credential plugins, but asyncio reaps plugins at once, so a zombie in another session that two checks find is an
+    orphan.
     """
 
     def __init__(self) -> None:
@@ -305,7 +304,7 @@ class Orphans:
             self.reap()
 
     def reap(self) -> int:
-        """Reap the zombies that the previous check also found; return their number."""
+        """Reap the zombies that the previous check found, too; return their number."""
         ended = frozenset(_strangers()) if _any_ended() else frozenset()
         gone = ended & self._seen
         self._seen = ended - gone
@@ -316,7 +315,7 @@ class Orphans:
 
 
 def _any_ended() -> bool:
-    """Return whether any child is a zombie."""
+    """Return whether a child process is a zombie."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -324,7 +323,7 @@ def _any_ended() -> bool:
 
 
 def _strangers() -> Iterator[int]:
-    """Yield the zombies among the children in another session."""
+    """Yield the child processes in another session that are zombies."""
     ours = str(os.getpid()), str(os.getsid(0))
     for pid in _pids(PROC):
         with suppress(OSError):

@@ -25,20 +25,20 @@ UDP_TIMEOUT_STREAM: Final = "net/netfilter/nf_conntrack_udp_timeout_stream"
 
 _HASHSIZE: Final = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
-# The characters of a key, as in interface names. A part of dots only would lead out of /proc/sys.
+# The characters that a key may contain, as in interface names. A part that is only dots would lead out of /proc/sys.
 _KEY: Final = re.compile(r"(?:(?!\.+(?:/|$))[A-Za-z0-9_.:@+-]+/)+(?!\.+$)[A-Za-z0-9_.:@+-]+")
 
 _REMEDY: Final = {
     errno.EACCES: "run it as root with /proc/sys mounted writable (a privileged container), or set it on the host",
     errno.EPERM: "run it as root with /proc/sys mounted writable (a privileged container), or set it on the host",
     errno.EROFS: "mount /proc/sys writable (a privileged container), or set it on the host",
-    errno.EINVAL: "the kernel does not take this value",
+    errno.EINVAL: "the kernel does not accept this value",
 }
 
 
 def read_sysctl(key: str, root: Path = ROOT) -> str:
-    """Return a kernel parameter's text. Keys are paths below /proc/sys such as net/ipv4/ip_forward. Raises Unsupported
-    when the kernel has no parameter of that name, ApplyError when the parameter cannot be read.
+    """Return a kernel parameter's text. A key is a path below /proc/sys, such as net/ipv4/ip_forward. Raises
+    Unsupported if the kernel has no parameter of that name, and ApplyError if the parameter cannot be read.
     """
     try:
         return _path(key, root).read_text(encoding="ascii").strip()
@@ -49,9 +49,8 @@ def read_sysctl(key: str, root: Path = ROOT) -> str:
 
 
 def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
-    """Set a kernel parameter to a number; return whether it had another value. A parameter that has the value already
-    need not be writable. Raises Unsupported when the kernel has no such parameter, ApplyError when it cannot be
-    written.
+    """Set a kernel parameter to a number; return whether its value was different. If it already has the value, it need
+    not be writable. Raises Unsupported if the kernel has no such parameter, and ApplyError if it cannot be written.
     """
     if read_sysctl(key, root) == str(value):
         return False
@@ -60,12 +59,12 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 
 
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
-    """Write the settings that differ; return the keys that were written. Raises the errors of `write_sysctl`.
+    """Write the settings whose value differs; return the written keys. Raises the errors of `write_sysctl`.
 
-    nf_conntrack_max is only increased, unlike in the Go kube-proxy of 1.36. So a larger size that an operator set
-    remains, and a network namespace with a read-only parameter works if the size is large enough. The hash table is
-    increased to a quarter of nf_conntrack_max, as in the Go kube-proxy. A failure of this, for example in a container,
-    is no error, because the table is only slower.
+    nf_conntrack_max is only increased, unlike in the Go kube-proxy of 1.36. So an operator's larger value remains, and
+    in a network namespace where the parameter is read-only a sufficient value is no error. The hash table is enlarged
+    to a quarter of nf_conntrack_max, as in the Go kube-proxy. If this fails, for example in a container, it is no
+    error, because a smaller table is only slower.
     """
     written = []
     for key, value in settings:
@@ -88,7 +87,7 @@ def _raise_hashsize(wanted: int, path: Path) -> None:
 
 def _write(path: Path, value: str, what: str) -> None:
     try:
-        # Not write_text: some kernels refuse to truncate a parameter, and each write() sets one value.
+        # write_text is not used, because some kernels refuse to truncate a parameter, and each write() sets one value.
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(file, value.encode())
@@ -103,7 +102,7 @@ def _write(path: Path, value: str, what: str) -> None:
 def _path(key: str, root: Path) -> Path:
     if not _KEY.fullmatch(key):
         raise ApplyError(
-            f"{key!r} is no name of a sysctl: it must be a path below /proc/sys such as net/ipv4/ip_forward"
+            f"{key!r} is not the name of a sysctl: it must be a path below /proc/sys, such as net/ipv4/ip_forward"
         )
     return root / key
 

@@ -1,11 +1,11 @@
-"""Rules of iptables-nft, read and written over netlink without its commands.
+"""Reads and writes rules of iptables-nft over netlink, without the iptables-nft commands.
 
-The command iptables-nft-restore would be a new process, and would read all chains of a table before changing one. Input
-that contains other rules than those of Services, or that the kernel refuses, is passed to the command, which also
-creates missing tables and has better error messages.
+The command iptables-nft-restore needs a new process, and reads all chains of a table before it changes one. Input with
+rules that are not for Services, or that the kernel refuses, is still passed to the command, which also creates missing
+tables and has better error messages.
 
-Rules have the form in which iptables-nft keeps them. Matches are xtables extensions (nft_compat), because every
-iptables-nft since 1.8.0 can read these; newer releases write native expressions for some matches. Sources:
+Rules have the same form as those of iptables-nft. Matches are xtables extensions (nft_compat), because every
+iptables-nft since 1.8.0 can read them; newer releases write native expressions for some matches. Sources:
 iptables/nft*.c and extensions/ of iptables 1.8.9;
 include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
 """
@@ -28,7 +28,8 @@ from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 
 _CHAIN: Final = 4096
-"""Bytes of the messages of a chain and its rules: 1,200 for an endpoint; only chains with many rules have more."""
+"""The assumed size of the messages of a chain with its rules, in bytes. An endpoint's chain needs 1,200; only chains
+with many rules need more."""
 
 _END: Final = "COMMIT\n"
 
@@ -44,13 +45,13 @@ class RuleWriter:
 
     @classmethod
     def open(cls, commands: Commands) -> Self:
-        """Return an object for the network namespace of the caller. Raises NetlinkError."""
+        """Return a RuleWriter for the caller's network namespace. Raises NetlinkError."""
         return cls(commands, Transactions.open() if commands.uses_nft else None)
 
     @property
     def chains_at_once(self) -> int:
-        """Return the best number of chains to change together. Over netlink so many chains take about 0.4 s, because at
-        the end of a transaction the kernel walks all rules of the table.
+        """Return the best number of chains to change together. Over netlink, this number of chains takes about 0.4 s,
+        because at the end of a transaction the kernel walks all rules of the table.
         """
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
@@ -60,10 +61,10 @@ class RuleWriter:
             self._transactions.close()
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """Return a function that applies the input of iptables-restore --noflush.
+        """Return a function that applies this input of `iptables-restore --noflush`.
 
-        The function changes each table in one step; chains that the text does not name stay. It returns the seconds of
-        waiting for another program, and raises RestoreError, or ApplyError.
+        The function changes each table atomically, and keeps the chains that the text does not name. It returns the
+        wait for another program, and raises RestoreError or ApplyError.
         """
         if self._transactions is not None:
             try:
@@ -81,13 +82,13 @@ class RuleWriter:
                 done += 1
         except nl.NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            # Only the rest of the input is passed on, because the caller counts each table as one transaction.
+            # The command gets only the rest of the input, because the caller counts each table as one transaction.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
 
 
 def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:
-    """Yield the packed expressions of each rule of a chain; none if it is missing. Raises NetlinkError."""
+    """Yield the packed expressions of each rule in a chain; nothing if the chain is missing. Raises NetlinkError."""
     return (rule.raw for rule in rules(family, table, chain=chain))
 
 
@@ -107,12 +108,12 @@ def uncounted(rule: bytes) -> Rule:
     return tuple(expression for expression in parse(rule) if not isinstance(expression, PacketCount))
 
 
-class Unknown(Exception):  # noqa: N818 - not an error: iptables-nft writes the input
-    """The input contains text other than rules of Services; the message quotes it."""
+class Unknown(Exception):  # noqa: N818 - not an error: then iptables-nft-restore applies the input
+    """The input contains text that this module cannot encode; the exception's message quotes it."""
 
 
 def encode(text: str, family: Family) -> list[list[bytes]]:
-    """Return the messages of each table of the input, in order. Raises Unknown."""
+    """Return, for each table in the input, its messages in order. Raises Unknown."""
     found: list[list[bytes]] = []
     table = _Table(family, "")
     line = ""
@@ -144,13 +145,13 @@ class _Table:
         self._start = nl.netfilter_header(family) + nl.text_attribute(nfta.RULE_TABLE, name)
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
-        """Return a message about a chain, or about all rules of a chain."""
+        """Pack a message about a chain or about all its rules."""
         name = nfta.CHAIN_NAME if kind in (nfnetlink.NEW_CHAIN, nfnetlink.DELETE_CHAIN) else nfta.RULE_CHAIN
         payload = self._start + nl.text_attribute(name, chain)
         return nl.HEADER.pack(nl.HEADER.size + len(payload), kind, nl.NLM_F_REQUEST | flags, 0, 0) + payload
 
     def make(self, line: str) -> None:
-        """Create a chain, or empty an existing one."""
+        """Create a chain; empty it if it exists."""
         chain, _, rest = line[1:].partition(" ")
         if not rest.startswith("- "):
             raise Unknown(line)
@@ -212,7 +213,7 @@ def _verdict(code: int, chain: str = "") -> bytes:
 
 @lru_cache(maxsize=1024)
 def _frame(length: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and after a name of `length` bytes in a jump."""
+    """Return the bytes before and after a chain name of `length` bytes in a jump expression."""
     before, _, after = _verdict(x.JUMP, "x" * length).partition(b"x" * length)
     return before, after
 
@@ -225,7 +226,7 @@ def _jump(chain: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(text: str, family: Family) -> tuple[bytes, bytes]:
-    """Return the expressions of the options that belong to no match, and the attribute with the protocol."""
+    """Return the expressions of options outside of a match (-p, -s, -i ...), and the attribute with the protocol."""
     found: dict[str, bytes] = {}
     compat = b""
     unequal = False
@@ -242,7 +243,7 @@ def _head(text: str, family: Family) -> tuple[bytes, bytes]:
             found[option] = _address(option, value, unequal, family)
         elif option == "-i":
             name = value.encode()
-            # Without the final zero the comparison matches all names with this prefix.
+            # Without the final zero byte, the comparison matches all names with this prefix.
             found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
         else:
             raise Unknown(text)
@@ -297,7 +298,7 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 
 
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
-    """Return a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
+    """Pack a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
     parts = nl.text_attribute(nfta.MATCH_NAME, name), nl.number_attribute(nfta.MATCH_REV, revision)
     return x.pack(x.Opaque(kind, b"".join(parts) + nl.attribute(nfta.MATCH_INFO, info)))

@@ -1,12 +1,12 @@
-"""The iptables commands: listing rules, and changing them in one restore.
+"""Runs the iptables commands: lists rules, and changes them with iptables-restore.
 
-A node may have rules of both variants, nft and legacy, for both families; each installed variant is called by its own
-name. The variant that the node uses is detected as in the Go kube-proxy's images. The kubelet creates a hint chain in
-mangle in the variant of the node. Without a hint chain it is the variant with more rules, and nft if there are no
-rules. Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
+A node may have rules of both variants, nft and legacy, in both families; each installed variant is called by its own
+name. The variant that the node uses is detected as in the Go kube-proxy's images: it is the variant in which the
+kubelet created a hint chain in the table mangle, else the variant with more rules, or nft if there are no rules.
+Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
 
-No shell: commands are argument lists, and input goes through standard input. Rules count in named packet counters of
-the kernel (nfnetlink_acct.c of Linux 6.18).
+No shell runs: commands are argument lists, and rules go through standard input. Rules count packets in named counters
+of the kernel (nfnetlink_acct.c of Linux 6.18).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Wai
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
-_RESTORE_TIMEOUT: Final = 600.0  # 100,000 rules take iptables-legacy seconds, on a slow node ten times as long
+_RESTORE_TIMEOUT: Final = 600.0  # iptables-legacy needs seconds for 100,000 rules, ten times as many on a slow node
 LOCK_TIMEOUT: Final = 5  # seconds of waiting for the lock, like -w 5 of the Go kube-proxy
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
@@ -40,18 +40,18 @@ VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6table
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
 _LOCK_HELD: Final = "holding the xtables lock"
-# comments of other programs may be any bytes, which must be preserved to remove their rules
+# comments of other programs may contain any bytes, which must be preserved to remove their rules
 _ODD_BYTES: Final = "surrogateescape"
 
 
 class CommandError(ApplyError):
-    """A command failed with an exit status; `stderr` is its standard error."""
+    """A command ended with an exit status other than 0; `stderr` is its standard error."""
 
     def __init__(self, command: str, stderr: str, status: int) -> None:
         self.stderr = stderr
         self.status = status
         lines = stderr.strip().splitlines() or [f"exit status {status}"]
-        # The error is the last line; the lines before it are warnings.
+        # The last line is the error; the lines before it are warnings.
         super().__init__(f"{command}: {' / '.join(line.strip() for line in lines[-3:])}")
 
 
@@ -60,11 +60,12 @@ class RestoreError(CommandError):
 
 
 class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
-    """A chain has native nft rules, which iptables-nft does not print. It can still write other chains of the table."""
+    """A chain has native nft rules, so iptables-nft does not print the table. It can still change the table's other
+    chains."""
 
 
 class SavedTable(NamedTuple):
-    """One table as iptables-save prints it: its chains, and its rules as '-A CHAIN ...' lines."""
+    """A table as iptables-save prints it: its chains, and its rules as lines '-A CHAIN ...'."""
 
     name: str
     chains: tuple[str, ...]
@@ -72,9 +73,9 @@ class SavedTable(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """One variant's commands for one family: `name` is iptables-nft, ip6tables-legacy, iptables ...
+    """The commands of one variant for one family. `name` is, for example, iptables-nft, ip6tables-legacy or iptables.
 
-    `uses_nft` is the variant, independent of the name. `version` is (1, 8, 9).
+    `uses_nft` tells the variant if the name does not contain it. `version` is, for example, (1, 8, 9).
     """
 
     name: str
@@ -83,11 +84,12 @@ class Commands(NamedTuple):
     version: tuple[int, ...]
 
     def restore(self, pieces: Iterable[str]) -> Waited:
-        """Change rules, each table in one step; chains that the text does not name stay.
+        """Apply input of `iptables-restore --noflush`: change each table atomically, and keep chains that it does not
+        name.
 
-        iptables-restore parses the pieces of the text as they are produced; if producing a piece fails, nothing is
-        changed. Returns the seconds for which another program held the lock of the legacy variant. Raises RestoreError,
-        or ApplyError.
+        `pieces` are the parts of the text, which the command parses while they are produced; if producing one fails,
+        nothing is changed. Returns the time for which another program held the lock of the legacy variant. Raises
+        RestoreError or ApplyError.
         """
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_TIMEOUT)]
         if self.uses_nft:
@@ -102,29 +104,29 @@ class Commands(NamedTuple):
 
     @property
     def obeys_lock(self) -> bool:
-        """Whether a restore can run while this process holds the lock of legacy iptables."""
+        """Whether the commands can run while this process holds the lock of legacy iptables."""
         return self.version >= _LOCK_NAMED
 
     def table(self, name: str) -> SavedTable | None:
-        """Return a table, None if it is empty. Raises ApplyError."""
+        """Return a table; None if it is empty. Raises ApplyError."""
         tables = _parse(_printed([f"{self.name}-save", "-t", name]))
         return next((table for table in tables if table.name == name), None)
 
     def saved(self, table: str) -> Iterator[str]:
-        """Yield the lines that iptables-save prints of a table, as they arrive. Raises Incompatible, or ApplyError."""
+        """Yield the lines that iptables-save prints for a table, as they arrive. Raises Incompatible or ApplyError."""
         for line in _printed([f"{self.name}-save", "-t", table]):
             if line.startswith("# Table ") and _INCOMPATIBLE in line:
                 raise Incompatible(f"{self.name}-save: {line.strip()}")
             yield line
 
     def rules(self, table: str, chain: str) -> tuple[str, ...] | None:
-        """Return a chain's rules as iptables-save prints them, None if it is missing. Raises ApplyError."""
+        """Return a chain's rules as iptables-save prints them; None if the chain is missing. Raises ApplyError."""
         try:
             lines = list(_printed([self.name, "-w", str(LOCK_TIMEOUT), "-t", table, "-S", chain]))
         except CommandError as error:
             if error.status != 1:
                 raise
-            # iptables-nft 1.8.9 prints the same error for a missing chain.
+            # iptables-nft 1.8.9 prints this error also for a missing chain.
             if _INCOMPATIBLE in error.stderr and has_chain(self.family, table, chain):
                 raise Incompatible(error.stderr.strip()) from error
             return None
@@ -132,18 +134,18 @@ class Commands(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Return the installed variants; plain 'iptables' and 'ip6tables' if commands are not named by variant."""
+    """Return the names of the installed commands: of both variants, else plain 'iptables' and 'ip6tables'."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
 
 
 def installed_for(family: Family) -> list[str]:
-    """Return the installed variants of a family."""
+    """Return the names of a family's installed commands."""
     return [variant for variant in installed() if variant.partition("-")[0] == NAMES[family]]
 
 
 def commands(name: str) -> Commands:
-    """Return the variant and version of a command. Raises ApplyError if it cannot be run."""
+    """Return the Commands of this name, with variant and version. Raises ApplyError if the command cannot be run."""
     stderr = "".join(_printed([name, "--version"]))
     found = re.search(r"v(\d+(?:\.\d+)+)", stderr)
     version = tuple(int(part) for part in found[1].split(".")) if found else (0,)
@@ -174,7 +176,7 @@ def _parse(lines: Iterable[str]) -> Iterator[SavedTable]:
 def _printed(command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints. Raises LockHeldError, CommandError, or ApplyError if it cannot be run."""
     with _running(command, _TIMEOUT, stdout=subprocess.PIPE) as (process, stderr):
-        assert process.stdout is not None  # noqa: S101 - for the type checker: the pipe was requested
+        assert process.stdout is not None  # noqa: S101 - tells the type checker that the pipe exists
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors=_ODD_BYTES) as printed:
             yield from printed
         if status := process.wait():
@@ -198,9 +200,9 @@ def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
 
 @contextmanager
 def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a command while the body runs, for at most `seconds`; yield it and a file with its standard error.
+    """Run a command while the `with` body runs, for at most `seconds`; yield the process and its standard error file.
 
-    Raises ApplyError if it cannot be run, also for lack of a descriptor, process or thread.
+    Raises ApplyError if the command cannot be started, also for lack of a descriptor, process or thread.
     """
     with ExitStack() as stack:
         try:
@@ -208,7 +210,7 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
             stack.callback(os.close, stderr)
             process = stack.enter_context(subprocess.Popen(command, stderr=stderr, **how))
             stack.callback(process.kill)
-            # A wait with a timeout polls, which would add up to 50 ms to each sync.
+            # Popen.wait polls if it has a timeout, which would add up to 50 ms to each sync.
             clock = threading.Timer(seconds, process.kill)
             clock.start()
         except OSError as error:
@@ -220,9 +222,9 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
 
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
-    """Write the pieces and close the pipe; a process that ends early reports the error itself."""
+    """Write the pieces into the pipe and close it. If the process ends early, it has reported the error itself."""
     pipe = process.stdin
-    assert pipe is not None  # noqa: S101 - for the type checker: the pipe was requested
+    assert pipe is not None  # noqa: S101 - tells the type checker that the pipe exists
     number = pipe.fileno()
     try:
         for piece in pieces:
@@ -239,7 +241,8 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
 
 
 def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: bool = True) -> str:
-    """Return the restore text that removes rules ("-A ...") and empties or deletes chains; '' for nothing."""
+    """Return input for iptables-restore that removes rules ("-A ...") and empties or deletes chains; '' if there are
+    none."""
     lines = [f":{chain} - [0:0]" for chain in chains]
     lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
     lines += [f"-X {chain}" for chain in chains] if delete else []
@@ -252,7 +255,7 @@ def chain_of(rule: str) -> str:
 
 
 def target_of(rule: str) -> str:
-    """Return the target of a rule, '' without one."""
+    """Return the target of a rule; '' if it has none."""
     words = rule.split(" ")
     before = words[-2::-1]  # searched backwards, because a log prefix may be "-j"; the last word is no flag
     for flag in ("-j", "-g"):
@@ -264,14 +267,14 @@ def target_of(rule: str) -> str:
 HINTS: Final = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 
 _TRIED_AGAIN: Final = (0.1, 0.4)
-"""Seconds before another attempt to start a command after a failure, for example for lack of memory."""
+"""Seconds between attempts to start a command that could not be started, for example for lack of memory."""
 
 Variant = Literal["nft", "legacy", ""]
 
 
 @cache
 def chosen() -> Variant:
-    """Return the variant to use, '' if commands are not named by variant; cached for the life of the process."""
+    """Return the variant to use; '' if commands are not named by variant. Cached for the life of the process."""
     return detect()
 
 
@@ -298,8 +301,8 @@ def variant_commands(family: Family, variant: Variant) -> Commands:
 
 
 def in_use(family: Family, table: str, chain: str) -> Commands:
-    """Return the commands of the variant in which a table has a chain, else of the variant that this node uses. Lists
-    only that table, and writes nothing. Raises ApplyError.
+    """Return the commands of the variant in which the table has this chain, else of the variant that the node uses.
+    Lists only this table, and writes nothing. Raises ApplyError.
     """
     there = [found for found in map(commands, installed_for(family)) if _has(found, table, chain)]
     return there[0] if len(there) == 1 else variant_commands(family, chosen())
@@ -314,7 +317,7 @@ def _has(found: Commands, table: str, chain: str) -> bool:
 
 
 def _survey(names: list[str]) -> tuple[int, bool]:
-    """Return the number of rules, and whether kubelet's hint chain exists."""
+    """Return the total number of rules, and whether the kubelet's hint chain exists."""
     rules, hinted = 0, False
     for name in names:
         tables = _tables(name)
@@ -324,7 +327,8 @@ def _survey(names: list[str]) -> tuple[int, bool]:
 
 
 def _tables(name: str) -> list[SavedTable]:
-    """Return the tables of a variant, none if it does not work on this node, for example without its kernel modules.
+    """Return the tables of a variant; none if the variant does not work on this node, for example without kernel
+    modules.
 
     A command that could not be started is tried again, because the caller caches the result.
     """
@@ -342,14 +346,14 @@ _NEW: Final = 7 << 8 | 0  # NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW
 _GET: Final = 7 << 8 | 1
 _NAME: Final = 1
 _PACKETS: Final = 2
-_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # nfnetlink without the subsystem
+_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # the kernel lacks nfnetlink_acct
 _HEADER: Final = nl.netfilter_header()
 
 
 def ensure_counter(name: str) -> bool:
-    """Create a counter if none has this name; return False if the kernel has no such counters.
+    """Create a packet counter unless it exists; return False if the kernel does not support packet counters.
 
-    Raises ApplyError for other refusals, such as no memory: a later try may succeed.
+    Raises ApplyError if the kernel refuses for another reason, such as lack of memory: a later attempt may succeed.
     """
     accepted = (*_UNKNOWN, errno.EBUSY, errno.EEXIST)
     with nl.Netlink.open(nl.NETLINK_NETFILTER) as link:
@@ -359,6 +363,6 @@ def ensure_counter(name: str) -> bool:
 
 @nl.understood("packet counters")
 def counted_packets(name: str, link: nl.Netlink) -> int:
-    """Return the packets that a counter has counted. Raises NetlinkError, with code ENOENT if it is missing."""
+    """Return the number of packets in a counter. Raises NetlinkError, with code ENOENT if the counter is missing."""
     places = link.ask(_GET, _HEADER + nl.text_attribute(_NAME, name), f"the packet counter {name}")
     return next((int.from_bytes(nl.parts(*place)[_PACKETS], "big") for place in places), 0)

@@ -1,10 +1,10 @@
-"""The lock of legacy iptables, and changes of legacy tables by other programs.
+"""The lock of legacy iptables, and detection of changes that other programs make in legacy tables.
 
-The commands wait for the lock themselves (-w), but do not report the duration or the holder, and do not hold the lock
-between our reading of a table and their change of it. The kernel counts no changes of legacy tables. A change that
-keeps the size of a table is noticed only by the use of the lock; programs also take the lock to list rules. If the lock
-file cannot be watched, no use of the lock is noticed. Sources: iptables' xshared.c; struct ipt_getinfo in
-include/uapi/linux/netfilter_ipv4/ip_tables.h, the same for ip6_tables.
+The commands can wait for the lock (-w), but they report neither the duration nor the holder, and they cannot hold the
+lock from the time when we read a table until they change it. The kernel does not count changes of legacy tables. A
+change after which the table has the same size is detected only by the use of the lock, but programs take the lock also
+to list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
+ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, the same for ip6_tables.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from kubeproxy.model.addresses import Family
 
 _POLL: Final = 0.02  # seconds
 _LOOK: Final = 0.5
-"""Seconds between checks that the open file still has the name."""
+"""Seconds between checks whether the lock's path still refers to the open file."""
 _GLANCE: Final = 1.0
-"""Seconds between two attempts of iptables before 1.8.8 to take the lock."""
+"""Seconds between two attempts to take the lock in iptables before 1.8.8."""
 _BUSY: Final = 4.0
-"""Seconds this process may hold the lock nearly always while others wait, who fail after 5 s with -w 5."""
+"""Seconds for which this process may hold the lock nearly without a pause while others wait: with -w 5 they fail after
+5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
 class Waited(NamedTuple):
-    """The seconds for which another program held the lock, and the program's name, '' if unknown."""
+    """The seconds for which another program held the lock, and that program's name ('' if unknown)."""
 
     seconds: float
     holder: str
@@ -47,11 +48,11 @@ NOT_WAITED: Final = Waited(0.0, "")
 
 
 class LockHeldError(ApplyError):
-    """Another program held the lock of legacy iptables all the time; a later try may succeed."""
+    """Another program held the lock of legacy iptables during the whole wait; a later attempt may succeed."""
 
 
 class NotReleasedError(LockHeldError):
-    """Another program held the lock for the whole wait; `waited` has its duration."""
+    """Another program held the lock during the whole wait; `waited` contains the duration and the program."""
 
     def __init__(self, path: Path, waited: Waited) -> None:
         self.waited = waited
@@ -65,8 +66,8 @@ def path() -> Path:
 
 @contextmanager
 def nobodys_lock() -> Iterator[None]:
-    """Make the commands lock another file, for a network namespace in which no other program changes tables; the usual
-    lock is the same in all namespaces. A process that changes the node's own tables must not call this function.
+    """Make the commands lock another file. Use it for a network namespace in which no other program changes tables,
+    because all namespaces share the usual lock. A process that changes the node's own tables must not call it.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
@@ -80,12 +81,12 @@ def nobodys_lock() -> Iterator[None]:
 
 
 class Place:
-    """A place in the kernel's queue for the lock of a file; a waiter can leave the queue.
+    """A place in the kernel's queue for the lock of a file. A process can leave the queue.
 
-    A waiter that only polls may never find a busy lock free, because the kernel passes the lock from one waiting
-    process to the next. flock(2) waits without a timeout, so a thread calls it. Until the call returns, nothing else in
-    this process may lock or unlock the same open file. A lock obtained after the waiter left is released at once.
-    """
+    A process that only polls may never find a busy lock free, because the kernel passes the lock from one waiting
+    process to the next. flock(2) waits without a timeout, so a thread calls it. Until the call returns, no other code
+    in this process may lock or unlock the same open file. If the thread gets the lock after `leave`, it releases the
+    lock at once."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -96,7 +97,8 @@ class Place:
 
     @classmethod
     def open(cls, file: int) -> Self:
-        """Start to wait for the lock of an open file. Raises OSError or RuntimeError without a descriptor or thread."""
+        """Start to wait for the lock of an open file. Raises OSError or RuntimeError for lack of a descriptor or
+        thread."""
         place = cls(os.dup(file))
         try:
             threading.Thread(target=place._wait, name="lock", daemon=True).start()
@@ -106,18 +108,19 @@ class Place:
         return place
 
     def came(self, seconds: float) -> bool:
-        """Wait for the lock for some seconds; return whether this process has it."""
+        """Wait for the lock for at most `seconds`; return whether this process has the lock."""
         self._over.wait(seconds)
         return self._ours
 
     def leave(self) -> bool:
-        """Leave the queue; `come_back` can follow. Return True if this process already has the lock."""
+        """Leave the queue, until `come_back`. Return True if this process already has the lock."""
         with self._deciding:
             self._left = True
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again. Return False if the lock was obtained or refused since: a new place is needed."""
+        """Enter the queue again. Return False if the kernel has granted or refused the lock since: then open a new
+        place."""
         with self._deciding:
             self._left = False
             return not self._over.is_set()
@@ -135,9 +138,9 @@ class Place:
 
 
 class Lock:
-    """A lock file for the whole process. One thread at a time holds the lock, and that thread may acquire it again.
+    """The lock file, for all threads of the process. One thread at a time holds the lock, and may acquire it again.
 
-    The file stays open, so that LockWatch counts only other programs.
+    The file remains open, so that LockWatch counts only opens by other programs.
     """
 
     def __init__(self, path: Path, nobodys: int) -> None:
@@ -147,7 +150,7 @@ class Lock:
         self._held = 0
         self._waited = NOT_WAITED
         self._place: Place | None = None  # this process's place in the queue for the open file
-        self._wanted = False  # whether another program waited while this process held it
+        self._wanted = False  # whether another program waited while this process held the lock
         self._released = float("-inf")
         self._busy_since = float("-inf")
 
@@ -160,10 +163,10 @@ class Lock:
 
     @contextmanager
     def held(self, timeout: float) -> Iterator[Waited]:
-        """Acquire the lock within this many seconds; yield the seconds spent waiting.
+        """Hold the lock during the `with` body, after a wait of at most `timeout` seconds; yield the wait.
 
-        Raises NotReleasedError, with the holder, after that time. A file that cannot be opened is not locked: the
-        command reports the error itself.
+        Raises NotReleasedError, with the holder, after the timeout. A file that cannot be opened is not locked, because
+        the command reports this error itself.
         """
         if not self._held:
             self._give_way()
@@ -183,7 +186,7 @@ class Lock:
         self._wanted = True
 
     def _give_way(self) -> None:
-        """Release the lock long enough for a polling waiter to take it, after this process held it nearly always."""
+        """If this process has held the lock nearly without a pause, release it long enough for a process that polls."""
         now = time.monotonic()
         free = now - self._released
         if free < _GLANCE and self._wanted and now - self._busy_since >= _BUSY:
@@ -195,8 +198,8 @@ class Lock:
     def start(self) -> dict[str, Any]:
         """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held.
 
-        The command takes another lock file, and inherits this lock, so that the lock is held until the command ends
-        even if this process is killed.
+        The command locks another file. It inherits the descriptor of this lock, so that the lock is held until the
+        command ends, even if this process is killed.
         """
         if self._file < 0:
             return {}
@@ -215,7 +218,8 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Acquire a lock that is free, obtained or without a file; return whether it is held. Raises ApplyError."""
+        """Acquire the lock if it is free, if the queue has granted it, or if it has no file; return whether it is held.
+        Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
@@ -231,11 +235,11 @@ class Lock:
             raise ApplyError(f"cannot take the iptables lock ({self._path}): {error.strerror}") from error
         if self._is_current():
             return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # the file was removed just now: other programs create a new one
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # the file was removed just now: other programs lock a new file
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the lock in the kernel's queue, like all other programs."""
+        """Wait for the lock in the kernel's queue, like other programs."""
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
@@ -275,7 +279,7 @@ def lock() -> Lock:
 
 
 def _holder(file: int) -> str:
-    """Return 'command (pid 42)' of the holder, 'another program' if it is not visible."""
+    """Return the holder as 'command (pid 42)', or 'another program' if /proc/locks does not show it."""
     inode = os.fstat(file).st_ino
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -295,7 +299,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class TableInfo:
-    """A socket that reads the sizes of the legacy tables of a family, in microseconds. Needs CAP_NET_ADMIN."""
+    """A socket that reads the sizes of a family's legacy tables; a read takes microseconds. Needs CAP_NET_ADMIN."""
 
     def __init__(self, family: Family, opened: socket.socket) -> None:
         self._level = socket.IPPROTO_IPV6 if family is Family.IPV6 else socket.IPPROTO_IP
@@ -311,7 +315,7 @@ class TableInfo:
         self._socket.close()
 
     def info(self, table: str) -> tuple[int, ...]:
-        """Return the sizes of a table: different numbers mean that it was changed. Raises ApplyError."""
+        """Return the sizes of a table; if they differ from earlier sizes, the table was changed. Raises ApplyError."""
         # socket.getsockopt cannot pass the name of the table.
         buffer = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
         size = ctypes.c_uint32(_INFO.size)
@@ -321,7 +325,7 @@ class TableInfo:
 
 
 class LockWatch:
-    """Watches one lock file for all backends of the process, which do not call at the same time."""
+    """Watches one lock file for all backends of the process. The backends do not call it at the same time."""
 
     def __init__(self, path: Path, inotify: Inotify) -> None:
         self._path = path
@@ -336,15 +340,15 @@ class LockWatch:
         return watching
 
     def taken(self) -> int:
-        """Return a counter that grows each time another program opens the lock file; openings may be missed."""
+        """Return a counter that grows when another program opens the lock file; it may miss some opens."""
         if IN_OPEN & (mask := self._inotify.happened()):
             self._taken += 1
-        if IN_IGNORED & mask:  # the path refers to another file now
+        if IN_IGNORED & mask:  # now the path refers to another file
             self._add()
         return self._taken
 
     def forget(self) -> None:
-        """Ignore the events since the last call, which this process caused."""
+        """Ignore the events since the last call; this process caused them."""
         if IN_IGNORED & self._inotify.happened():
             self._add()
 
