@@ -19,7 +19,7 @@ from kubeproxy.backends.nftables import affinity, audit, found
 from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
-from kubeproxy.backends.nftables.layout import SHARED, TABLE, ChainName, SetId
+from kubeproxy.backends.nftables.layout import LOOKUPS, SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, groups
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
@@ -351,18 +351,23 @@ class NftablesBackend:
         yield from self._remove_unowned(elements.left)
 
     def _remove_unowned(self, actual: Elements) -> Iterator[int]:
-        transaction = Transaction(self._packers, {})
-        for set_id, entries in actual.items():
-            users = self._users.get(set_id, ())
-            for key in entries:
-                if key not in users:
-                    transaction.remove(set_id, key)
-                if self._is_full(transaction):
-                    self._transact(transaction.messages())
-                    yield transaction.elements
-                    transaction = Transaction(self._packers, {})
-        self._transact(transaction.messages())
-        yield transaction.elements
+        """Remove the elements that no Service needs, in the order of a packet's lookups, each group in transactions of
+        its own. Until its removal, a former frontend of a Service may precede the present one, so its endpoints remain
+        longer. A commit can be between two lookups of a packet.
+        """
+        for sets in LOOKUPS:
+            transaction = Transaction(self._packers, {})
+            for set_id in sets:
+                users = self._users.get(set_id, ())
+                for key in actual.get(set_id, ()):
+                    if key not in users:
+                        transaction.remove(set_id, key)
+                    if self._is_full(transaction):
+                        self._transact(transaction.messages())
+                        yield transaction.elements
+                        transaction = Transaction(self._packers, {})
+            self._transact(transaction.messages())
+            yield transaction.elements
 
     def _replace(self, wanted: Plans, since: int) -> int:
         """Replace the table, in one transaction, by our table with all elements."""

@@ -147,6 +147,22 @@ FIRST_ENDPOINT: Final = 3 << 30
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets with elements that several service ports share: an element is removed when no service port uses it."""
 
+_REACHED: Final = (
+    (
+        SetId.LOCAL_SERVICES,
+        SetId.LOCAL_NODEPORTS,
+        SetId.LOCAL_AFFINITY_SERVICES,
+        SetId.LOCAL_AFFINITY_NODEPORTS,
+        SetId.FIREWALL_LISTS,
+    ),
+    (*POOL_MAPS, SetId.FIREWALL_ALLOW),
+    (SetId.SESSION_CLASSES,),
+    (*ENDPOINT_MAPS, SetId.SESSION_SLOTS),
+    (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN),
+)
+LOOKUPS: Final = (tuple([name for name in SetId if not any(name in sets for sets in _REACHED)]), *_REACHED)
+"""All sets and maps in the order of a packet's lookups: an element leads a packet only to elements of later groups."""
+
 
 SERVICE_CIDRS: Final = "service-cidrs"
 """Name of the set with the ranges of cluster IPs."""
