@@ -306,6 +306,9 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -
             f"a kube-proxy runs here (pid {bare.proxy.pid}), and was not asked: leave out --manifests and --kubeconfig"
         )
         assert (status, found, unknown) == (2, {}, [runs])
+    _, text = await bare.ask("doctor", "--kubeconfig", kubeconfig, "--hostname-override", "node-b")
+    assert text.startswith("Error: this machine is not Node node-b: "), text
+    assert "`kubectl kubeproxy doctor --node node-b`" in text
     await bare.proxy.stop()
     # The last list to come is none that a plan needs: it is waited for all the same.
     bare.cluster.faults.update({"delay": 0.3, "resources": ["servicecidrs"]})
@@ -313,7 +316,9 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -
     assert (status, set(found), unknown) == (1, {"leftovers"}, ["no kube-proxy runs here"])
     for family in ("ip", "ip6"):
         await bare.nft(f"delete table {family} kube-proxy")
-    status, found, unknown = await findings(bare)
+    status, text = await bare.ask("doctor")
+    assert (status, text.startswith("Error: this machine is no node: no kubelet runs here, ")) == (2, True), text
+    status, found, unknown = await findings(bare, "--config", str(config))
     assert (status, set(found)) == (1, {"kernel"}), found
     assert "no rules of one are in the kernel" in found["kernel"]["what"]
     assert "no kube-proxy answers" in unknown[0]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, ports, routes, strangers
+from kubeproxy.ask.checks import checkup, ports, routes, strangers, whereabouts
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
@@ -242,7 +242,7 @@ def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
     name."""
     names = checkup.Checkup([], [])
     if any(not step.passes and step.field in POLICIES for step in why.steps):
-        names.look("Node", lambda: checkup.registered(node, facts))
+        names.look("Node", lambda: whereabouts.registered(node, facts))
     yield from (replace(one, harm=MISLEADS) for one in names.findings if one.severity is Severity.BROKEN)
 
 
@@ -251,6 +251,10 @@ def _without_proxy(
 ) -> Iterator[Diagnosis]:
     """Report that the answer follows only from objects, and list the rules in the kernel, which decide while no proxy
     runs."""
+    away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.source.replace('this ', '')} {why.destination}")
+    if away is not None:
+        yield replace(away, what=f"{away.what}; the answer is from the objects alone")
+        return
     proxies, flags = node.proxies, asked.flags
     severity = Severity.NOTE if proxies else Severity.UNKNOWN
     yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")

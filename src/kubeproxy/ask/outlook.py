@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from kubeproxy.ask.checks import checkup, whereabouts
 from kubeproxy.ask.checks.node import number
 from kubeproxy.ask.facts import Facts, Objects
 from kubeproxy.ask.shifts import ConfiguredNode, Local, Shift, known_pods, lasting, remarks, resized, shifts, spared
@@ -41,6 +42,7 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     """The effects of another configuration."""
 
     mode: str
+    elsewhere: str  # the reason why this machine is not the node in question, with the fix; '' if it may be
     fields: tuple[str, ...]  # lines "path: old -> new"
     shifts: tuple[Shift, ...]  # changes that clients notice
     remarks: tuple[str, ...]  # further changes that clients can observe
@@ -65,14 +67,16 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     )
     same = mode.name == old_mode.name
     node = [*alone, *_sysctls(mode, new), *_written(old_mode, mode, before, after, local), *leftovers(mode, unknown)]
+    away = whereabouts.elsewhere(checkup.checked(asked, facts), "kubectl kubeproxy doctor")
     pods = known_pods(slices, pod_cidrs(facts.node), facts.world.node_name, local)
     found = shifts(*sides, local, pods)
     return Outlook(
         mode=mode.name,
+        elsewhere=f"{away.text}. Fix: {away.fix}" if away is not None else "",
         fields=tuple(differences(now, new)),
         shifts=tuple(found),
         remarks=(*_moved(now, new), *_unmet(now, new), *resized(*sides, pods), *remarks(*sides, same_mode=same)),
-        node=(*spared(found), *node),
+        node=(*spared(found), *node) if away is None else (),
         connections=lasting(*(side.habits for side in sides), same_mode=same),
         lacks=lacks,
         unknown=tuple(unknown),

@@ -22,6 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kubeproxy.ask.checks import checkup, whereabouts
 from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import Running, Source, knowing, source
@@ -90,11 +91,12 @@ def run(given: argparse.Namespace) -> int:
 
         return shadow(facts, new, given.shadow, given.grace, given.output)
     if given.from_kernel:
+        whereabouts.must_be_here(checkup.checked(asked, facts), "kubectl kubeproxy verify")
         gc.disable()  # this short-lived process creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
     output.answer(given.output, found, lambda: _print(found))
-    return exit_code(wrong=found.shifts or found.remarks or found.lacks, unknown=found.unknown)
+    return exit_code(wrong=found.shifts or found.remarks or found.lacks, unknown=found.unknown or found.elsewhere)
 
 
 def _sets_a_field(name: str, path: str) -> bool:
@@ -102,8 +104,10 @@ def _sets_a_field(name: str, path: str) -> bool:
 
 
 def _without_news(given: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments for reading objects, which the new configuration must not affect."""
-    return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": None})
+    """Return the arguments for reading objects, which the new configuration must not affect. Without a present
+    configuration, --hostname-override names the node in question."""
+    name = None if given.now else given.hostname_override
+    return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": name})
 
 
 def _has_strict_flag(asked: Source) -> bool:
@@ -166,6 +170,8 @@ def _print_switches(found: Sequence[Switch]) -> None:
 
 
 def _print(found: Outlook) -> None:
+    if found.elsewhere:
+        output.marked(output.UNSEEN, found.elsewhere)
     _section("Fields that differ", output.NOTE, found.fields)
     clients = [*(shift.text for shift in found.shifts), *found.remarks]
     _section("What clients notice", output.BAD, clients)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import connection
-from kubeproxy.ask.checks import checkup, contact, routes, settings, strangers
+from kubeproxy.ask.checks import checkup, contact, routes, settings, strangers, whereabouts
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
@@ -349,7 +349,7 @@ def test_a_next_hop_that_is_silent_is_named(text, is_itself, marks, monkeypatch)
 @pytest.mark.parametrize(("wrong", "blocked", "count"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, count, monkeypatch):
     named = Diagnosis(Severity.BROKEN, "node", "Node worker-9 is another machine", "", "set hostnameOverride")
-    monkeypatch.setattr(checkup, "registered", lambda *_: [named] * wrong)
+    monkeypatch.setattr(whereabouts, "registered", lambda *_: [named] * wrong)
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     local = AnswerStep(not blocked, "policy Local", "spec.internalTrafficPolicy")

@@ -9,6 +9,7 @@ import pytest
 from kubeproxy.ask.checks import doctor
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.kernel.proc import processes
 
 
 @pytest.mark.parametrize(("cause", "marks"), [(TimeoutError(), ["x"]), (FileNotFoundError(), [])])
@@ -18,6 +19,7 @@ def test_a_proxy_that_hangs_is_an_error(cause: OSError, marks: list[str], monkey
 
     monkeypatch.setattr(doctor, "source", source)
     monkeypatch.setattr(doctor, "look_at", lambda _: Checkup([], []))
+    monkeypatch.setattr(processes, "named", lambda _: True)
     given = SimpleNamespace(
         config="", proxy_mode="", hostname_override="", control_socket="", manifests="", kubeconfig=""
     )

@@ -384,16 +384,21 @@ def test_the_doctor_prints_first_that_no_proxy_answers(
     assert capfd.readouterr().out.splitlines()[1].strip().startswith("?  no kube-proxy answers at")
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize(("reads", "kubelet"), [(True, False), (False, True), (False, False)])
 def test_the_doctor_reports_a_node_without_any_rules(
-    reads: bool, folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    reads: bool, kubelet: bool, folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda *_: [])
     monkeypatch.setattr(processes, "proxies", list)
-    assert run(["doctor", *(folder if reads else folder[-2:])]) == 1
-    assert "no kube-proxy runs here, and no rules of one are in the kernel" in capfd.readouterr().out
+    monkeypatch.setattr(processes, "named", lambda _: kubelet)
+    status = run(["doctor", *(folder if reads else folder[-2:])])
+    shown = capfd.readouterr()
+    if reads or kubelet:
+        assert (status, "no kube-proxy runs here, and no rules of one are in the kernel" in shown.out) == (1, True)
+    else:
+        assert (status, shown.err.startswith("Error: this machine is no node: no kubelet runs here")) == (2, True)
 
 
 class OutOfReach:

@@ -4,7 +4,6 @@ checks are independent: a check that cannot run is reported as unknown, and the 
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from kubeproxy.api.cluster import Cluster, token_validity
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
-from kubeproxy.ask.checks import contact, identity, ports, programming, routes, settings, strangers
+from kubeproxy.ask.checks import contact, identity, ports, programming, routes, settings, strangers, whereabouts
 from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
@@ -36,7 +35,7 @@ from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import ZONES, Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, unpack
+from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, place_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -220,7 +219,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or reach.nodes_listed:
-            named = report.look("Node", lambda: registered(node, facts))
+            named = report.look("Node", lambda: whereabouts.registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
     if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings, facts.began)):
         covered.add("kernel")
@@ -262,23 +261,6 @@ def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
         yield from contact.expiring({"server": greeting.certificate}, time.time())
     if greeting.ahead is not None:
         yield from contact.agreeing(greeting.ahead)
-
-
-def own_addresses() -> set[bytes]:
-    """Return the packed addresses of this machine. Raises ApplyError."""
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
-    return {address for each in local.values() for address in each}
-
-
-def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
-    """Check whether the Node with the proxy's node name exists, and is this machine."""
-    yield from identity.registered(
-        facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
-    )
-    if facts.node is not None:
-        own = own_addresses()
-        yield from identity.addressed(facts.node, own)
-        yield from identity.networked(facts.node, node.config.local_mode, node.config.cluster_cidrs, own)
 
 
 def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:

@@ -7,7 +7,7 @@ import os
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.checks import identity, ports, strangers
+from kubeproxy.ask.checks import identity, ports, strangers, whereabouts
 from kubeproxy.ask.checks.checkup import Checkup, checked, look_at
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, Severity, UnreadError, worst_first
@@ -41,6 +41,8 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         except ConfigError as mistake:
             before += identity.configured(given.config or "the flags", str(mistake), ())
         node = CheckedNode(None, 0, modes.named(config.active_mode), config, control=given.control_socket)
+    if node.facts is not None or not (before or given.config or given.proxy_mode):
+        whereabouts.must_be_here(node, "kubectl kubeproxy doctor")
     report = look_at(node)
     if node.running and node.facts is not None and node.facts.writes:
         report.look("ports of Services", lambda: ports.of_services(node, asked.listeners()))

@@ -206,6 +206,11 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         reason = "nothing was compared, because each version has its own layout of rules"
         raise KubeProxyError(f"{reason}: {different(facts.version)}")
     knowing(asked)
+    if not asked.running:
+        from kubeproxy.ask.checks import checkup, whereabouts  # noqa: PLC0415 - a running proxy is on its node
+
+        command = " ".join(("kubectl kubeproxy verify", *map("/".join, names)))
+        whereabouts.must_be_here(checkup.checked(asked, facts), command)
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)
     troubles = [*_troubles(facts)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kubeproxy.ask.checks import checkup, identity, strangers
+from msgspec.structs import replace
+
+from kubeproxy.ask.checks import checkup, strangers, whereabouts
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -24,8 +26,8 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName) -> Diagnosis:
     if node.proxies:
         return Diagnosis(Severity.NOTE, "proxy", f"{strangers.unasked(node.proxies)}; {_FROM_OBJECTS}")
     try:
-        if away := identity.elsewhere(facts.node, checkup.own_addresses()):
-            return Diagnosis(Severity.NOTE, "proxy", f"{away}; {_FROM_OBJECTS}")
+        if away := whereabouts.elsewhere(node, f"kubectl kubeproxy services {'/'.join(name)}"):
+            return replace(away, severity=Severity.NOTE, what=f"{away.what}; {_FROM_OBJECTS}")
         if not any(True for _ in node.mode.traces(checkup.NodeRules(node).sight)):
             what = f"no kube-proxy runs here, and the kernel has no rules of {node.mode.name} mode"
             return Diagnosis(Severity.NOTE, "proxy", f"{what}; {_FROM_OBJECTS}")

@@ -156,6 +156,11 @@ def _processes(proc: Path) -> Iterator[Process]:
             yield Process(pid, (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip())
 
 
+def named(beginnings: tuple[str, ...], proc: Path = PROC) -> bool:
+    """Return whether a visible process has a name with one of these beginnings."""
+    return any(process.command.startswith(beginnings) for process in _processes(proc))
+
+
 def _holds(process: Path, links: set[str]) -> bool:
     for entry in (process / "fd").iterdir():
         try:

@@ -1,0 +1,78 @@
+"""Whether this machine is the node in question: the proxy's Node, or any node of the cluster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from kubeproxy.ask.checks import identity
+from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.facts import Facts
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.backends.mode import Sight
+from kubeproxy.errors import KubeProxyError, NoAnswerError
+from kubeproxy.kernel import chains
+from kubeproxy.kernel.proc import processes
+from kubeproxy.model.addresses import Family
+from kubeproxy.setup import host, modes
+
+_KUBELETS = ("kubelet", "kubelite", "k3s")
+"""Beginnings of the names of processes that contain the kubelet."""
+
+
+def own_addresses() -> set[bytes]:
+    """Return the packed addresses of this machine. Raises ApplyError."""
+    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    return {address for each in local.values() for address in each}
+
+
+def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
+    """Check whether the Node with the proxy's node name exists, and is this machine."""
+    yield from identity.registered(
+        facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
+    )
+    if facts.node is not None:
+        own = own_addresses()
+        yield from identity.addressed(facts.node, own)
+        yield from identity.networked(facts.node, node.config.local_mode, node.config.cluster_cidrs, own)
+
+
+def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
+    """Return the finding that this machine is not the node in question, None if it may be, or if a proxy answered.
+    `command` asks the nodes' proxies. Raises ApplyError.
+    """
+    if node.running:
+        return None
+    facts = node.facts
+    if facts is not None and (away := identity.elsewhere(facts.node, own_addresses())):
+        fix = (
+            f"ask its proxy: `{command} --node {facts.world.node_name}`; if this machine is that Node, have the "
+            "kubelet register its address again (--node-ip)"
+        )
+        return Diagnosis(Severity.UNKNOWN, "proxy", away, fix=fix)
+    if facts is not None and (facts.node is not None or facts.reach is None or not facts.reach.nodes_listed):
+        return None
+    if node.proxies or _has_rules() or (facts is None and processes.named(_KUBELETS)):
+        return None
+    sign = f"there is no Node {facts.world.node_name}" if facts is not None else "no kubelet runs here"
+    what = f"this machine is no node: {sign}, no kube-proxy runs, and the kernel has no rules of one"
+    is_one = "give the name of its Node with --hostname-override" if facts is not None else "give its --config"
+    fix = f"ask the nodes' proxies: `{command}`; if this machine is a node, {is_one}"
+    return Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
+
+
+def must_be_here(node: CheckedNode, command: str) -> None:
+    """Raise NoAnswerError if this machine is not the node in question; see `elsewhere`."""
+    away = elsewhere(node, command)
+    if away is not None:
+        raise NoAnswerError(f"{away.text}. Fix: {away.fix}")
+
+
+def _has_rules() -> bool:
+    """Return whether the kernel has rules of a kube-proxy of any mode; True if they cannot be read."""
+    try:
+        known = chains.chains()
+        sight = Sight(known, chains.iptables_chains(known))
+    except (KubeProxyError, OSError):
+        return True
+    return any(True for mode in modes.every() for _ in mode.traces(sight))
