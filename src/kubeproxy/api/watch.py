@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
+from kubeproxy.api.relists import Relists
 from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget, targets
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
 from kubeproxy.engine.pacing import TokenBucket
@@ -49,7 +50,8 @@ class ApiSource:
     ) -> None:
         support, pace = support or WatchListSupport(), pace or ListPace()
         watched = {target.resource: target for target in targets(node_name)}
-        self._zones = zones = Zones(client, watched["endpointslices"], sink, pace)
+        self._relists = Relists(sink, lambda resource: self.statuses[resource])
+        self._zones = zones = Zones(client, watched["endpointslices"], self._relists.take, pace)
         sinks: dict[Resource, Sink] = {"services": zones.take_services, "endpointslices": zones.take_slices}
         self.reflectors = [
             Reflector(client, target, sinks.get(resource, sink), support=support, pace=pace, with_zones=zones.services)
@@ -61,11 +63,14 @@ class ApiSource:
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for reflector in self.reflectors:
-                group.create_task(reflector.run(), name=f"watch {reflector.target.resource}")
-            (slices,) = [each for each in self.reflectors if each.target.resource == "endpointslices"]
-            group.create_task(self._zones.run(slices.status, lambda: slices.is_listed), name="read zones")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for reflector in self.reflectors:
+                    group.create_task(reflector.run(), name=f"watch {reflector.target.resource}")
+                (slices,) = [each for each in self.reflectors if each.target.resource == "endpointslices"]
+                group.create_task(self._zones.run(slices.status, lambda: slices.is_listed), name="read zones")
+        finally:
+            self._relists.close()
 
 
 class _Initial:

@@ -1,0 +1,65 @@
+"""Delivers the new lists of Services and EndpointSlices together if both are requested again, as after 410 Gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kubeproxy.api.source import ResourceStatus
+from kubeproxy.model.events import Event, Replaced, Sink
+from kubeproxy.model.objects import Resource
+
+LONGEST: Final = 1.0
+STEP: Final = 0.02
+"""Maximum seconds for which a list waits for the other resource, and seconds between two looks at its state."""
+
+_OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "endpointslices": "services"}
+
+
+class Relists:
+    """Passes events on to a sink. A new list of Services or slices, and the events after it, wait while the changes of
+    the other resource do not arrive, until its list arrives too. With new Services and old slices a renamed port has no
+    endpoint, so connections to it would be refused. The Go kube-proxy does not wait.
+    """
+
+    def __init__(self, sink: Sink, status: Callable[[Resource], ResourceStatus]) -> None:
+        self._sink = sink
+        self._status = status
+        self._waiting: Resource | None = None  # the resource whose events wait
+        self._held: list[Event] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Pass on events of one resource, at once or later. Its first list never waits."""
+        listed = next((event.resource for event in events if isinstance(event, Replaced)), None)
+        if self._waiting is not None and all(event.resource == self._waiting for event in events):
+            self._held += events
+        elif listed is None:
+            self._sink(events)
+        elif self._waiting is None and self._status(listed).synced and self._is_behind(_OTHER[listed]):
+            self._waiting, self._held = listed, [*events]
+            self._look(asyncio.get_running_loop().time() + LONGEST)
+        else:
+            self._release(events)
+
+    def close(self) -> None:
+        """Pass on nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _is_behind(self, resource: Resource) -> bool:
+        status = self._status(resource)
+        return status.synced and not status.connected
+
+    def _look(self, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._waiting is not None and self._is_behind(_OTHER[self._waiting]) and loop.time() < until:
+            self._timer = loop.call_later(STEP, self._look, until)
+        else:
+            self._release()
+
+    def _release(self, others: Sequence[Event] = ()) -> None:
+        self.close()
+        held, self._held, self._waiting = self._held, [], None
+        self._sink([*held, *others])
