@@ -36,7 +36,7 @@ async def test_changes_are_stored_with_their_delay(live: Live) -> None:
     status, text = await live.ask("changes")
     assert status == 0
     assert re.search(rf"{CLOCK}\.\d{{3}}    default/kept: endpoints \+1, 2 now \(\d+\.\d ms\)\n", text), text
-    assert re.match(rf"  -  nothing is stored of the time before {CLOCK} UTC\n", text), text
+    assert re.match(rf"  -  nothing is stored from the time before {CLOCK} UTC\n", text), text
     assert "default/other: " in text
 
     async def has_figures() -> str:

@@ -174,7 +174,7 @@ async def test_a_kernel_without_announcements_is_reported(live: Live) -> None:
     await live.run("sysctl", "-w", f"{events}=0")
     try:
         status, text = await live.ask("flows", "hushed")
-        assert (status, f"new ones are not counted: the kernel announces no connections ({events})" in text) == (
+        assert (status, f"new connections are not counted: the kernel announces no connections ({events})" in text) == (
             0,
             True,
         )

@@ -1,7 +1,6 @@
-"""Answers of `kube-proxy COMMAND -o json` (docs/answers.schema.json), and the facts in which nodes differ.
+"""Decodes the answers of `kube-proxy COMMAND -o json` (docs/answers.schema.json), and extracts facts from them.
 
-A fact is a line of text that an answer states. Nodes agree if they state the same facts.
-"""
+A fact is a line of text that an answer states. Two nodes agree if their answers state the same facts."""
 
 from __future__ import annotations
 
@@ -30,10 +29,9 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class Fact(NamedTuple):
-    """A fact. `more` are further lines below the fact; `expected` facts should be equal on all nodes.
+    """A line that an answer states. `more` are further lines below it; `expected` facts should be equal on all nodes.
 
-    Facts with the same `key` count as equal: their texts differ only in numbers such as process ids.
-    """
+    Facts with the same `key` count as equal: their texts differ only in numbers such as process IDs."""
 
     severity: Severity
     text: str
@@ -43,12 +41,12 @@ class Fact(NamedTuple):
 
     @property
     def key(self) -> tuple[Severity, str]:
-        """The identity of the fact: equal on all nodes that state the fact."""
+        """The identity of the fact; it is the same for all nodes that state the fact."""
         return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
 
 
 class _Answer(Struct, rename="camel", kw_only=True):
-    """The fields of every answer. Older releases have no version."""
+    """The fields that every answer has. Answers of older releases contain no version."""
 
     schema_version: Literal[1]
     version: str = ""
@@ -74,7 +72,7 @@ class WhyAnswer(_Answer):
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """Its findings."""
+        """The findings of the answer."""
         return list(map(Diagnosis.from_row, self.findings))
 
     @property
@@ -83,29 +81,29 @@ class WhyAnswer(_Answer):
         return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
 
     def add(self, finding: Diagnosis) -> None:
-        """Add a finding of the plugin, which is an error, or leaves the answer open."""
+        """Add a finding of this plugin. An error makes the answer no; any other finding makes it unknown."""
         self.findings.insert(0, finding.row())
         self.heading += f", but {finding.what} ({finding.severity.mark})"
         self.answer = "no" if finding.is_wrong or self.answer == "no" else "unknown"
         self.fixes.insert(0, finding.fix)
 
     def cause(self, *, probes: bool) -> str:
-        """Return the worst finding that is an error, or leaves the answer open, '' for none; with or without probes."""
+        """Return the summary of the worst finding that is an error or makes the answer unknown; '' if there is none.
+        `probes`: include the findings of probes."""
         found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]
         kept = [one for one in found if probes or one.about != "endpoints"]
         return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
 
     @property
     def avoided(self) -> bool:
-        """Whether a load balancer that obeys the health check sends no connections to the node: under policy Local, it
-        has no endpoint.
-        """
+        """Whether a load balancer that obeys the health check avoids the node, because with policy Local it has no
+        endpoint."""
         first, blocking = self.why.steps[:1], [one.field for one in self.why.steps if not one.passes]
         is_balanced = [one.field for one in first] == ["status.loadBalancer.ingress"]
         return is_balanced and blocking == ["spec.externalTrafficPolicy"]
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the outcome of the connection, with the Service that has the address, and the causes."""
+        """Yield one fact: the outcome of the connection, with the Service that owns the address, and the causes."""
         served = [step.text for step in self.why.steps[:1] if self.why.service and step.passes]
         stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
         if self.avoided:
@@ -151,10 +149,10 @@ class VerifyAnswer(_Answer):
     restless: list[str]
     caveats: list[str]
     troubles: list[str]
-    ports: list[dict[str, str]] = []  # older releases do not have it
+    ports: list[dict[str, str]] = []  # older releases lack this field
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the differences of each node between API server, plan and kernel."""
+        """Yield the differences between API server, plan and kernel on the node."""
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
         yield from map(_of_finding, map(Diagnosis.from_row, self.ports))
@@ -173,7 +171,7 @@ class _Service(Struct):
     endpoints: int
     addresses: list[str]
     problems: list[str]
-    unserved: list[str] = []  # older releases do not have it
+    unserved: list[str] = []  # older releases lack this field
 
 
 class ServicesAnswer(_Answer):
@@ -225,10 +223,9 @@ class ServiceAnswer(_Answer):
     problems: list[str] = []
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the Service's state, the versions of its objects, and its rules in the kernel.
+        """Yield facts about the Service: its state, the versions of its objects, and whether the kernel has its rules.
 
-        Actions and local endpoints differ from node to node by policy, so they are no facts.
-        """
+        Actions and local endpoints depend on the node by policy, so they are not facts."""
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
         if self.resource_version:
@@ -257,7 +254,7 @@ class FlowsAnswer(_Answer):
 
 
 class TraceAnswer(_Answer):
-    """An answer of `trace`. Older releases have no `departed`."""
+    """An answer of `trace`. Answers of older releases lack `departed`."""
 
     journeys: tuple[Journey, ...]
     served: tuple[TracedReply, ...]
@@ -277,7 +274,7 @@ class TraceAnswer(_Answer):
         return exit_code(wrong=self.verdict.passed is False, unknown=self.verdict.passed is None)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield nothing: nodes trace different packets."""
+        """Yield no facts, because each node traces different packets."""
         return iter(())
 
 
@@ -298,10 +295,10 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 
 
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
-    """Return an answer and its facts. Raises NoAnswerError if the form is invalid."""
+    """Decode an answer; return it with its facts. Raises NoAnswerError if its form is invalid."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)
         return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:
-        raise NoAnswerError(f"its answer has another form than this plugin knows: {error}") from None
+        raise NoAnswerError(f"this plugin does not know the form of its answer: {error}") from None

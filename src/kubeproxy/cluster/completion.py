@@ -1,4 +1,4 @@
-"""Completion of `kubectl kubeproxy`: the program kubectl_complete-kubeproxy, with output in the format of cobra."""
+"""Shell completion of `kubectl kubeproxy`: the program kubectl_complete-kubeproxy, which prints cobra's format."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.objects import ApiStruct, ObjectMeta
 
 TIMEOUT: Final = 3.0
-"""Seconds to wait for the API server after Tab was pressed."""
+"""Seconds to wait for the API server after the user presses Tab."""
 _NO_FILES: Final = ":4"
-"""The last line: the shell proposes no files (cobra's ShellCompDirectiveNoFileComp)."""
+"""The last line, which keeps the shell from proposing files (cobra's ShellCompDirectiveNoFileComp)."""
 _KINDS: Final = {"CLIENT": ("pod", "node"), "TARGET": ("svc", "node"), "NAME": ("svc",)}
 _RESOURCES: Final = {"pod": "pods", "svc": "services", "node": "nodes"}
 
@@ -51,7 +51,7 @@ def following(before: Sequence[str]) -> Iterable[str]:
 
 
 def _names(kind: str, namespace: str) -> Iterator[str]:
-    """Yield the names of objects, none if the API server does not answer."""
+    """Yield the names of objects; nothing if the API server does not answer."""
     try:
         found = Kubectl((), TIMEOUT).get(Items[_Object], _RESOURCES[kind], namespace=namespace)
     except KubeProxyError:

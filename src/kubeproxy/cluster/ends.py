@@ -1,4 +1,4 @@
-"""Both ends of a connection: the answer of the client's node, and those of the nodes of its endpoints on delivery."""
+"""Combines answers about both ends of a connection: of the client's node, and of the endpoints' nodes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from kubeproxy.cluster.fleet import Reply
 from kubeproxy.commands import UNKNOWN, exit_code
 
 MOST: Final = 4
-"""Maximum number of nodes of endpoints that are queried."""
+"""The maximum number of endpoints' nodes that are queried."""
 
 
 class Delivery(Struct):
-    """The delivery of a connection's packets to one endpoint: the reply of the endpoint's node, and its answer, None
-    without one.
-    """
+    """The delivery of a connection's packets to one endpoint: the reply of the endpoint's node, and its answer (None if
+    there is none)."""
 
     end: Target
     reply: Reply
     answer: WhyAnswer | None = None
     listed: bool | None = None
-    """Whether the API server has the endpoint, None if unknown."""
+    """Whether the API server has the endpoint; None if unknown."""
 
     @property
     def cause(self) -> str:
-        """Why the node does not deliver the packets, '' if it does."""
+        """The reason why the node does not deliver the packets; '' if it delivers them."""
         return self.answer.cause(probes=True).replace("this node", self.reply.node) if self.answer is not None else ""
 
     @property
     def judged(self) -> WhyAnswer | None:
-        """The answer, None without one, or if the node's proxy does not have the endpoint."""
+        """The answer; None if there is none, or if the node's proxy does not have the endpoint."""
         return self.answer if self.answer is not None and self.answer.why.direct else None
 
     @property
     def suspects(self) -> list[str]:
-        """The chains of the node that may drop the packets."""
+        """The chains on the node that may drop the packets."""
         found = self.judged.diagnoses if self.judged is not None else []
         return [one.what for one in found if one.about == "firewall" and one.severity is Severity.NOTE]
 
@@ -63,7 +62,7 @@ class Delivery(Struct):
             if self.listed is None:
                 return lacks
             if not self.listed:
-                return f"{lacks}, and the API server has it no more"
+                return f"{lacks}, and the API server no longer has it"
             return f"{lacks}, which the API server has: its objects are outdated, so it could not check the delivery"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
@@ -83,9 +82,8 @@ class Delivery(Struct):
 
 
 def asked(answer: WhyAnswer, node: str) -> dict[str, Target]:
-    """Return one endpoint of each node to query, by node: none for the node of the answer, and first those endpoints
-    that a probe of this node did not reach.
-    """
+    """Return the nodes to query, each with one endpoint: first those with endpoints that a probe did not reach. The
+    node of the answer is omitted."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
     chosen: dict[str, Target] = {}
@@ -95,7 +93,7 @@ def asked(answer: WhyAnswer, node: str) -> dict[str, Target]:
 
 
 def outdated(answer: WhyAnswer, listed: Collection[End] | None, node: str) -> Diagnosis | None:
-    """Return a finding if the proxy of a node sends the connection to endpoints that the API server has no more."""
+    """Return a finding if a node's proxy sends the connection to endpoints that the API server no longer has."""
     gone = [one for one in answer.why.endpoints if listed is not None and end_of(one.address) not in listed]
     if not gone:
         return None
@@ -114,7 +112,8 @@ def _api_fix(node: str) -> str:
 
 
 def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Add a finding to the answer of the endpoint's node if it got a UDP reply, and the client's node got none."""
+    """Add a finding to the answer of the endpoint's node if a probe from there got a UDP reply, but a probe from the
+    client's node got none."""
     quiet = {one.address for one in near.probes if one.unanswered}
     if far.judged is None or far.judged.answer != "yes" or far.end.address not in quiet:
         return
@@ -126,20 +125,19 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def question(end: Target, destination: str) -> tuple[str, str]:
-    """Return the arguments of `kube-proxy why` on the node of an endpoint; `destination` is that of the connection."""
+    """Return the arguments of `kube-proxy why` on an endpoint's node; `destination` is the connection's destination."""
     return end.client, f"{end.address}/{destination.rpartition('/')[2]}"
 
 
 def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
-    """Return the first line: the connection, and the node that drops it."""
+    """Return the first line: the connection, and the node that drops it or delivers it."""
     connection, _, decision = answer.heading.partition(": ")
     return f"{connection}: {'; '.join(_parts(node, answer, decision, deliveries))}"
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
-    """Return whether nodes of endpoints alone keep the connection from endpoints: the node of the answer has no finding
-    but its probes.
-    """
+    """Return whether only the endpoints' nodes stop the connection, and on the client's node only probes found
+    problems."""
     return any(one.severity < Severity.NOTE for one in deliveries) and not answer.cause(probes=False)
 
 

@@ -1,4 +1,4 @@
-"""One question to many nodes at the same time, and the common facts of their answers."""
+"""Sends one question to many nodes at the same time, and finds the facts that their answers share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
 from kubeproxy.errors import NoAnswerError
 
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
-"""The error of the Go kube-proxy, which has no commands, about the option `-o`."""
+"""The error with which the Go kube-proxy, which has no commands, refuses the option `-o`."""
 _GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
 
 
 class Reply(Struct, kw_only=True):
-    """The result of one node: its answer as JSON values, or a problem; `go` is the version of a Go kube-proxy. With
-    `dead` the command examined the node, but no proxy answered it.
-    """
+    """The result of one node: its answer as JSON values, or a problem; `go` is the version if the node has a Go
+    kube-proxy. `dead`: the command examined the node, but no proxy answered the command."""
 
     node: str
     pod: str = ""
@@ -41,12 +40,12 @@ class Reply(Struct, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why there is no answer, '' with an answer."""
+        """The reason why there is no answer; '' if there is an answer."""
         return f"it has the Go kube-proxy {self.go}" if self.go else self.problem
 
 
 class Shared(Struct):
-    """A fact and the nodes that state it. With `lacking`, the nodes are those that do not state the fact."""
+    """A fact and the nodes that state it; with `lacking`, the nodes that do not state it."""
 
     fact: Fact
     nodes: list[str]
@@ -54,10 +53,9 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question: the answers as JSON values if they are printed (`whole`), and their facts.
+    """The replies to one question, and the facts in their answers. `whole`: store the answers as JSON values, too.
 
-    `each` has the arguments of nodes with other arguments.
-    """
+    `each` contains, by node, arguments that differ from `arguments`."""
 
     def __init__(
         self, command: str, arguments: Sequence[str], *, whole: bool, each: Mapping[str, Sequence[str]] | None = None
@@ -68,11 +66,11 @@ class Fleet:
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.whole = whole
-        self.examined: list[str] = []  # the nodes whose command answered, with or without a proxy
+        self.examined: list[str] = []  # the nodes on which the command answered, with or without a proxy
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
-        """Take a node's reply. A fact is stored once for all nodes. An answer is stored only if it is printed."""
+        """Add a node's reply. A fact is stored once for all nodes. An answer is stored only if it is printed."""
         self.replies.append(reply)
         if answer is None:
             return
@@ -86,12 +84,13 @@ class Fleet:
             self.answers[reply.node] = answer
 
     def words(self, node: str) -> list[str]:
-        """Return the arguments of a node's command; none of them can be an option. argparse refuses a `--` alone."""
+        """Return the arguments of a node's command, after `--` so that none is read as an option. (argparse refuses a
+        `--` without arguments.)"""
         arguments = self._each.get(node, self.arguments)
         return ["--", *arguments] if arguments else []
 
     def common(self) -> list[Fact]:
-        """Return the facts of all nodes, the worst first."""
+        """Return the facts that all nodes state; the worst fact is first."""
         found = (fact for fact, nodes in self._held.values() if len(nodes) == len(self.examined))
         return sorted(found, key=lambda fact: fact.severity)
 
@@ -118,7 +117,7 @@ class Fleet:
         return found
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Return the number of proxies by version and by mode; a Go kube-proxy is counted by its version."""
+        """Return the numbers of proxies by version and by mode; a Go kube-proxy is counted by version only."""
         mine = [reply for reply in self.replies if not (reply.problem or reply.go or reply.dead)]
         return {
             "versions": Counter(reply.version or "unknown" for reply in mine),
@@ -127,7 +126,8 @@ class Fleet:
         }
 
     def status(self) -> int:
-        """Return the exit code: the worst of the nodes, NO if they differ, UNKNOWN if one gave no answer."""
+        """Return the exit code: the worst exit code of the nodes; NO if they differ; UNKNOWN if a node gave no
+        answer."""
         differ = any(one.fact.expected for one in self._differences())
         answers = {node: one for node, one in self.answers.items() if isinstance(one, WhyAnswer)}
         served = len(self.replies) > 1 and any(one.answer == "yes" for one in answers.values())
@@ -137,7 +137,7 @@ class Fleet:
 
 
 def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:
-    """Send the question to these nodes, `at_once` at a time, and print the progress on a terminal.
+    """Send the question to these nodes, `at_once` at the same time; on a terminal, print the progress.
 
     `options` are further options of the command. Raises QuestionError.
     """
@@ -157,7 +157,7 @@ def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: S
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
 ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    """Return three values: the reply of a node, its answer, and the facts of the answer."""
+    """Return a node's reply, its answer (None without one), and the facts in the answer."""
     where = place.container
     if where is None:
         return Reply(node=place.node, problem=place.problem), None, ()
@@ -174,14 +174,14 @@ def _reply(
         return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
     reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
-    if not reply.dead:  # else these are those of the command
+    if not reply.dead:  # without a proxy, version and mode would be those of the command
         reply.version, reply.mode = answer.version, answer.mode
     reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
     return reply, answer, facts
 
 
 def _explained(reason: str, where: Container) -> str:
-    """Return the reason why there is no answer, with a fix for a user of the plugin."""
+    """Add a fix for the plugin's user to the reason why there is no answer."""
     head, _, rest = reason.partition(": ")
     if "pods/exec" in rest and "forbidden" in rest:
         user = rest.partition("forbidden: ")[2]
@@ -195,7 +195,7 @@ def _explained(reason: str, where: Container) -> str:
 
 
 def _go(kubectl: Kubectl, where: Container) -> str:
-    """Return the version of a Go kube-proxy, '' if it is none. Raises NoAnswerError."""
+    """Return the version of the Go kube-proxy in a container; '' if this is another program. Raises NoAnswerError."""
     printed = kubectl.execute(where, ["--version"])
     match = _GO.fullmatch(printed.text.decode(errors="replace"))
     return match[1] if match is not None and "+python" not in match[1] else ""

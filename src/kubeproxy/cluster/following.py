@@ -1,6 +1,5 @@
-"""`trace` of both ends: a packet is followed on the client's node, and if it leaves unanswered, further packets of the
-connection on the endpoint's node, too. The result names the node that drops them.
-"""
+"""`trace` on both ends: follows a packet on the client's node and, if it leaves unanswered, further packets of the
+connection on the endpoint's node. The result names the node that drops the packets."""
 
 from __future__ import annotations
 
@@ -22,10 +21,9 @@ Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
 """Runs `kube-proxy trace` on each of these nodes at the same time, for a number of packets."""
 
 _AGAIN: Final = 10
-"""Number of packets of the second attempt. The client's node sends one a second, so a later start of the other node's
-trace misses only some.
-"""
-_CERTAIN: Final = 2  # packets that left, from which their absence on the other node is a loss
+"""The number of packets in the second attempt. The client's node sends one per second, so that the other node's trace,
+which may start later, misses only some of them."""
+_CERTAIN: Final = 2  # if this many packets left and none arrived on the other node, the network lost them
 
 
 class Followed(NamedTuple):
@@ -38,7 +36,7 @@ class Followed(NamedTuple):
 
 
 def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
-    """Trace a connection from `client` that `why` describes, on its node and on that of the endpoint that it gets."""
+    """Trace a connection from `client`, which `why` describes, on the client's node and on the node of its endpoint."""
     flows = {node: (client, why.destination)}
     fleet = ask(flows, 1)
     first = _answer(fleet, node)
@@ -59,7 +57,7 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
         text = f"{here}; {where}, which has {kept.endpoint}, gave no answer: {reply.reason}"
         return Followed(fleet, flows, text, UNKNOWN)
     fleet.answers[where] = far
-    # Answers of the client's earlier connections to the endpoint may still be on their way.
+    # The network may still be delivering replies to earlier connections of the client to the endpoint.
     if any(one.direction == "request" for one in far.journeys):
         return Followed(fleet, flows, *_arrived(node, where, kept.endpoint, far, second))
     if second is not None and _left(second, kept, client) >= _CERTAIN:
@@ -70,7 +68,8 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
 
 
 def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
-    """Return the node to which a packet left, '' for none, and with '' a text on the reason if it may have left."""
+    """Return the node to which the packet left; or '' with the reason why that node is unknown, '' if it did not
+    leave."""
     if first.departed is msgspec.UNSET and not first.verdict.passed:
         version = f"kube-proxy {first.version}".rstrip()
         return "", f"; {version} there does not report whether packets leave, so no other node was asked"
@@ -83,7 +82,7 @@ def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
 
 
 def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None) -> tuple[str, int]:
-    """Return the result and its exit code for packets that arrived on the node of the endpoint."""
+    """Return the result and its exit code if packets arrived on the endpoint's node."""
     if far.drops:
         return f"{where} drops it: {far.verdict.text}", NO
     if not far.verdict.passed:
@@ -95,7 +94,7 @@ def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: Tra
 
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
-    """Return how many packets left for an endpoint with the client's address that its node looked for."""
+    """Return the number of packets that left for the endpoint with the source address that its node traced."""
     return sum(
         one.direction == "request"
         and bool(one.met)

@@ -1,4 +1,4 @@
-"""Runs kubectl to read objects and to run commands in containers, with limits of time and size."""
+"""Runs kubectl to read objects and to execute commands in containers, with limits on time and size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kubeproxy.errors import NoAnswerError, QuestionError
 T = TypeVar("T")
 
 MOST_ANSWER: Final = 4 << 20
-"""Maximum size in bytes of a container's output."""
+"""The maximum size of a container's output, in bytes."""
 MOST_OBJECTS: Final = 256 << 20
-"""Maximum size in bytes of a list of objects."""
+"""The maximum size of a list of objects, in bytes."""
 _MOST_ERRORS: Final = 256 << 10
 _BLOCK: Final = 1 << 16
 _LONGEST: Final = 400
-"""Maximum length of an error in a line."""
+"""The maximum length of an error in one line."""
 _ENDED: Final = re.compile(r"command terminated with exit code \d+|Defaulted container .*|Unable to use a TTY.*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -52,28 +52,29 @@ class Printed(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The last line of standard error, without those that kubectl adds."""
+        """The last line of standard error that kubectl itself did not add."""
         lines = [line.strip() for line in self.errors.decode(errors="replace").splitlines()]
         kept = [line for line in lines if line and not _ENDED.fullmatch(line)]
         return kept[-1].removeprefix("Error: ")[:_LONGEST] if kept else f"exit code {self.status} without a message"
 
 
 def checked(name: str) -> str:
-    """Return the name of an object. Raises QuestionError for an invalid name, such as a text that may be an option."""
+    """Return the name unchanged. Raises QuestionError if it cannot name an object, for example because it looks like an
+    option."""
     if not _NAME.fullmatch(name):
         raise QuestionError(f"{name[:_LONGEST]!r} is not the name of an object")
     return name
 
 
 class Kubectl:
-    """The user's kubectl, with its connection options; each call may take `patience` seconds."""
+    """The user's kubectl with its connection options; each call may take at most `patience` seconds."""
 
     def __init__(self, options: Iterable[str], patience: float) -> None:
         self._options = tuple(options)
         self._patience = patience
 
     def get(self, kind: type[T], resource: str, name: str = "", **options: str) -> T:
-        """Return an object, or a list of them, decoded. Raises NoAnswerError."""
+        """Return a decoded object or list of objects. Raises NoAnswerError."""
         words = ["get", resource, *([checked(name)] if name else []), "--output=json"]
         words += [f"--{option.replace('_', '-')}={value}" for option, value in options.items() if value]
         printed = self._run(words, MOST_OBJECTS)
@@ -85,7 +86,7 @@ class Kubectl:
             raise NoAnswerError(f"kubectl get {resource}: its answer cannot be read: {error}") from None
 
     def execute(self, where: Container, words: Sequence[str]) -> Printed:
-        """Run kube-proxy with these arguments in a container. Raises NoAnswerError without a result."""
+        """Run kube-proxy with these arguments in a container. Raises NoAnswerError if there is no result."""
         namespace, container = (checked(one) for one in (where.namespace, where.name))
         place = [f"--namespace={namespace}", f"--container={container}", checked(where.pod)]
         return self._run(["exec", *place, "--", "kube-proxy", *words], MOST_ANSWER)
@@ -108,12 +109,12 @@ class Kubectl:
 
 
 def _read(process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
-    """Return the complete output of a process. Raises TimeoutError, and NoAnswerError for too much output."""
+    """Return the complete output of a process. Raises TimeoutError, or NoAnswerError if the output is too large."""
     pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
     printed = [bytearray() for _ in pipes]
     with selectors.DefaultSelector() as selector:
         for (pipe, limit), text in zip(pipes, printed, strict=True):
-            assert pipe is not None  # noqa: S101 - a pipe was asked for
+            assert pipe is not None  # noqa: S101 - tells the type checker that the pipe exists
             selector.register(pipe, selectors.EVENT_READ, (text, limit))
         while selector.get_map():
             events = selector.select(max(until - time.monotonic(), 0))

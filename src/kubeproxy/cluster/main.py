@@ -1,11 +1,11 @@
-"""kubectl kubeproxy: answers of all kube-proxies of a cluster, on a machine with kubectl and a kubeconfig.
+"""kubectl kubeproxy: questions to all kube-proxies of a cluster, from a machine with kubectl and a kubeconfig.
 
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
 node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
-is asked on the client's node; if the client is outside the cluster, on the node with the address TARGET, otherwise on
-all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they leave unanswered. Ends with
-the worst exit code of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node
-gives no answer.
+runs on the client's node; for a client outside of the cluster, it runs on the node with the address TARGET, or else on
+all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they leave unanswered. The exit
+code is the worst of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node gives
+no answer.
 
   kubectl kubeproxy why pod/client svc/web:80 -n shop
   kubectl kubeproxy trace pod/client svc/web:80 -n shop
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("target", metavar="TARGET", help=target)
     listening = "how long each trace waits for packets (default 10)"
     trace.add_argument("--seconds", type=float, metavar="N", default=10.0, help=listening)
-    why.add_argument("--interface", default="", help="the interface by which the client's packets reach the node")
+    why.add_argument("--interface", default="", help="the interface on which the client's packets reach the node")
     why.add_argument("--no-probe", action="store_true", help="do not try to reach the endpoints")
     for name in ("verify", "services", "flows"):
         commands.choices[name].add_argument("name", nargs="?", metavar="NAME", help="svc/NAME, or NAMESPACE/NAME")
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that all commands have."""
+    """Add the arguments that all commands share."""
     ours = command.add_argument_group("the nodes")
     ours.add_argument("--node", action="append", default=[], metavar="NAME", help="ask this node only; repeatable")
     ours.add_argument("--proxy-namespace", metavar="NAME", default=NAMESPACE, help=f"of kube-proxy ({NAMESPACE})")
@@ -129,9 +129,8 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]) -> Fleet:
-    """Ask `why` on the client's node; for an outside client on the Node that has the target's address, or on all nodes;
-    then on the node that the answer refers to, if any.
-    """
+    """Run `why` on the client's node; for a client outside of the cluster on the Node with the target's address, or on
+    all nodes. Then run it on the node to which the answer refers, if any."""
     source, target = names.client(given.client), names.target(given.target)
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
@@ -151,7 +150,8 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
 
 
 def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Trace packets on the client's node and on the endpoint's. `why` on the client's node has the endpoints' nodes."""
+    """Trace packets on the client's and on the endpoint's node. `why` on the client's node names the endpoints'
+    nodes."""
     near = _nearest(given, kubectl, found, names, ["--no-probe"])
     node, answer = near.replies[0].node, next(iter(near.answers.values()), None)
     if not isinstance(answer, WhyAnswer):
@@ -178,9 +178,8 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
 def _deliveries(
     given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet, names: Names
 ) -> list[Delivery]:
-    """Query the nodes of the endpoints, if one node gave the answer, and compare the endpoints with the API server's.
-    Interfaces of that node do not concern the other nodes.
-    """
+    """If one node gave the answer, query the endpoints' nodes, and compare its endpoints with the API server's. (A
+    client's interface applies only to that node.)"""
     near = next(iter(fleet.answers.values()), None)
     if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
         return []
@@ -209,7 +208,7 @@ def _asked(
     options: Sequence[str],
     each: Mapping[str, Sequence[str]] | None = None,
 ) -> Fleet:
-    """Put a question to these nodes; see Fleet."""
+    """Send a question to these nodes; return their replies."""
     fleet = Fleet(command, arguments, whole=given.output == "json", each=each)
     ask(kubectl, places, fleet, options, max(given.at_once, 1))
     return fleet

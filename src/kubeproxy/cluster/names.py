@@ -1,4 +1,4 @@
-"""Names in a question, resolved by the API server: pod/a, svc/b:80, node/c, NAMESPACE/NAME, or an address."""
+"""Resolves names in a question through the API server: pod/a, svc/b:80, node/c, NAMESPACE/NAME, or an address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMED: Final = re.compile(
     r"(?::(?P<port>[a-zA-Z0-9][-a-zA-Z0-9]*(?:/(?:tcp|udp|sctp))?))?",
     re.IGNORECASE,
 )
-"""No part starts with a hyphen, so none can be an option of a command."""
+"""No part of a name starts with a hyphen, so that no command reads a name as an option."""
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
 
 
@@ -44,11 +44,10 @@ class _Slice(ApiStruct, frozen=True):
 
 
 class End(NamedTuple):
-    """One end of a connection in the form for kube-proxy: its addresses, or the text of a Service.
+    """One end of a connection, in the form that kube-proxy's commands accept: addresses, or the text of a Service.
 
-    `node` is the node of this end, '' if unknown or outside the cluster; `port` is the text after the address, with the
-    colon.
-    """
+    `node` is the node of this end ('' if unknown or outside of the cluster); `port` is the text after the address, with
+    its colon."""
 
     addresses: tuple[str, ...]
     service: str = ""
@@ -57,7 +56,7 @@ class End(NamedTuple):
 
 
 class Names:
-    """Resolves names, and stores the names of the resolved addresses, such as {"10.244.0.7": "default/a"}."""
+    """Resolves names, and remembers the names of addresses, such as {"10.244.0.7": "default/a"}."""
 
     def __init__(self, kubectl: Kubectl, nodes: Sequence[Node], namespace: str) -> None:
         self._kubectl = kubectl
@@ -66,12 +65,12 @@ class Names:
         self.known: dict[str, str] = {}
 
     def client(self, text: str) -> End:
-        """Return the client of a connection. Raises QuestionError, NoAnswerError."""
+        """Resolve the client of a connection. Raises QuestionError, NoAnswerError."""
         if text == NODE:
             return End((NODE,))
         if _address(text):
             packed, number = source_of(text)
-            assert packed is not None  # noqa: S101 - it is an address
+            assert packed is not None  # noqa: S101 - `_address` has parsed it
             return End((unpack(packed),), port=f":{number}" if number else "", node=self._node_of(packed))
         kind, namespace, name, port = _parts(text, "pod")
         if port:
@@ -87,7 +86,7 @@ class Names:
         return End(addresses, node=pod.spec.node_name)
 
     def target(self, text: str) -> End:
-        """Return the destination of a connection. Raises QuestionError, NoAnswerError."""
+        """Resolve the destination of a connection. Raises QuestionError, NoAnswerError."""
         if found := _address(text):
             return End(found[:1], port=found[1], node=self._owner(found[0]))
         kind, namespace, name, port = _parts(text, "service")
@@ -98,7 +97,7 @@ class Names:
         return self._service(namespace, name, port)
 
     def service(self, text: str) -> str:
-        """Return NAMESPACE/NAME of a Service, which need not exist if its namespace is given.
+        """Return a Service as NAMESPACE/NAME; it need not exist if its namespace is given.
 
         Raises QuestionError, NoAnswerError.
         """
@@ -136,9 +135,8 @@ class Names:
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 
     def listed(self, service: str) -> set[tuple[bytes, int]] | None:
-        """Return the endpoints of NAMESPACE/NAME that the API server has; None without EndpointSlices, or if they
-        cannot be read.
-        """
+        """Return the API server's endpoints for the Service NAMESPACE/NAME; None if it has no EndpointSlices, or if
+        they cannot be read."""
         slices = self._endpoints(*service.split("/"))
         ends = {
             (pack(address) or b"", port.port or 0)
@@ -150,7 +148,7 @@ class Names:
         return ends if slices else None
 
     def _endpoints(self, namespace: str, name: str) -> list[_Slice]:
-        """Return a Service's EndpointSlices, none if they cannot be read, and keep the names of its pods."""
+        """Return a Service's EndpointSlices ([] if they cannot be read), and remember the names of its pods."""
         label = f"kubernetes.io/service-name={name}"
         try:
             found = self._kubectl.get(Items[_Slice], "endpointslices", namespace=namespace, selector=label).items
@@ -163,7 +161,7 @@ class Names:
         return found
 
     def _owner(self, address: str) -> str:
-        """Return the Node with this address, '' for none."""
+        """Return the name of the Node with this address; '' if there is none."""
         for node in self._nodes:
             if pack(address) in map(pack, _node_addresses(node)):
                 self.known[address] = f"node {node.metadata.name}"
@@ -171,9 +169,8 @@ class Names:
         return ""
 
     def _node_of(self, address: bytes) -> str:
-        """Return the node of an address: the Node with this address, the node of the pod with this address, or the node
-        with a pod network that contains the address; '' for none.
-        """
+        """Return the name of an address's node: the Node with this address, the node of the pod with this address, or
+        the node with a pod network that contains it; '' if there is none."""
         text = unpack(address)
         if owner := self._owner(text):
             return owner
@@ -190,9 +187,7 @@ class Names:
 
 
 def question(source: End, target: End) -> tuple[str, str]:
-    """Return the two arguments of `kube-proxy why`. Raises QuestionError if client and destination have no family in
-    common.
-    """
+    """Return the two arguments of `kube-proxy why`. Raises QuestionError if client and destination share no family."""
     there = target.addresses or (("",) if target.service else ())
     for one, other in ((one, other) for one in source.addresses for other in there):
         if one == NODE or not other or (":" in one) is (":" in other):
@@ -206,7 +201,7 @@ def _place(address: str, port: str) -> str:
 
 
 def named(line: str, known: Mapping[str, str]) -> str:
-    """Return a line of an answer with the names of pods and nodes after their addresses."""
+    """Insert the names of pods and nodes after their addresses in a line of an answer."""
     if not known:
         return line
     ones = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
@@ -215,14 +210,15 @@ def named(line: str, known: Mapping[str, str]) -> str:
 
 
 def _address(text: str) -> tuple[str, str] | None:
-    """Return an address and the text after it, such as ':53/udp' or ''; None if the text is no address."""
+    """Split a text into an address and the rest, such as ':53/udp' or ''; return None if it starts with no address."""
     match = None if pack(text) else _ADDRESS.fullmatch(text)
     address, end = (match["address"].strip("[]"), match["end"] or "") if match else (text, "")
     return (address, end) if pack(address) else None
 
 
 def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
-    """Return four parts of a named end: kind, namespace ('' for the usual one), name, and port with its colon."""
+    """Split the name of an end into kind (`usual` if missing), namespace ('' if missing), name, and port with its
+    colon."""
     match = _NAMED.fullmatch(text)
     if match is None:
         raise QuestionError(

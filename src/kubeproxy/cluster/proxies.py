@@ -1,4 +1,4 @@
-"""The nodes of the cluster, and the container of kube-proxy on each of them."""
+"""Finds the nodes of the cluster, and the container of kube-proxy on each node."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.model.objects import ApiStruct, Node
 
 NAMESPACE: Final = "kube-system"
 LABEL: Final = "k8s-app"
-"""The label of our chart and kustomization, and of kubeadm; its value contains KUBE_PROXY."""
+"""The label of kube-proxy's pods in our chart and kustomization, and in kubeadm; its value contains KUBE_PROXY."""
 KUBE_PROXY: Final = "kube-proxy"
-"""The name of the container, and kubeadm's value of the label."""
+"""The name of the container, and the label's value in kubeadm."""
 
 
 class _Labels(ApiStruct, frozen=True):
@@ -50,7 +50,7 @@ class _Status(ApiStruct, frozen=True):
 
 
 class ListedPod(ApiStruct, frozen=True):
-    """core/v1 Pod, with the fields that are needed here."""
+    """A core/v1 Pod, with only the fields that this package reads."""
 
     metadata: _Meta
     spec: _Spec
@@ -63,17 +63,17 @@ class ListedPod(ApiStruct, frozen=True):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Its addresses, of all families."""
+        """The pod's addresses, of all families."""
         return tuple(one.ip for one in self.status.pod_ips)
 
     @property
     def runs(self) -> bool:
-        """Whether it runs and is not being deleted."""
+        """Whether the pod is running and not being deleted."""
         return self.status.phase == "Running" and not self.metadata.deletion_timestamp
 
 
 class ProxyPlace(NamedTuple):
-    """One node: the container of its kube-proxy, or the reason why it has none."""
+    """A node, with the container of its kube-proxy, or the reason why it has none."""
 
     node: str
     container: Container | None = None
@@ -81,21 +81,22 @@ class ProxyPlace(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All nodes by name; the Node objects, if these could be listed; the reason for missing nodes, '' for none."""
+    """All nodes by name; the Node objects, if they could be listed; the reason why nodes may be missing, else ''."""
 
     places: Mapping[str, ProxyPlace]
     nodes: Sequence[Node]
     problem: str
 
     def of(self, names: Sequence[str]) -> list[ProxyPlace]:
-        """Return the nodes with these names, all if no name is given. Raises QuestionError for an unknown name."""
+        """Return the nodes with these names, or all nodes if no name is given. Raises QuestionError for an unknown
+        name."""
         for name in names:
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")
         return [self.places[name] for name in dict.fromkeys(names or self.places)]
 
     def any_of(self, names: Iterable[str]) -> list[ProxyPlace]:
-        """Return the nodes with these names, also those that are unknown."""
+        """Return the nodes with these names, including unknown nodes."""
         return [self.places.get(one) or ProxyPlace(one, problem="no kube-proxy was found there") for one in names]
 
 
@@ -119,12 +120,12 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
 
 
 def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
-    """Return a sort key: the last pod of a node is queried. During a roll-out a node may have two pods."""
+    """Return a sort key for a node's pods, which may be two during a roll-out. The last pod is queried."""
     return pod.runs, pod.metadata.labels.app != KUBE_PROXY, pod.metadata.creation_timestamp
 
 
 def _container(pod: ListedPod, selector: str) -> str:
-    """Return the name of the container of kube-proxy, '' if this is no pod of a kube-proxy."""
+    """Return the name of kube-proxy's container; '' if this is not a pod of kube-proxy."""
     names = [one.name for one in pod.spec.containers]
     if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.app):
         return KUBE_PROXY

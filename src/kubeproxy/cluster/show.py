@@ -1,4 +1,4 @@
-"""Prints the answers of nodes: common facts once, and each difference with its nodes."""
+"""Prints the answers of nodes: shared facts once, and each difference with the nodes that have it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from kubeproxy.commands.watching import Row
 from kubeproxy.wording import counted
 
 _NODES = 10
-"""Maximum number of nodes in a line; `-o json` has them all."""
+"""The maximum number of nodes in a line; `-o json` prints all."""
 _FACTS = 200
-"""Maximum number of facts that all nodes have in common."""
+"""The maximum number of printed facts that all nodes share."""
 
 
 def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: Sequence[Delivery]) -> None:
-    """Print the answer of `why` of one node, in the form of the node's command, with names after addresses; then the
-    results of the nodes of endpoints.
-    """
+    """Print one node's answer of `why` like the command on the node, but with names after addresses; then the results
+    of the endpoints' nodes."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
     output.say(named(ends.heading(reply.node, answer, deliveries), known))
     for severity, text in lines.connection(answer.why, answer.diagnoses):
@@ -53,7 +52,7 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
 
 
 def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
-    """Print the result of `trace`, and the packets on each node in the form of the node's command."""
+    """Print the result of `trace`, and the packets on each node like the command on the node."""
     output.say(f"asked on {', '.join(f'{reply.node}, {_pod(reply)}' for reply in followed.fleet.replies if reply.pod)}")
     output.say(named(heading, known))
     for node, (client, destination) in followed.flows.items():
@@ -87,7 +86,7 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
 
 
 def rows(fleet: Fleet, known: Mapping[str, str]) -> dict[str, Row]:
-    """Return the lines of `many` by their text, for a comparison with later answers."""
+    """Return the lines that `many` prints, by their text, to compare them with later answers."""
     found = [(each.fact.severity, _difference(each, len(fleet.examined))) for each in fleet.differences()]
     found += [(fact.severity, fact.text) for fact in fleet.common()]
     found += [(Severity.UNKNOWN, f"no answer of {_nodes(nodes)}: {reason}") for reason, nodes in fleet.silent().items()]
@@ -98,7 +97,7 @@ def rows(fleet: Fleet, known: Mapping[str, str]) -> dict[str, Row]:
 
 
 def fields(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> dict[str, object]:
-    """Return all answers, and their common facts, for JSON in the form of docs/answers.schema.json."""
+    """Return all answers and their shared facts, for JSON in the form of docs/answers.schema.json."""
     one = next((one for one in fleet.answers.values() if isinstance(one, WhyAnswer) and len(fleet.replies) == 1), None)
     return {
         "command": fleet.command,
@@ -133,7 +132,7 @@ def _print_counts(fleet: Fleet) -> None:
         output.marked(output.NOTE, f"{text}: {_nodes(nodes)}")
     for version, count in counts["go"].most_common():
         nodes = [reply.node for reply in fleet.replies if reply.go == version]
-        output.marked(output.NOTE, f"{count} with the Go kube-proxy {version}, which answers nothing: {_nodes(nodes)}")
+        output.marked(output.NOTE, f"{count} with the Go kube-proxy {version}, which cannot answer: {_nodes(nodes)}")
 
 
 def _difference(each: Shared, examined: int) -> str:
@@ -155,7 +154,7 @@ def _pod(reply: Reply) -> str:
 
 
 def _print_flows(fleet: Fleet) -> None:
-    """Print the connections of all nodes: by Service, or with a name by endpoint and by node."""
+    """Print the connections of all nodes: per Service; for one named Service per endpoint and per node."""
     by_name: dict[tuple[str, ...], list[float]] = {}
     by_node: dict[tuple[str, ...], list[float]] = {}
     for node, answer in fleet.answers.items():
@@ -176,7 +175,7 @@ def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], use: En
 
 
 def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
-    """Return the rows of a table; the rows with the most connections are first."""
+    """Return the keys of a table's rows; the row with the most connections is first."""
     rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
     return [
         (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")

@@ -1,6 +1,5 @@
-"""The subcommands of kube-proxy, by name, each with a summary. They run in a separate process, query the proxy over its
-control socket, and read the kernel themselves.
-"""
+"""The subcommands of kube-proxy by name, with a summary of each. A subcommand runs in its own process, which queries
+the proxy over the control socket and reads the kernel."""
 
 import os
 import sys
@@ -21,7 +20,7 @@ COMMANDS: Final[dict[str, str]] = {
     "verify": "the differences of the kernel, and of the API server, from the proxy's plans",
     "completion": "the completion script of bash, zsh or fish",
 }
-"""Each command is the module with its name in this package, with `arguments(parser)` and `run(arguments) -> int`."""
+"""The module of a command has the command's name, and the functions `arguments(parser)` and `run(arguments) -> int`."""
 
 ALONE: Final = frozenset({"completion"})  # commands that need neither a proxy nor objects
 
@@ -32,23 +31,23 @@ YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, and unknown
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:
-    """Return the exit code of an answer: NO takes precedence over UNKNOWN."""
+    """Return the exit code of an answer; NO takes precedence over UNKNOWN."""
     return NO if wrong else UNKNOWN if unknown else YES
 
 
 def completed(command: Callable[[], int]) -> int:
-    """Run a command; return its exit code, UNKNOWN if it has no answer. An error is printed."""
+    """Run a command; return its exit code. If the command raises an error, print it and return UNKNOWN."""
     try:
         status = command()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe early, such as `head`
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
         from kubeproxy.commands.output import shown  # noqa: PLC0415 - completion must start fast
         from kubeproxy.config.messages import listed  # noqa: PLC0415
 
-        # Only the mistakes of a configuration are separate lines; any other line end comes from quoted text.
+        # Only the mistakes in a configuration are on separate lines; any other line end is part of quoted text.
         lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
         print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
         return UNKNOWN

@@ -1,9 +1,10 @@
 """kube-proxy changes: the last changes of Services and the last problems, from the memory of the running proxy.
 
-The proxy keeps the last 1,000 changes and problems since its start. Each line has the time (UTC), the Service, the
-change, and the delay from the event's arrival to the kernel. An `x` marks the beginning of a problem, `ok` its end.
-With NAMESPACE/NAME, or NAME in the namespace default: the changes of that Service, and the problems of the node. With
--f, the command also prints changes and problems as they happen, until Ctrl-C or for --seconds.
+The proxy stores the last 1,000 changes and problems since its start. Each line contains the time (UTC), the Service,
+the change, and the delay from the event's arrival until the kernel has the change. `x` marks the beginning of a
+problem, `ok` its end. With NAMESPACE/NAME, or NAME in the namespace default, the command prints the changes of that
+Service and the problems of the node. With -f, it then prints changes and problems as they happen, until Ctrl-C or for
+--seconds.
 
   kube-proxy changes --since 10m
   kube-proxy changes default/web -f
@@ -25,14 +26,19 @@ from kubeproxy.config.durations import Duration
 from kubeproxy.report.journal import Happened
 from kubeproxy.server.text import timestamp
 
-_EACH = 0.5  # seconds between two questions of -f
+_EACH = 0.5  # with -f: seconds between two queries
 _MARKS = {"change": "", "problem": output.BAD, "end": output.OK}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
-    parser.add_argument("--since", type=Duration.parse, metavar="DURATION", help="only those of the last 90s or 1h30m")
+    parser.add_argument(
+        "--since",
+        type=Duration.parse,
+        metavar="DURATION",
+        help="only the last 90s or 1h30m",
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="then show changes and problems as they happen")
     parser.add_argument("--seconds", type=seconds, metavar="N", help="seconds to follow (default: until Ctrl-C)")
 
@@ -47,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
         output.json({"keptSince": timestamp(kept_since), "changes": rows})
         return YES
     if given.output != "json" and since < kept_since:
-        output.marked(output.NOTE, f"nothing is stored of the time before {clock(kept_since)}")
+        output.marked(output.NOTE, f"nothing is stored from the time before {clock(kept_since)}")
     end, number = time.monotonic() + (given.seconds or float("inf")) if given.follow else 0.0, 0
     with suppress(KeyboardInterrupt):
         while True:

@@ -1,9 +1,8 @@
-"""kube-proxy companion: checks and counts for the page of a running proxy, in a separate process.
+"""kube-proxy companion: runs checks and counts connections for the page of a running proxy, in a separate process.
 
-Writes a JSON line on standard output for each result, until standard input ends; only the proxy runs it.
-`problems` runs the checks of doctor at each input line, `flows` counts connections each second; `question` answers one
-line, as why does. It runs with the lowest priority, and ends with the proxy.
-"""
+Only the proxy runs it. It writes each result as a line of JSON to standard output, until standard input ends.
+`problems` runs the checks of doctor for each input line; `flows` counts connections every second; `question` answers
+one line like why. It runs with the lowest priority, and ends when the proxy ends."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
-"""The share of a processor for following connections while a page is open."""
+"""The maximum share of a CPU that following connections takes while a page is open."""
 _EACH: Final = 1.0  # seconds between two lines of flows
 _AGAIN: Final = 5.0  # seconds between two checks whether the kernel announces connections
 _EXPENDABLE: Final = "500"
-"""oom_score_adj of this process; with the proxy's inherited value it would be killed last."""
+"""oom_score_adj of this process. With the value inherited from the proxy, the kernel would kill this process last."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +85,14 @@ class Lines:
         self._rest = b""
 
     def next(self) -> bytes:
-        """Wait for a line and return it. Raises EOFError at the end."""
+        """Wait for a line and return it. Raises EOFError at the end of the input."""
         os.set_blocking(self._descriptor, True)
         while not self._lines:
             self._read()
         return self._lines.popleft()
 
     def here(self) -> Iterator[bytes]:
-        """Yield the lines that are available. Raises EOFError at the end."""
+        """Yield the available lines without waiting. Raises EOFError at the end of the input."""
         os.set_blocking(self._descriptor, False)
         with contextlib.suppress(BlockingIOError):
             self._read()
@@ -109,7 +108,7 @@ class Lines:
 
 
 def _flows(lines: Lines) -> None:
-    """Count new connections. Raises EOFError at the end of the lines, and ApplyError."""
+    """Count new connections until the input ends. Raises EOFError then, or ApplyError."""
     node = msgspec.json.decode(lines.next(), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}
@@ -128,7 +127,7 @@ def _flows(lines: Lines) -> None:
 
 
 def _follow(events: Events, counts: Beginnings, lines: Lines, owners: Owners) -> None:
-    """Write a line on new connections each second. Raises EOFError at the end of the lines, and ApplyError."""
+    """Write a line about new connections every second. Raises EOFError at the end of the input, or ApplyError."""
     sampled = Sampled(events, budget=PAGE)
     began = time.monotonic()
     while True:

@@ -1,17 +1,16 @@
-"""kube-proxy completion: prints the script by which a shell completes this command line.
+"""kube-proxy completion: prints the script with which a shell completes kube-proxy's command lines.
 
-SHELL is bash, zsh or fish. An installation has these files in the shells' folders; for the present shell only:
+SHELL is bash, zsh or fish. An installation puts these scripts into the shells' folders; for the present shell only:
 
   . <(kube-proxy completion bash)
   kube-proxy completion fish | source
 
-At each press of Tab the scripts pass LINE, the typed part of the command line: then the possible continuations are
-printed; names of Services come from the running proxy, if it answers.
-"""
+When the user presses Tab, the scripts pass the typed part of the command line as LINE, and the command prints the
+possible continuations. Names of Services come from the running proxy, if it answers."""
 
-# shtab is not used: its scripts (1.13.0: 214 to 283 lines a shell) are static, so completing Services of the running
-# proxy, values after =, and parts before : would need our own functions for each shell. It would replace 115 of the
-# lines below, and be a fourth dependency of the program.
+# shtab is not used: its scripts (1.13.0: 214 to 283 lines per shell) are static, so completion of the running proxy's
+# Services, of values after =, and of parts before : would need a function of ours for each shell. It would replace 115
+# of the lines below, but be a fourth dependency of the program.
 
 from __future__ import annotations
 
@@ -27,17 +26,18 @@ from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
-TIMEOUT = 1.0  # seconds to wait for a proxy after Tab was pressed
+TIMEOUT = 1.0  # seconds to wait for a proxy after the user presses Tab
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
-"""The allowed characters of an answer: none of them is special to a shell."""
+"""The characters that an answer may contain: none of them has a special meaning in a shell."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}
-"""Answers for which the script proposes files of the current folder, by the name of the value."""
+"""Answers that make the script propose files or folders, by the metavar of the value."""
 
 _BASH = """\
 # Completion of kube-proxy for bash, made by: kube-proxy completion bash
 
 _kube_proxy() {
-    # Cut at blanks alone: readline cuts at = and : as well, which options and names have, and replaces what is behind.
+    # Cut only at blanks: readline also cuts at = and :, which options and names contain, and replaces only the text
+    # after them.
     local line=${COMP_LINE:0:COMP_POINT} found=()
     local whole=${line##*[[:space:]]}
     local cut=${whole%"${whole##*[=:]}"}
@@ -102,7 +102,7 @@ SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish")
-    parser.add_argument("line", metavar="LINE", nargs="?", help="print the possible continuations, for the scripts")
+    parser.add_argument("line", metavar="LINE", nargs="?", help="for the scripts: print the possible continuations")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -114,7 +114,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def following(line: str) -> list[str]:
-    """Return the completions of a line: words, maybe with a tab and a description, or an answer of _PATHS for files."""
+    """Return the continuations of a line: words, some with a tab and a description; or an answer of _PATHS for
+    files."""
     *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
     name = before.pop(0) if before and before[0] in COMMANDS else PROXY
     if not before and name == PROXY and not last.startswith("-"):
@@ -136,7 +137,8 @@ def following(line: str) -> list[str]:
 def arguments_at(
     parser: argparse.ArgumentParser, before: Iterable[str]
 ) -> tuple[argparse.Action | None, argparse.Action | None]:
-    """Return the option that lacks its value after these words, and the next positional argument; None without one."""
+    """Return the option that still needs its value after these words, and the next positional argument; each may be
+    None."""
     pending, place = None, 0
     for word in before:
         if pending is None and not word.startswith("-"):
@@ -151,7 +153,7 @@ def _beginning(prefix: str, words: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Return the first sentence of a text, cut to the length that a shell shows beside a word."""
+    """Return the first sentence of a text, shortened to the length that a shell shows after a word."""
     return shorten(text.partition(". ")[0].rstrip("."), 90, placeholder="…")
 
 
@@ -167,9 +169,8 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 
 
 def names(prefix: str, path: str) -> list[str]:
-    """Return the proxy's Services that begin with `prefix`, with a colon their ports as NAMESPACE/NAME:80; none without
-    a proxy.
-    """
+    """Return the proxy's Services whose names begin with `prefix`, or, if it contains a colon, their ports as
+    NAMESPACE/NAME:80; [] without a proxy."""
     from urllib.parse import quote  # noqa: PLC0415
 
     try:

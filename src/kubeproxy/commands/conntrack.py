@@ -1,9 +1,9 @@
 """kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us each. Without a proxy it counts
-them by client alone. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets between
-the two readings. With -w, the command repeats the reading, and prints the counts that have changed, and problems that
-appear and are gone; `kube-proxy flows -f` prints each connection of a Service as it begins and ends.
+Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. Without a proxy it
+counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets
+between the two readings. With -w, the command reads again and again, and prints counts that change and problems that
+begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json
@@ -30,9 +30,9 @@ from kubeproxy.kernel.conntrack.tracked import entries, level, refusals
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 
-_UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries count as those of clients of none"
+_UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries are counted under clients of no Service"
 _NUMBER = re.compile(r"\d+")
-_SHOWN = 10  # maximum number of Services, and of clients, in the text; `-o json` has them all
+_SHOWN = 10  # the maximum number of Services, and of clients, in the text; `-o json` prints all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def _look(asked: Source, wait: float) -> WatchedAnswer:
     try:
         unknown = "" if asked.facts().listed else _UNLISTED
     except NoAnswerError as error:
-        unknown = f"{error}. All entries count as those of clients of no Service"
+        unknown = f"{error}. All entries are counted under clients of no Service"
     who = Fillers(ServedPorts((), {}) if unknown else ground(asked).served())
     spent = time.process_time()
     with Netlink.open(NETLINK_NETFILTER) as link:
@@ -70,7 +70,8 @@ def _look(asked: Source, wait: float) -> WatchedAnswer:
 
 
 def _rows(state: Fullness) -> dict[str, Row]:
-    """Return the problems, the number of all entries, and the numbers of Services and of clients; the largest first."""
+    """Return rows: the problems, the number of all entries, and the numbers per Service and per client, largest
+    first."""
     rows = {_NUMBER.sub("#", text): Row((text,), {"problem": text}) for text in state.problems}
     rows["entries"] = Row((_total(state),), {"entries": state.entries, "limit": state.limit})
     for one in (*state.services, *state.clients):
@@ -88,7 +89,7 @@ def _print(state: Fullness, spent: float, unknown: str) -> None:
     for problem in state.problems:
         output.marked(output.BAD, problem)
     if not state.problems:
-        output.marked(output.OK, "nothing was refused while it was looked")
+        output.marked(output.OK, "nothing was refused between the two readings")
     words = "{dropped} dropped, {early} removed early, {failed} not inserted, {clashes} clashes resolved, {invalid} "
     words += "invalid packets"
     output.marked(output.NOTE, f"since the node started: {words.format(**state.refused_before)}")

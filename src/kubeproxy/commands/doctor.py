@@ -2,9 +2,8 @@
 
 Checks the running proxy, its certificates and configuration file, the kernel's parameters and tables, and other
 programs that may interfere. Changes nothing. Exit code 0: no problem; 1: a problem; 2: unknown, for example if no proxy
-answers. Then it checks everything that needs no proxy, for the mode of --config or --proxy-mode, and with --kubeconfig
-or --manifests for these objects.
-"""
+answers. Without a proxy, the command runs all checks that need none: for the mode of --config or --proxy-mode, and for
+the objects of --kubeconfig or --manifests."""
 
 from __future__ import annotations
 
@@ -39,9 +38,9 @@ def _print(node: CheckedNode, report: Checkup) -> None:
     name = facts.world.node_name if facts else "this node"
     count = f"{counted(len(wrong), 'thing', 'is')} wrong" if wrong else "nothing is wrong"
     if not wrong and report.unknown:
-        count = "nothing wrong was seen, but not everything could be looked at"
+        count = "no problem was found, but some checks could not run"
     output.say(f"{name}: {count}{who}")
-    first = len(report.unknown) if facts is None else 0  # the reason why no proxy was asked comes before all findings
+    first = len(report.unknown) if facts is None else 0  # without a proxy, print the reason before all findings
     for text in report.unknown[:first]:
         output.marked(output.UNSEEN, text)
     for finding in report.findings:

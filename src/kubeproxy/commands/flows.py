@@ -1,13 +1,13 @@
 """kube-proxy flows: the present connections of Services, from connection tracking.
 
-Without a name, the command prints the Services with connections; with NAMESPACE/NAME, or NAME in the namespace
-default, the endpoints and clients of that Service. Unanswered connections never had a reply, and are older than a
-second; `trace` finds an endpoint that answered a connection once and is silent now. Exit code 1: the Service has
-unanswered connections; 2: the Service is unknown. With -f, the command prints each connection's beginning and end as it
-happens, until Ctrl-C or for --seconds.
+Without a name, the command prints the Services that have connections; with NAMESPACE/NAME, or NAME in the namespace
+default, the endpoints and clients of that Service. Unanswered connections are older than a second and never had a
+reply; `trace` finds an endpoint that has replied before but no longer replies. Exit code 1: the Service has unanswered
+connections; 2: the Service is unknown. With -f, the command prints each connection when it begins and when it ends,
+until Ctrl-C or for --seconds.
 
-The kernel skips other connections. If there are more new ones than this command can follow with 0.4 of a processor, it
-follows one in two, four, ..., and prints the number of the others.
+The kernel does not report other connections. If following all new connections would take more than 0.4 of a CPU, the
+command follows one in two, four, ..., and prints the number of omitted connections.
 
   kube-proxy flows
   kube-proxy flows default/web
@@ -35,13 +35,13 @@ from kubeproxy.kernel.conntrack.tracked import NOT_ANNOUNCED, Events, announced
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.wording import counted
 
-_SHOWN = 20  # maximum number of rows of a table; `-o json` has them all
+_SHOWN = 20  # the maximum number of rows of a table; `-o json` prints all
 _CLIENTS = 10
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
-    parser.add_argument("-f", "--follow", action="store_true", help="show beginnings and ends as they happen")
+    parser.add_argument("-f", "--follow", action="store_true", help="print connections as they begin and end")
     parser.add_argument(
         "--seconds", type=seconds, metavar="N", help="seconds to listen (default 1, with -f until Ctrl-C)"
     )
@@ -79,7 +79,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _summed(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
-    """Return the numbers of connections, of new ones a second, of unanswered and of closing ones."""
+    """Return four numbers: connections, new connections per second, unanswered and closing connections."""
     total, new, silent, closing = (sum(column) for column in zip(*map(numbers, ports), strict=True))
     return int(total), new, int(silent), int(closing)
 
@@ -126,14 +126,14 @@ def _print_all(ports: Sequence[PortUse]) -> None:
     rows = [(service, *_summed(used), _busiest(used)) for service, used in by_service.items()]
     rows.sort(key=lambda row: (-row[1], -row[4], row[0]))
     if not rows:
-        output.say("no Service has a connection now")
+        output.say("no Service has connections")
         return
     head = ("SERVICE", "CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING", "BUSIEST CLIENT")
     output.table(head, [(a, str(b), f"{c:.1f}", str(d), str(e), f) for a, b, c, d, e, f in rows], "  ", _SHOWN)
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
-    """Return the client with the most connections to all ports of a Service, and their number."""
+    """Return the client with the most connections to a Service (all its ports), and their number."""
     sums: dict[str, tuple[int, int]] = {}
     for one in chain.from_iterable(port.clients for port in ports):
         if one.address != OTHERS:
@@ -149,12 +149,12 @@ def _print_cost(cost: Cost) -> None:
     text = f"listened for {cost.seconds:.1f} s and read {counted(cost.connections, 'connection')}"
     text += f", in {cost.processor_seconds:.2f} s of a processor"
     if cost.left_out:
-        text += f"; of the new ones {cost.new} were looked at and stand for {cost.left_out} more"
+        text += f"; {cost.new} of the new connections were examined and stand for {cost.left_out} more"
     if cost.lost:
-        text += f"; {cost.lost} times more came than could be read, so more are new than is said"
+        text += f"; {cost.lost} times the kernel dropped events, so the number of new connections is too small"
     output.marked(output.NOTE, text)
     if not cost.announced:
-        output.marked(output.NOTE, f"new ones are not counted: {NOT_ANNOUNCED}")
+        output.marked(output.NOTE, f"new connections are not counted: {NOT_ANNOUNCED}")
 
 
 def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, given: argparse.Namespace) -> int:
@@ -186,7 +186,7 @@ def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, gi
 
 
 def _say_rate(one_in: int) -> None:
-    text = f"one connection in {one_in} is followed from now on" if one_in > 1 else "all are followed again"
+    text = f"one connection in {one_in} is followed from now on" if one_in > 1 else "all connections are followed again"
     output.marked(output.NOTE, text)
 
 
@@ -199,5 +199,5 @@ def _print_end(sampled: Sampled, *, people: bool) -> None:
     if left_out:
         text += f", left out about {left_out}"
     if lost:
-        text += f", and {lost} times more came than could be read: the kernel dropped some"
+        text += f", and {lost} times the kernel dropped some"
     output.marked(output.NOTE, text)

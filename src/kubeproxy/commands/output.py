@@ -1,4 +1,4 @@
-"""Prints the answers of commands: JSON, or text with tables and marks; without colours and control characters."""
+"""Prints the answers of commands as JSON, or as text with tables and marks, without colours and control characters."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ OK, BAD, NOTE, UNSEEN = Severity.FINE.mark, Severity.BROKEN.mark, Severity.NOTE.
 
 
 def shown(text: str) -> str:
-    """Return a line without control characters, which objects may contain and a terminal would interpret."""
+    """Return a line without control characters: objects may contain them, and a terminal would interpret them."""
     return printable(clean(text))
 
 
 def say(text: str = "") -> None:
-    """Print a line. In a terminal, a long one is wrapped, but not within a command, which must stay one line to be
-    copied: not between backticks, and not in a line that begins with Fix or Next.
-    """
+    """Print a line. On a terminal, wrap a long line, but not inside of a command, so that it can be copied: not between
+    backticks, and not in a line that begins with Fix or Next."""
     line = shown(text)
     if sys.stdout.isatty() and not line.lstrip().startswith(("Fix: ", "Next: ")):
         line = wrapped(line, get_terminal_size().columns)
@@ -35,7 +34,7 @@ def say(text: str = "") -> None:
 
 
 def wrapped(line: str, width: int) -> str:
-    """Return a line as lines of a width, all but the first indented, with text between backticks in one line."""
+    """Wrap a line to a width: indent all lines but the first, and do not split text between backticks."""
     if len(line) <= width:
         return line
     parts = line.split("`")
@@ -47,12 +46,12 @@ def wrapped(line: str, width: int) -> str:
     return made.replace(_KEPT, " ")
 
 
-_KEPT: Final = "\0"  # a character that no line has
+_KEPT: Final = "\0"  # a character that occurs in no line
 _INDENT: Final = 5
 
 
 def page(text: bytes) -> None:
-    """Print lines that are already safe for a terminal."""
+    """Print lines that contain no control characters."""
     sys.stdout.write(text.decode().lstrip("\n"))
 
 
@@ -74,7 +73,7 @@ def versioned(value: Any) -> dict[str, Any]:
 
 
 def answer(form: str, value: Any, show: Callable[[], None]) -> None:
-    """Print an answer in a form, json or text; `show` prints the text."""
+    """Print an answer in the form json or text; `show` prints the text."""
     if form == "json":
         json(value)
     else:
@@ -87,7 +86,7 @@ def json_line(value: Any) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", most: int | None = None) -> None:
-    """Print rows in columns below a header, at most `most` of them."""
+    """Print at most `most` rows in columns below a header."""
     lines = [list(head), *rows[:most]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
@@ -97,6 +96,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", 
 
 
 def more(count: int) -> None:
-    """Print the number of omitted rows, if any."""
+    """Print the number of omitted rows, if it is not 0."""
     if count > 0:
         marked(NOTE, f"and {count} more; -o json has them")

@@ -1,6 +1,5 @@
-"""Runs a subcommand. The argparse parsers of each subcommand, which parses its arguments, and of the proxy itself.
-Completion and the manual pages are generated from all parsers.
-"""
+"""Runs subcommands, with an argparse parser for each. A parser for the proxy itself exists only for documentation:
+shell completion and the manual pages are generated from all parsers."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ _PATHS = {"config": "FILE", "kubeconfig": "FILE", "write-config-to": "FILE", "ma
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand's arguments; for PROXY one with the proxy's flags, for documentation only."""
+    """Return the parser of a subcommand's arguments; for PROXY a parser with the proxy's flags, for documentation
+    only."""
     if name == PROXY:
         return _proxy()
     module, about = import_module(f"kubeproxy.commands.{name}"), {**COMMANDS, **HIDDEN}[name]
@@ -51,13 +51,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(name: str, *words: str) -> int:
     command = import_module(f"kubeproxy.commands.{name}")
-    gc.freeze()  # modules are no garbage: searching them at the exit takes a fifth of a short command's CPU time
+    gc.freeze()  # no garbage collection in modules at the exit: it takes a fifth of a short command's CPU time
     status: int = command.run(parser_of(name).parse_args(words))
     return status
 
 
 def values(action: argparse.Action) -> tuple[str, ...]:
-    """Return the allowed words of a value, () if it is free."""
+    """Return the words that a value may be; () if any text is allowed."""
     name = max(action.option_strings, key=len, default=action.dest).lstrip("-")
     if action.help == argparse.SUPPRESS and BY_NAME[name].kind == "bool":
         return ("true", "false")
@@ -65,12 +65,12 @@ def values(action: argparse.Action) -> tuple[str, ...]:
 
 
 def summary(action: argparse.Action) -> str:
-    """Return the help text of an argument, also of a proxy flag that a command's --help omits."""
+    """Return the help text of an argument, or of a proxy flag that a command's --help omits."""
     return BY_NAME[action.dest.replace("_", "-")].usage if action.help == argparse.SUPPRESS else action.help or ""
 
 
 def _source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select the source of the answer: a running proxy, or objects read for this question."""
+    """Add the arguments that select the source of the answer: a running proxy, or objects that the command reads."""
     group = parser.add_argument_group("where to ask")
     socket = BY_NAME["control-socket"].default
     group.add_argument(
@@ -79,7 +79,7 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--manifests", metavar="FOLDER", help="without a proxy: read the objects from these files")
     group.add_argument("--kubeconfig", metavar="FILE", help="without a proxy: read the objects from this API server")
     group.add_argument("--config", metavar="FILE", help="with one of these: the proxy's configuration file")
-    group.add_argument("--proxy-mode", metavar="MODE", help="with one of these: the mode, unless the file says it")
+    group.add_argument("--proxy-mode", metavar="MODE", help="with one of these: the mode, unless the file sets it")
     group.add_argument("--hostname-override", metavar="NAME", help="with one of these: the Node, instead of this host")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or JSON for programs")
 

@@ -1,4 +1,4 @@
-"""The text about traced packets, of `kube-proxy trace` and of the plugin for kubectl, which has no HTTP library."""
+"""Prints traced packets as text, for `kube-proxy trace` and for the plugin for kubectl, which has no HTTP library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kubeproxy.ask.kernel.journeys import Journey, Verdict
 from kubeproxy.commands import output
 from kubeproxy.wording import counted
 
-_SHOWN = 6  # maximum number of paths of packets in the text; `-o json` has all packets
+_SHOWN = 6  # the maximum number of paths in the text; `-o json` prints all packets
 
 
 def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legacy: int) -> None:
-    """Print each different path of packets once, and the verdict; for the numbers see Traced."""
+    """Print each different path of packets once, and the verdict. For `lost` and `legacy` see Traced."""
     ways: dict[tuple[object, ...], list[Journey]] = {}
     for one in journeys:
         ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
@@ -27,13 +27,16 @@ def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legac
         output.marked(output.NOTE, f"more packets went other ways: {more}; -o json has them")
     output.say(f"Verdict: {verdict.text}")
     if lost:
-        output.marked(output.NOTE, f"{lost} times more was traced than could be read: some steps are missing")
+        output.marked(
+            output.NOTE,
+            f"{lost} times the kernel dropped traces, so some steps are missing",
+        )
     if legacy:
         output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {legacy}")
 
 
 def _lines(one: Journey) -> list[str]:
-    """Return a line for each chain that a packet passed, with the destination if it changed."""
+    """Return a line for each chain that a packet passed, with the packet's destination if it changed."""
     lines = []
     before = one.destination
     for met in one.met:

@@ -1,17 +1,16 @@
 """kube-proxy plan: the changes that another configuration or mode would cause.
 
-The new configuration is a file (--config), or the running one with some of the proxy's flags, as in `kube-proxy plan
---proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is applied to the objects of the running proxy; without one,
-to those of --manifests or --kubeconfig, and --now is the configuration to compare with.
+The new configuration is a file (--config), or the running proxy's configuration changed by flags, as in `kube-proxy
+plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is applied to the objects of the running proxy; without a
+proxy, to the objects of --manifests or --kubeconfig, and --now is the configuration to compare with.
 
-With --from-kernel the present rules of any kube-proxy are compared with the rules of this program for all packets: the
-result is a proof of equality, or packets with different outcomes. With --shadow, the command follows the objects and
-compares again and again beside the present kube-proxy, until the time is over or Ctrl-C: it prints the differences that
-last longer than --grace, and a summary. An exit code of 0 then means that only differences on purpose lasted.
+With --from-kernel, the rules that any kube-proxy has written are compared with the rules of this program for all
+packets: the result is a proof of equality, or packets with different outcomes. With --shadow, the command repeats this
+comparison while the other kube-proxy runs, until the time is over or Ctrl-C: it prints differences that last longer
+than --grace, and a summary. Exit code 0 then means that only intended differences lasted.
 
-Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid: then all
-its mistakes are printed. Changes nothing.
-"""
+Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid (then all
+its mistakes are printed). Changes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-kernel",
         action="store_true",
-        help="compare the rules in the kernel with those that would be written, for all packets (as root)",
+        help="compare the kernel's rules with the rules of this program, for all packets (as root)",
     )
     parser.add_argument(
         "--shadow", type=_time, metavar="TIME", help="with --from-kernel: repeat the comparison for a time, such as 8h"
@@ -72,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _time(text: str) -> Duration:
-    """Return a duration in an argument. Raises ValueError for an invalid one."""
+    """Parse a duration in an argument. Raises ValueError if it is invalid."""
     value = Duration.parse(text)
     if value <= 0:
         raise ValueError(text)
@@ -111,9 +110,8 @@ def _without_news(given: argparse.Namespace) -> argparse.Namespace:
 
 
 def _has_strict_flag(asked: Source) -> bool:
-    """Return whether a strict proxy that runs has the flag --strict, which applies with a new file too; True if its
-    arguments are not visible.
-    """
+    """Return whether the running strict proxy has the flag --strict, which would also apply with a new file; True if
+    /proc does not show its arguments."""
     if not isinstance(asked, Running):
         return False
     pid = asked.client.pid()
@@ -122,7 +120,8 @@ def _has_strict_flag(asked: Source) -> bool:
 
 
 def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool) -> KubeProxyConfiguration:
-    """Return the new configuration; `strict`: the running proxy's flag. Raises ConfigError with all its mistakes."""
+    """Return the new configuration. `strict`: the running proxy has the flag --strict. Raises ConfigError with all
+    mistakes."""
     names = [flag.name for flag in FLAGS if _sets_a_field(flag.name, flag.path)]
     words = {name: value for name in names if (value := getattr(given, name.replace("-", "_"), None)) is not None}
     words |= {"proxy-mode": given.proxy_mode} if given.proxy_mode else {}
@@ -132,7 +131,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool
         words = {"strict": "true"} | words if strict else words
         line = [f"--config={given.config}", *(f"--{name}={value}" for name, value in words.items())]
         config = build_options(parse(line)).config
-        # The running proxy's own flag overrides the file, so its value remains.
+        # The running proxy's own flag overrides the file, so keep its value.
         name = given.hostname_override or now.hostname_override
         return replace(config, hostname_override=config.hostname_override or name)
     values = parse([f"--{name}={value}" for name, value in words.items()]).given

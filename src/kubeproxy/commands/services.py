@@ -1,13 +1,12 @@
 """kube-proxy services: the Services on this node.
 
-Without a name a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all its properties:
-frontends, endpoints, the treatment of each kind of client, the versions of its objects, and whether the kernel has its
-rules. A port without an available endpoint is marked (x), and does not change the exit code. Exit code 1: a printed
-Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated, as the API server has been
-away or silent for a minute; after 20 seconds a line says so. With NAME and --kubeconfig or --manifests, the first line
-says whether the rules of a stopped proxy still serve the Service. With -w, the command then prints the Services that
-are new, have changed or are gone.
-"""
+Without a name, the command prints a line for each Service; with NAMESPACE/NAME, or NAME in the namespace default, all
+properties of that Service: frontends, endpoints, the action for each kind of client, the versions of its objects, and
+whether the kernel has its rules. A port without an available endpoint is marked (x); this does not change the exit
+code. Exit code 1: a printed Service is not in the kernel yet; 2: the Service is unknown, or the objects are outdated
+because the API server has been unreachable or silent for a minute (after 20 seconds a line says so). With NAME and
+--kubeconfig or --manifests, the first line says whether the rules of a stopped proxy still serve the Service. With -w,
+the command then prints the Services that are new, changed or deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 _LONGEST = 63 + 1 + 253
-"""Maximum length of a namespace, a slash and the name of any object; names of Services are shorter."""
+"""The maximum length of a namespace, a slash and the name of an object of any kind; names of Services are shorter."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def service_name(text: str) -> ServiceName:
-    """Return the Service named by a text. Raises ConfigError for an invalid name."""
+    """Parse the name of a Service. Raises ConfigError if it is invalid."""
     namespace, slash, name = text.rpartition("/")
     if not name or len(text) > _LONGEST or "/" in namespace or (slash and not namespace):
         raise ConfigError(f"NAME: expected NAMESPACE/NAME, or a NAME in default, got {text[:_LONGEST]!r}")
@@ -74,7 +73,7 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
 
 
 def _outdated(asked: Source, facts: Facts) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated; a server whose watches are silent is asked."""
+    """Check whether the objects may be outdated. If all watches are silent, a request to the server decides."""
     if facts.reach is not None and asked.running and facts.reach.silent > contact.SILENT:
         from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules
 
@@ -128,7 +127,7 @@ def _addresses(held: ProgrammedService) -> Iterator[str]:
 
 
 def _endpoints(held: ProgrammedService) -> tuple[int, int]:
-    """Return the number of used endpoints and of all that serve, of the family with more endpoints."""
+    """Return the number of used endpoints and of all serving endpoints, in the family that has more endpoints."""
     by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
     for plan in held.plans:
         used, serving = by_family.setdefault(plan.key.family, (set(), set()))

@@ -1,6 +1,5 @@
-"""Repeats the comparison of `plan --from-kernel` for a time, beside the kube-proxy that runs on the node. It follows
-the objects of the API server by watch, compares when changes have settled, and writes nothing.
-"""
+"""`plan --shadow`: repeats the comparison of `plan --from-kernel` while another kube-proxy runs on the node. It watches
+the objects of the API server, compares when changes have settled, and writes nothing."""
 
 from __future__ import annotations
 
@@ -36,46 +35,44 @@ from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import open_sources
 from kubeproxy.wording import counted
 
-SETTLED: Final = 2.0  # seconds without a change of an object after which a comparison begins
-EVERY: Final = 60.0  # seconds between two comparisons, even while objects change
-_OUTDATED: Final = (
-    5.0  # seconds after which outdated objects are reported: a watch often ends, and begins again at once
-)
-_LOOKS: Final = 4  # comparisons within the grace while a difference is undecided
-_REST: Final = 4.0  # the pause after a comparison, as a multiple of its duration: a fifth of a processor
+SETTLED: Final = 2.0  # a comparison begins after this many seconds without a change of an object
+EVERY: Final = 60.0  # the maximum number of seconds between two comparisons, while objects change
+_OUTDATED: Final = 5.0  # seconds after which outdated objects are reported: watches often end, and begin again at once
+_LOOKS: Final = 4  # the number of comparisons within the grace period while a difference is undecided
+_REST: Final = 4.0  # the pause after a comparison, as a multiple of its duration: it uses a fifth of a CPU
 
 
 class LastedDifference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Differences of one kind that lasted longer than the grace."""
+    """Differences of one kind that lasted longer than the grace period."""
 
     family: str
     classes: int  # the number of classes of packets
     packet: str  # a packet of one of these classes
-    now: tuple[str, ...]  # the last outcomes of this packet in the kernel
-    then: tuple[str, ...]  # its last outcomes with the rules of this program
-    declared: str  # the reason why the difference is on purpose, '' for an undeclared one
+    now: tuple[str, ...]  # the packet's outcomes with the kernel's rules, in the last comparison
+    then: tuple[str, ...]  # the packet's outcomes with the rules of this program, in the last comparison
+    declared: str  # the reason why the difference is intended; '' if it is not intended
     first_seen: str
     last_seen: str
     ended: bool  # no difference of this kind remains
 
 
 class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The summary."""
+    """The summary of all comparisons."""
 
     since: str
     until: str
     grace_seconds: float
     comparisons: int
-    not_compared: int  # how often objects became outdated, or rules could not be read
+    not_compared: int  # the number of times when objects became outdated, or rules could not be read
     classes: dict[str, int]  # the number of classes of packets in the last comparison, by family
     lasted: tuple[LastedDifference, ...]
-    transient: int  # classes of packets with a difference that disappeared within the grace
-    undecided: int  # classes of packets with a difference at the end that is younger than the grace
+    transient: int  # classes of packets with a difference that disappeared within the grace period
+    undecided: int  # classes of packets with a difference that is younger than the grace period at the end
     unknown: tuple[str, ...]  # rules that this program does not support
 
 
 def shadow(facts: Facts, config: KubeProxyConfiguration, seconds: Duration, grace: Duration, form: str) -> int:
-    """Compare for a time or until a signal, print what lasts and a summary; return the exit code."""
+    """Compare for a time or until a signal; print lasting differences and a summary; return the exit code."""
     os.nice(10)
     following = _Following(facts, config, grace, quiet=form == "json")
     report = asyncio.run(following.until(time.monotonic() + seconds))
@@ -85,13 +82,13 @@ def shadow(facts: Facts, config: KubeProxyConfiguration, seconds: Duration, grac
 
 
 class _Following:
-    """Follows the objects, and compares."""
+    """Watches the objects, and compares the rules."""
 
     def __init__(self, facts: Facts, config: KubeProxyConfiguration, grace: float, *, quiet: bool) -> None:
         self._facts, self._config, self._grace, self._quiet = facts, config, grace, quiet
         self._settings = settings_of_compared(facts, config)
         self._planner = Planner(build(self._settings, Surroundings()))
-        # The new configuration need not name the server that the facts come from.
+        # The new configuration need not contain the server from which the facts were read.
         client = facts.configuration().client_connection
         self._options = Options(
             config=replace(config, client_connection=client), master=facts.master, manifests=facts.manifests
@@ -99,19 +96,19 @@ class _Following:
         self._sources = open_sources(self._options, self._settings.node_name, self._deliver, ProxyMetrics())
         self._shadow = Shadow(grace)
         self._since, self._zero = time.time(), time.time() - time.monotonic()
-        self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # times of the monotonic clock
+        self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # times of time.monotonic()
         self._comparisons = self._not_compared = 0
         self._why_not = ""
         self._classes: dict[str, int] = {}
         self._unknown: dict[str, None] = {}
 
     async def until(self, end: float) -> ShadowReport:
-        """Compare until a time or a signal; return the summary. Raises SourceError if the source fails for good."""
+        """Compare until a time or a signal; return the summary. Raises SourceError if the source fails permanently."""
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         work = [asyncio.ensure_future(part) for part in self._sources.work().values()]
-        gc.disable()  # a comparison creates millions of values without cycles
+        gc.disable()  # a comparison creates millions of values, but no reference cycles
         try:
             while not stop.is_set() and time.monotonic() < end:
                 for part in work:
@@ -138,14 +135,14 @@ class _Following:
         age = max((each.stale for each in reach.watched), default=0.0) if reach is not None else 0.0
         trouble = f": cannot reach the API server at {reach.trouble}" if reach is not None and reach.trouble else ""
         if age > _OUTDATED:
-            missing = f"objects are {age:.0f} s old" if self._planner.complete else "no list of all objects yet"
+            missing = f"objects are {age:.0f} s old" if self._planner.complete else "not all objects are listed yet"
             self._miss(f"{missing}{trouble}; not compared")
         elif not age:
             self._why_not = ""
         return self._planner.complete and not age
 
     def _miss(self, why: str) -> None:
-        """Count a time without comparisons, and print the reason once."""
+        """Count a period without comparisons, and print its reason once."""
         if not self._why_not:
             self._why_not = why
             self._not_compared += 1
@@ -160,7 +157,7 @@ class _Following:
         return settled or now > self._compared + (self._grace / _LOOKS if undecided else EVERY)
 
     def _planner_for(self, settings: Settings, known: Planner) -> Planner:
-        """Return a planner with known objects and the addresses of the node, which has not compiled them yet."""
+        """Return a planner with the objects of another planner and the node's addresses; nothing is compiled yet."""
         node = known.nodes.get(settings.node_name)
         cidrs = [cidr for cidrs in known.service_cidrs.values() for cidr in cidrs]
         local = host.packed_local_addresses(settings.families, modes.interfaces())
@@ -169,8 +166,8 @@ class _Following:
         return planner
 
     async def _compare(self) -> None:
-        """Compare once. If a difference begins to last, the objects are read again, because a slow API server may send
-        changes to the two proxies at different times.
+        """Compare once. If a difference outlasts the grace period, read the objects again, because a slow API server
+        may send changes to the two proxies at different times.
         """
         self._compared, known = time.monotonic(), self._planner
         try:
@@ -195,20 +192,20 @@ class _Following:
             self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
 
     async def _judge(self, fresh: Sequence[Episode], known: Planner) -> None:
-        """Set the reasons of differences on purpose."""
+        """Set the reasons of intended differences."""
         strict = made_strict(self._config)
         witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
         try:
             planner = self._planner_for(settings_of_compared(self._facts, strict), known)
             reasons = await asyncio.to_thread(on_purpose, strict, planner, witnesses) if fresh else ()
         except (KubeProxyError, OSError) as error:
-            self._say(f"which of the next differences are on purpose is unknown: {error}")
+            self._say(f"it is unknown which of the next differences are intended: {error}")
             return
         for episode, reason in zip(fresh, reasons, strict=True):
             episode.declared = reason
 
     def _grouped(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
-        """Return the differences of episodes; those of one kind together, with the witness of the first one."""
+        """Return the differences in these episodes, grouped by kind; a group has the witness of its first episode."""
         groups: dict[tuple[object, ...], list[Episode]] = {}
         for each in episodes:
             family, found = each.difference

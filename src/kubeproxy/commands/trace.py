@@ -1,10 +1,10 @@
-"""kube-proxy trace: follows packets of one flow through every hook of this node, by the kernel's tracing.
+"""kube-proxy trace: follows packets of one flow through all hooks of this node, with the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. For the node, the
-command sends a packet (a TCP SYN or an empty UDP datagram; not with --no-send), or with --packets several, one a
-second; for other clients it follows their packets for --seconds. At most 22 packets a second are traced in each
-direction. Exit code 0: no rule here drops them and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome
+with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. If SOURCE is node, the
+command sends a packet (a TCP SYN or an empty UDP datagram), with --packets one per second, with --no-send none; for
+other clients it follows their packets for --seconds. At most 22 packets per second are traced in each direction. Exit
+code 0: no rule on this node drops the packets and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome
 is unknown. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
@@ -54,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def mode_of(asked: Source) -> Mode | None:
-    """Return the mode of the running proxy, None if no proxy answers."""
+    """Return the mode of the running proxy; None if no proxy answers."""
     try:
         return modes.named(asked.facts().mode) if asked.running else None
     except NoAnswerError:
@@ -62,7 +62,7 @@ def mode_of(asked: Source) -> Mode | None:
 
 
 def serving_of(explained: Explained) -> Serving | None:
-    """Return the Service that a connection is for, with all its endpoints; None without a Service."""
+    """Return the Service of a connection with all its endpoints; None if the destination belongs to no Service."""
     if explained.plan is None:
         return None
     unused = (one.address for one in explained.why.missing if one.slice)
@@ -71,7 +71,7 @@ def serving_of(explained: Explained) -> Serving | None:
 
 
 def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
-    """Return the answer of `why` for the flow of a running proxy."""
+    """Return the running proxy's decision on the flow, from the answer of `why`."""
     if explained is None or not asked.running or explained.why.elsewhere is not None:
         return UNDECIDED
     unserved = "; ".join(one.text for one in explained.why.steps if not one.passes)

@@ -1,9 +1,9 @@
-"""kube-proxy verify: compares the API, the plans and the kernel, element by element.
+"""kube-proxy verify: compares the API server's objects, the proxy's plans and the kernel, element by element.
 
-Without a name: all Services, their shared objects, and objects in the kernel without a Service; with NAMESPACE/NAME, or
-NAME in the namespace default: that Service only, and whether the proxy has its newest version from the API server. Exit
-code 0: no difference; 1: a difference; 2: unknown. It never writes. With -w, the command then prints the differences
-that appear and those that are gone.
+Without a name, the command compares all Services, their shared objects, and objects in the kernel without a Service;
+with NAMESPACE/NAME, or NAME in the namespace default, only that Service, and whether the proxy has its newest version
+from the API server. Exit code 0: no difference; 1: a difference; 2: unknown. It never writes. With -w, the command then
+prints differences that appear or disappear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.wording import counted
 
 _NICE = 5
-"""Nice value of the command: it takes a second of CPU time and must not slow down the proxy or the node's workload."""
+"""The nice value of the command, which takes a second of CPU time and must not slow down the proxy or the node's
+pods."""
 
 _START = "start kube-proxy on this node, which corrects the rules; the command queried no proxy"
 
@@ -52,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _rows(report: Report) -> dict[str, Row]:
-    """Return the differences and troubles by their text."""
+    """Return rows of the differences and troubles, by their text."""
     found: dict[str, object] = {difference(*one): one._asdict() for one in (*report.seen.findings, *report.behind)}
     found |= {text: {"trouble": text} for text in report.troubles}
     found |= {one.what: one.row() for one in report.ports}
@@ -84,4 +85,4 @@ def _print(report: Report, repair: str) -> None:
     elif seen.services or not report.troubles:
         output.marked(output.OK, f"{counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:
-        output.say("Fix: changes do not arrive at the proxy: kube-proxy doctor looks at its watches")
+        output.say("Fix: changes do not arrive at the proxy: kube-proxy doctor checks its watches")

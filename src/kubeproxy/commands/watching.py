@@ -1,5 +1,5 @@
-"""The option --watch: a command prints its whole answer, then asks again and prints the rows that are new, have changed
-or are gone, until Ctrl-C. A question is repeated at most once a second, with at most a tenth of a processor.
+"""The option --watch: a command prints its whole answer, then repeats the question and prints the rows that are new,
+changed or gone, until Ctrl-C. It repeats the question at most once per second, and uses at most a tenth of a CPU.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kubeproxy.errors import NoAnswerError
 from kubeproxy.server.text import timestamp
 
 NEW, CHANGED, GONE = "new", "changed", "gone"
-_EACH: Final = 1.0  # minimum number of seconds between two questions
-_REST: Final = 9  # seconds without a question for each second of a processor that the last one took
-_SHOWN: Final = 50  # maximum number of changes after one question in the text; `-o json` has them all
+_EACH: Final = 1.0  # the minimum number of seconds between two questions
+_REST: Final = 9  # seconds of rest for each second of CPU time that the last question took
+_SHOWN: Final = 50  # the maximum number of changes per question in the text; `-o json` prints all
 
 
 class Row(NamedTuple):
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class WatchedAnswer(NamedTuple):
-    """An answer: its fields for JSON, a function that prints it as text, its rows by key, and the exit code."""
+    """An answer: its fields for JSON, a function that prints its text, its rows by key, and the exit code."""
 
     fields: Mapping[str, object]
     show: Callable[[], None]
@@ -40,12 +40,12 @@ class WatchedAnswer(NamedTuple):
 
 def argument(parser: argparse.ArgumentParser) -> None:
     """Add the option to a command."""
-    parser.add_argument("-w", "--watch", action="store_true", help="then print what changes, until Ctrl-C")
+    parser.add_argument("-w", "--watch", action="store_true", help="then print changes, until Ctrl-C")
 
 
 def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> Iterator[tuple[str, str, Row]]:
-    """Yield the differences of two answers in their text, or with the form json in their values: NEW, CHANGED or GONE,
-    the row's key, and the row, the former one if it is gone.
+    """Yield the rows that differ between two answers, by text or (form json) by value: NEW, CHANGED or GONE, the row's
+    key, and the row (GONE: the former row).
     """
     for key, row in after.items():
         if key not in before:
@@ -58,9 +58,9 @@ def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> I
 def answered(
     given: argparse.Namespace, look: Callable[[], WatchedAnswer], cost: Callable[[], float] = time.process_time
 ) -> int:
-    """Print an answer, and with --watch its changes; return the exit code of the first one. Raises KubeProxyError.
+    """Print an answer, and with --watch its changes; return the exit code of the first answer. Raises KubeProxyError.
 
-    `cost` returns the seconds that the questions have taken so far.
+    `cost` returns the seconds of CPU time that the questions have taken so far.
     """
     answer = look()
     if not given.watch:
@@ -84,7 +84,7 @@ def _follow(rows: Mapping[str, Row], look: Callable[[], WatchedAnswer], form: st
         spent = cost()
         try:
             now, problem = look().rows, ""
-        except NoAnswerError as error:  # a proxy that restarts
+        except NoAnswerError as error:  # the proxy may be restarting
             now, problem = rows, str(error)
         spent = cost() - spent
         if problem != trouble:
@@ -95,7 +95,7 @@ def _follow(rows: Mapping[str, Row], look: Callable[[], WatchedAnswer], form: st
 
 
 def _wait(seconds: float) -> None:
-    """Wait. Raises BrokenPipeError as soon as the reader of standard output is gone."""
+    """Wait for some seconds. Raises BrokenPipeError as soon as the reader closes standard output."""
     poller = select.poll()
     poller.register(sys.stdout, 0)  # POLLERR and POLLHUP are always reported
     if poller.poll(seconds * 1000):

@@ -3,8 +3,8 @@
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
 with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. Prints the proxy's
 decision, and other causes on this node that stop the connection. Exit code 0: an endpoint gets the connection, as far
-as is visible; 1: none does; 2: the client is on another node, where the command must run, or only a probe from this
-node failed.
+as this node can see; 1: no endpoint gets it; 2: the client is on another node, where the command must run, or only a
+probe from this node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the client's address (and port, as 192.0.2.7:40000), or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
-    parser.add_argument("--interface", default="", help="the incoming interface, if pods are recognised by it")
+    parser.add_argument("--interface", default="", help="the incoming interface, if it identifies pods")
     parser.add_argument("--no-probe", action="store_true", help="do not probe the endpoints")
     parser.add_argument("--trace", action="store_true", help="then follow the packets through this node, as trace does")
 
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:
-    """Trace packets of the flow; print their outcome as text. Raises KubeProxyError."""
+    """Trace packets of the flow; print their outcome. Raises KubeProxyError."""
     from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - a question without a trace does not need these modules
     from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
 

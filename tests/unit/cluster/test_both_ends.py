@@ -220,7 +220,7 @@ def test_a_clients_node_with_outdated_endpoints_is_named_and_not_the_endpoints_n
     late = f"the proxy of node-a has outdated objects: the API server does not have {THERE} as an endpoint"
     assert (status, text.splitlines()[1]) == (NO, f"{SERVICE}: on node-a, kube-proxy forwards it, but {late} (x)")
     assert f"  x  {late}: if the endpoints have just changed, ask again\n" in text
-    assert f"-  the proxy of node-b does not have {THERE} as an endpoint, and the API server has it no more" in text
+    assert f"-  the proxy of node-b does not have {THERE} as an endpoint, and the API server no longer has it" in text
     assert (
         "Fix: see whether the proxy of node-a reaches the API server: `kubectl kubeproxy doctor --node node-a`\n"
         in text

@@ -369,12 +369,12 @@ HOSTILE = "\x1b]0;owned\x07\u202etxt.exe\r\x9b31m"
     ("printed", "says"),
     [
         ({"out": "no JSON" + HOSTILE, "err": "Error: " + HOSTILE, "status": 1}, "]0;owned"),
-        ({"out": '{"schemaVersion": 2}'}, "another form than this plugin knows: Invalid enum value 2"),
+        ({"out": '{"schemaVersion": 2}'}, "this plugin does not know the form of its answer: Invalid enum value 2"),
         ({"out": made(mode=5, findings=[], unknown=[])}, "Expected `str`, got `int` - at `$.mode`"),
-        ({"out": made(mode="", findings=[finding("x", "dire")], unknown=[])}, "another form than this plugin knows"),
-        ({"out": made(mode="", findings=[{}], unknown=[])}, "another form than this plugin knows"),
-        ({"out": "{" + '"a":{' * 100_000}, "another form than this plugin knows"),
-        ({"out": '{"a":"\ud800"}'.encode("utf-8", "replace").decode()}, "another form than this plugin knows"),
+        ({"out": made(mode="", findings=[finding("x", "dire")], unknown=[])}, "does not know the form of its answer"),
+        ({"out": made(mode="", findings=[{}], unknown=[])}, "does not know the form of its answer"),
+        ({"out": "{" + '"a":{' * 100_000}, "does not know the form of its answer"),
+        ({"out": '{"a":"\ud800"}'.encode("utf-8", "replace").decode()}, "does not know the form of its answer"),
         ({"flood": 5 << 20}, "the answer is larger than 4096 kB"),
         ({"err": "e" * (1 << 20)}, "the answer is larger than 256 kB"),
         ({"err": "error: unable to upgrade connection: container not found", "status": 0}, "container not found"),
@@ -451,7 +451,7 @@ def test_nodes_with_the_go_kube_proxy_are_counted_and_no_error(cluster: StandIn,
     cluster.node("node-b", app="kube-proxy", **refusal, version="Kubernetes v1.36.0\n")
     status, text, _ = run("doctor")
     assert status == YES
-    assert "-  1 with the Go kube-proxy v1.36.0, which answers nothing: node-b" in text
+    assert "-  1 with the Go kube-proxy v1.36.0, which cannot answer: node-b" in text
 
 
 def test_pods_are_selected_by_the_labels_of_chart_and_kubeadm(cluster: StandIn, run: Run):
