@@ -1,1 +1,2 @@
-"""The configuration: command line and KubeProxyConfiguration file, read, defaulted, checked, written and watched."""
+"""The configuration: reads, completes, checks, writes and watches the command line and the KubeProxyConfiguration
+file."""

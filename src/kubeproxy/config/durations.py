@@ -1,5 +1,5 @@
-"""Go's time.Duration as text, such as "1h30m", "250ms" and "1.5s". Parsing and printing follow Go's time.ParseDuration
-and Duration.String exactly, rounding and limits included, because operators copy such values between this proxy,
+"""Durations in Go's notation, such as "1h30m", "250ms" and "1.5s". Parsing and printing are exactly those of Go's
+time.ParseDuration and Duration.String, including rounding and limits, because operators copy values between this proxy,
 kubeadm and the Go kube-proxy.
 """
 
@@ -21,24 +21,26 @@ _UNITS: Final = {
     "h": 3_600_000_000_000,
 }
 _TERM: Final = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^0-9.]*)")
-_MOST_DIGITS: Final = 64  # numbers with more than 19 digits overflow; Python reads at most 4,300 digits
+_MOST_DIGITS: Final = 64  # more than 19 digits overflow anyway, and Python parses at most 4,300 digits
 
 
 class Duration(float):
-    """A float of seconds that also contains the exact nanoseconds, in 64 bits signed as in Go, for exact printing."""
+    """A number of seconds (float) that also contains the exact nanoseconds, a signed 64-bit number as in Go, to print
+    them."""
 
     __slots__ = ("nanoseconds",)
     nanoseconds: int
 
     def __new__(cls, seconds: float = 0.0) -> Self:
-        """Return the duration of that many seconds, rounded to nanoseconds. Raises ValueError beyond 64 bits."""
+        """Return the duration of `seconds`, rounded to nanoseconds. Raises ValueError if these need more than 64
+        bits."""
         if not -1e10 < seconds < 1e10:
             raise ValueError(f"{seconds} s is beyond 64 bits of nanoseconds")
         return cls.from_nanoseconds(round(seconds * 1_000_000_000))
 
     @classmethod
     def from_nanoseconds(cls, nanoseconds: int) -> Self:
-        """Return the duration of exactly that many nanoseconds. Raises ValueError beyond 64 bits."""
+        """Return the duration of exactly `nanoseconds`. Raises ValueError if these need more than 64 bits."""
         if not -_MAX - 1 <= nanoseconds <= _MAX:
             raise ValueError(f"{nanoseconds} ns is beyond 64 bits")
         self = super().__new__(cls, nanoseconds / 1_000_000_000)
@@ -47,7 +49,7 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the duration of a text in Go's notation. Raises ValueError with Go's message."""
+        """Parse a duration in Go's notation. Raises ValueError with Go's message."""
         return cls.from_nanoseconds(_parse(text))
 
     def __str__(self) -> str:
@@ -86,7 +88,8 @@ def _parse(text: str) -> int:
 
 
 def _fraction(digits: str, unit: int) -> int:
-    """Return the nanoseconds of .digits units with Go's floating-point result: truncated, from 63 bits of digits."""
+    """Return 0.DIGITS units in nanoseconds, truncated, with Go's floating-point result (from at most 63 bits of
+    digits)."""
     value, scale = 0, 1.0
     for digit in digits:
         if value > _MAX // 10 or value * 10 + int(digit) > _MAX + 1:

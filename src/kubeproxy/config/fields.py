@@ -1,7 +1,6 @@
-"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36): frozen structs with their defaults. A
-struct built without arguments is the default configuration. Attributes are snake_case, JSON names are Kubernetes'.
-Differences from the Go kube-proxy are noted at the field.
-"""
+"""KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 (Kubernetes 1.36) as frozen structs with defaults. A
+struct built without arguments is the default configuration. Attributes are in snake_case; the JSON names are
+Kubernetes' names. A comment at a field notes a difference from the Go kube-proxy."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
 
 Quantity = NewType("Quantity", int)
-"""A number of bytes that may be written as a Kubernetes resource quantity ("64Ki")."""
+"""A number of bytes, also written as a Kubernetes resource quantity ("64Ki")."""
 
 _ACRONYMS = {
     "cluster_cidr": "clusterCIDR",
@@ -38,7 +37,7 @@ def json_name(name: str) -> str:
 
 
 class ConfigStruct(Struct, rename=json_name, frozen=True, kw_only=True):
-    """Base class of every part of the configuration: frozen, keywords only, with Kubernetes' names in JSON."""
+    """Base class of all parts of the configuration: frozen, only keyword arguments, and Kubernetes' names in JSON."""
 
 
 @cache
@@ -58,7 +57,8 @@ def value_at(struct: Struct, path: str) -> Any:
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the connection to the API server; a qps or burst of 0 is the default, a negative qps no limit."""
+    """Settings of the connection to the API server. A qps or burst of 0 means the default; a negative qps means no
+    limit."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""
@@ -68,7 +68,7 @@ class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
 
 
 class OutputRouting(ConfigStruct, frozen=True, kw_only=True):
-    """Options of one log format. Setting them needs the feature gate LoggingAlphaOptions."""
+    """Options of one log format. They need the feature gate LoggingAlphaOptions."""
 
     split_stream: bool = False
     info_buffer_size: Quantity = Quantity(0)
@@ -82,7 +82,7 @@ class LogOptions(ConfigStruct, frozen=True, kw_only=True):
 
 
 class VModuleItem(ConfigStruct, frozen=True, kw_only=True):
-    """A verbosity for source files with names that match a pattern."""
+    """The log verbosity of source files whose names match a pattern."""
 
     file_pattern: str = ""
     verbosity: int = 0
@@ -99,7 +99,7 @@ class Logging(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
-    """Limits and timeouts of connection tracking; 0 keeps the kernel's value, null is the default."""
+    """Limits and timeouts of connection tracking. 0 keeps the kernel's value; null means the default."""
 
     max_per_core: int = 32768
     min: int = 131072
@@ -111,7 +111,7 @@ class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
 
 
 class Winkernel(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the Windows proxy. They are read and printed, but have no effect on Linux."""
+    """Settings of the Windows proxy. They are parsed and printed, but have no effect on Linux."""
 
     network_name: str = ""
     source_vip: str = ""
@@ -121,14 +121,14 @@ class Winkernel(ConfigStruct, frozen=True, kw_only=True):
 
 
 class DetectLocal(ConfigStruct, frozen=True, kw_only=True):
-    """The interface names by which traffic of this node's pods is recognised."""
+    """The names of interfaces that identify traffic of this node's pods."""
 
     bridge_interface: str = ""
     interface_name_prefix: str = ""
 
 
 class IPTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of iptables mode; masqueradeBit and masqueradeAll also govern ipvs mode."""
+    """Settings of iptables mode; masqueradeBit and masqueradeAll also apply to ipvs mode."""
 
     masquerade_bit: int = 14
     masquerade_all: bool = False
@@ -151,9 +151,8 @@ class IPVS(ConfigStruct, frozen=True, kw_only=True):
 
 
 class NFTables(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of nftables mode. minSyncPeriod defaults to 0, not to 1 s like in the Go kube-proxy, because a change
-    costs microseconds here, and changes that arrive together are applied together.
-    """
+    """Settings of nftables mode. The default of minSyncPeriod is 0 (in the Go kube-proxy 1 s), because a change takes
+    microseconds here, and changes that arrive together are applied together."""
 
     masquerade_bit: int = 14
     masquerade_all: bool = False
@@ -162,13 +161,13 @@ class NFTables(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
-    """The fields of KubeProxyConfiguration with their defaults; nothing here depends on the list of modes."""
+    """The fields of KubeProxyConfiguration with the defaults that do not depend on the mode."""
 
     feature_gates: dict[str, bool] = field(default_factory=dict)
     client_connection: ClientConnection = field(default_factory=ClientConnection)
     logging: Logging = field(default_factory=Logging)
     hostname_override: str = ""
-    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default, no socket is bound to it
+    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default; no socket is bound to this address
     healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
     metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
     bind_address_hard_fail: bool = False
@@ -189,4 +188,4 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     port_range: str = ""
     udp_idle_timeout: Duration = Duration(0.25)
     windows_run_as_service: bool = False
-    strict: bool = False  # not in the Go kube-proxy: no difference from it on purpose, see docs/migrate.md
+    strict: bool = False  # not in the Go kube-proxy: turns intended differences from it off, see docs/migrate.md

@@ -1,6 +1,5 @@
-"""The table of all command line flags. Light to import. pflag.py parses a command line, and options.py applies it.
-Names, kinds and defaults are those of the Go kube-proxy 1.36; the help text has the differences.
-"""
+"""The table of all command line flags. Fast to import. pflag.py parses a command line, and options.py applies it.
+Names, kinds and defaults are the same as in the Go kube-proxy 1.36; the help text notes differences."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ class Flag(NamedTuple):
     kind: str  # a key of pflag.KINDS
     default: str  # in the notation of that kind
     group: str
-    path: str  # the JSON path of the field that the flag sets, "" for another effect
+    path: str  # the JSON path of the field that the flag sets; "" if it has another effect
     usage: str
     deprecated: str = ""  # the last part of the deprecation notice
     hidden: bool = False
@@ -196,4 +195,4 @@ KEPT_WITH_CONFIG = (
     | FEATURES.keys()
     | {flag.name for flag in FLAGS if flag.group in (LOGGING, LEGACY) and not flag.name.endswith("-port")}
 )
-"""Flags that apply also with --config, or have no effect at all. The file overrides all other flags."""
+"""Flags that also apply with --config, or that have no effect at all. The file overrides all other flags."""

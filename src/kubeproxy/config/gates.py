@@ -1,8 +1,8 @@
-"""The feature gates of Kubernetes 1.36: stage, default, lock, and the effect of a setting.
+"""The feature gates of Kubernetes 1.36: stage, default, lock, and the effects of their settings.
 
 Clusters often pass the same list to all components, so every gate of the release is accepted, although a proxy reads
-only a few; NOT_SWITCHED has the reasons for gates without effect here. A locked gate may only be set to its final
-value. Gates of later releases of the proxy are accepted as well (LATER).
+only a few; NOT_SWITCHED explains why others have no effect here. A locked gate can only be set to its final value.
+Gates of later releases of the proxy are accepted, too (LATER).
 
 Source: test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-go and component-base.
 """
@@ -17,7 +17,7 @@ from kubeproxy.config.messages import bool_text, did_you_mean
 
 
 class Stage(StrEnum):
-    """The stage of a feature; the value is that of the label `stage` of kubernetes_feature_enabled."""
+    """The stage of a feature, with the value of the label `stage` in the metric kubernetes_feature_enabled."""
 
     ALPHA = "ALPHA"
     BETA = "BETA"
@@ -26,7 +26,7 @@ class Stage(StrEnum):
 
 
 class Gate(NamedTuple):
-    """Stage and default of a gate, and whether it is locked to the default."""
+    """A gate's stage and default, and whether it is locked to the default."""
 
     stage: Stage
     default: bool
@@ -128,7 +128,7 @@ LATER: dict[str, Gate] = {
     # KEP-6032: alpha in 1.37, beta and on in 1.38.
     "KubeProxyNFTablesLocalhostNodePorts": Gate(Stage.ALPHA, default=False, locked=False),
 }
-"""Gates of later proxies that 1.36 lacks."""
+"""Gates of later releases of the proxy that 1.36 does not have."""
 
 GATES: Mapping[str, Gate] = {name: gate for gate, names in _TABLE.items() for name in names.split()} | LATER
 """Every gate by its name."""
@@ -155,13 +155,15 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""Further gates that change the Go kube-proxy, with this proxy's setting, and why the other has no effect."""
+"""More gates that change the Go kube-proxy: the setting that describes this proxy, and why the opposite has no
+effect."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the mistake in setting a gate to a value, as other components word it; None for none."""
+    """Return the error of setting a gate to a value, in the words of other Kubernetes components; None if it is
+    valid."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())
@@ -171,7 +173,7 @@ def gate_problem(name: str, value: bool) -> str | None:
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """Yield warnings about valid gates that a later release removes, or that have no effect here."""
+    """Yield warnings about valid gates that a later release will remove, or whose setting has no effect here."""
     for name, value in sorted(gates.items()):
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):
@@ -184,7 +186,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on with these valid gates; AllAlpha and AllBeta set those not listed."""
+    """Return whether a gate is on, given valid settings; AllAlpha and AllBeta set gates that are not listed."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
@@ -192,12 +194,12 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def gate_states(gates: Mapping[str, bool]) -> Iterator[tuple[str, Stage, bool]]:
-    """Yield the name and stage of every gate, and whether it is on with these valid gates."""
+    """Yield the name and stage of every gate, and whether it is on, given valid settings."""
     return ((name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 
 def proxy_gates() -> Iterator[tuple[str, str]]:
-    """Yield the gates that a proxy reads, with stage and default as --help shows them."""
+    """Yield the gates that a proxy reads, each with its stage and default in the form of --help."""
     for name in _READ_HERE.split():
         gate = GATES[name]
         stage = f"{gate.stage} - " if gate.stage else ""

@@ -1,10 +1,8 @@
-"""Reads a configuration file into a valid KubeProxyConfiguration, with defaults and checks, and watches the file.
+"""Reads a configuration file, completes and checks it, and watches the file.
 
-Reading is strict at first: a field that is unknown or occurs twice is a mistake. As in the Go kube-proxy, such a
-mistake only causes a log message, and the configuration is read without the unknown field and with the last of the
-duplicates, so that a file for another release still works. Wrong types are errors. Every mistake is collected with its
-path, so that all mistakes are reported at once.
-"""
+A field that is unknown or occurs twice is a mistake of strict reading. As in the Go kube-proxy, it only causes a log
+message: unknown fields are ignored, and the last of several values is used, so that a file for another release still
+works. Wrong types are errors. All mistakes are collected with their paths, and reported together."""
 
 from __future__ import annotations
 
@@ -36,9 +34,8 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_file(path: str | Path) -> KubeProxyConfiguration:
-    """Return the configuration in a YAML or JSON file. Raises ConfigError when the file cannot be read, or with the
-    mistakes of load_text after the file's name: one on the same line, several on separate lines.
-    """
+    """Return the configuration in a YAML or JSON file. Raises ConfigError if the file cannot be read or is invalid; the
+    message names the file, and lists several mistakes on separate lines."""
     try:
         text = _content(Path(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -51,16 +48,15 @@ def load_file(path: str | Path) -> KubeProxyConfiguration:
 
 
 def load_text(text: str) -> KubeProxyConfiguration:
-    """Return the configuration in YAML or JSON text, as read_text does; log the mistakes of strict reading."""
+    """Return the configuration in YAML or JSON text; log the mistakes of strict reading. Raises ConfigError."""
     config, strict = read_text(text)
     _log_lenient(strict)
     return config
 
 
 def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
-    """Return two values: the configuration in YAML or JSON text, defaulted and validated, and the mistakes of strict
-    reading. Raises ConfigError with a line for each mistake, which starts with the path of its field.
-    """
+    """Return the configuration in YAML or JSON text, completed and validated, and the mistakes of strict reading.
+    Raises ConfigError with one line per mistake; a line starts with the path of its field."""
     try:
         tree, duplicates = _tree(text)
         decoded = decode(_checked_type(tree))
@@ -76,7 +72,7 @@ def read_text(text: str) -> tuple[KubeProxyConfiguration, list[Mistake]]:
 
 
 def raise_mistakes(mistakes: list[Mistake]) -> None:
-    """Raise one ConfigError with a line for each mistake, if there are any."""
+    """Raise a ConfigError with one line per mistake, if there is a mistake."""
     if mistakes:
         raise ConfigError("\n".join(map(str, mistakes)))
 
@@ -89,7 +85,7 @@ def _log_lenient(strict: list[Mistake]) -> None:
 
 
 def _tree(text: str) -> YamlDocument:
-    """Return the first document of YAML, or of JSON, which YAML parsers accept except tabs and rare escapes."""
+    """Return the first document of YAML or JSON text. (YAML parsers accept JSON, except tabs and rare escapes.)"""
     is_json = text.lstrip().startswith("{")
     try:
         documents = yaml_documents(text.replace("\t", " ") if is_json else text, _MAX_DEPTH, _MAX_VALUES)
@@ -102,7 +98,7 @@ def _tree(text: str) -> YamlDocument:
 
 
 def _checked_type(tree: Any) -> dict[str, Any]:
-    """Return the tree without apiVersion and kind. Raises ConfigError unless these are as expected."""
+    """Check apiVersion and kind; return the tree without them. Raises ConfigError."""
     if not isinstance(tree, dict):
         raise ConfigError(f"not a configuration: expected a map of fields with apiVersion: {API_VERSION}")
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
@@ -118,7 +114,7 @@ def _checked_type(tree: Any) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name not in wanted}
 
 
-_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None for no file
+_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None if there is no file
 
 
 async def watch(
@@ -128,17 +124,16 @@ async def watch(
     interval: float = 1.0,
     invalid: Callable[[bool], None] = lambda _: None,
 ) -> AsyncIterator[list[str]]:
-    """Yield the differences, as lines "path: old -> new", of each valid configuration in the file from the one before.
+    """Watch a file; for each new valid configuration in it, yield its differences as lines "path: old -> new".
 
-    `resolve` applies the flags that take precedence over the file (Options.resolve). A file that cannot be read or is
-    invalid is logged once, with every mistake, and changes nothing; `invalid` is called at each change of the file,
-    with whether the file is invalid.
+    `resolve` applies the flags that take precedence over the file (Options.resolve). If the file cannot be read or is
+    invalid, this is logged once with all mistakes, and nothing is yielded. At each change of the file, `invalid` is
+    called with True if the file is invalid.
 
-    A Kubernetes ConfigMap volume changes by swapping a symlink above the file. A watch of the file itself does not
-    report this (the Go kube-proxy misses such changes). So the file's status is read every `interval` seconds, through
-    all symlinks, which takes microseconds. A new status must last for one interval, so that a half-written file is not
-    read.
-    """
+    The kubelet updates a ConfigMap volume by replacing a symbolic link above the file, which a watch of the file itself
+    does not notice (the Go kube-proxy misses such changes). So the file's status is read every `interval` seconds
+    through all links, which takes microseconds. A new status must last for one interval, so that no half-written file
+    is read."""
     file = Path(path)
     seen: _Signature = None
     previous = _signature(file)
@@ -160,7 +155,7 @@ async def watch(
                 rejected = None
                 invalid(False)
                 difference = differences(running, config)
-                if not first:  # load_file logged the mistakes when it read the file for the first time
+                if not first:  # at the start, load_file has logged the mistakes
                     _log_lenient(strict)
                 if difference:
                     running = config
@@ -183,11 +178,11 @@ def _signature(file: Path) -> _Signature:
 
 
 class Decoded(NamedTuple):
-    """The configuration without the invalid fields, and the mistakes."""
+    """A decoded configuration: its valid fields, and the mistakes in other fields."""
 
     config: KubeProxyConfiguration
-    given: frozenset[str]  # the paths of the fields that are set to a value other than null
-    wrong: list[Mistake]  # in the invalid fields
+    given: frozenset[str]  # the paths of the fields with a value other than null
+    wrong: list[Mistake]  # the mistakes in invalid fields
     strict: list[Mistake]  # of strict reading
 
 
@@ -196,7 +191,7 @@ _UNSET_WHEN_EMPTY = """
     clientConnection.contentType clientConnection.qps clientConnection.burst logging.format logging.flushFrequency
 """
 UNSET_WHEN_EMPTY = frozenset(_UNSET_WHEN_EMPTY.split()).union(*(mode.unset_when_empty for mode in MODES.values()))
-"""Fields in which "", 0 or 0s counts as unset (kube-proxy's v1alpha1 defaults); in other fields zero is a value."""
+"""Fields in which "", 0 or 0s means unset (kube-proxy's v1alpha1 defaults); in other fields zero is a value."""
 
 _UNSIGNED = frozenset(("logging.verbosity", "logging.vmodule[].verbosity"))
 
@@ -211,18 +206,19 @@ _EXPECTED: Mapping[Any, str] = {
     dict[str, bool]: "a map of feature gates to true or false",
     tuple[VModuleItem, ...]: "a list of maps with filePattern and verbosity",
 }
-"""The description of each type in messages."""
+"""The descriptions of types in messages."""
 
 
 def decode(tree: Mapping[str, Any]) -> Decoded:
-    """Decode the fields of a KubeProxyConfiguration, without apiVersion and kind; null counts as absent everywhere."""
+    """Decode the fields of a KubeProxyConfiguration, without apiVersion and kind. A field that is null counts as
+    missing."""
     reading = _Reading()
     config = reading.struct(KubeProxyConfiguration, tree, "")
     return Decoded(config, frozenset(reading.given), reading.wrong, reading.strict)
 
 
 class _Reading:
-    """One pass over a tree, collecting mistakes."""
+    """Decodes a tree in one pass, and collects the mistakes in it."""
 
     def __init__(self) -> None:
         self.given: set[str] = set()
@@ -249,7 +245,7 @@ class _Reading:
         return cls(**values)
 
     def value(self, kind: Any, value: Any, path: str) -> Any:
-        """Return a value of a type. Raises ValueError."""
+        """Convert a value to a type. Raises ValueError."""
         if isinstance(kind, type) and issubclass(kind, Struct):
             if not isinstance(value, dict):
                 raise _unexpected("a map of fields", value)
@@ -267,7 +263,7 @@ class _Reading:
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """Return a value of a type that is no struct. Raises ValueError."""
+    """Convert a value to a type that is not a struct. Raises ValueError."""
     try:
         if kind is Duration:
             return Duration.parse(convert(value, str))
@@ -275,7 +271,7 @@ def _plain(kind: Any, value: Any) -> Any:
             return value if type(value) is int and value >= 0 else parse_quantity(convert(value, str))
         return convert(value, kind)
     except ValueError as error:
-        place = re.search(r"\$(\[\d+\])", str(error))  # of an invalid entry in a list
+        place = re.search(r"\$(\[\d+\])", str(error))  # the index of an invalid entry in a list
         hint = " (put it in quotes)" if kind is str and isinstance(value, int | float) else ""
         raise _unexpected(_EXPECTED[kind], value, f", see {place[1]}" if place else hint) from None
 

@@ -1,4 +1,4 @@
-"""Mistakes in a configuration, and texts that error messages share. Light to import."""
+"""Mistakes in a configuration, and texts that error messages share. Fast to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Mistake(NamedTuple):
-    """A mistake in a field: its JSON path, and a message that starts with a small letter."""
+    """A mistake in a field: the field's JSON path, and a message that starts with a lower-case letter."""
 
     path: str
     message: str
@@ -18,17 +18,17 @@ class Mistake(NamedTuple):
 
 
 def negative(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
-    """Yield a mistake for each path whose value is negative."""
+    """Yield a mistake for each (path, value) with a negative value."""
     return (Mistake(path, f"must not be negative, got {value}") for path, value in fields if value < 0)
 
 
 def not_positive(fields: Iterable[tuple[str, float]]) -> Iterator[Mistake]:
-    """Yield a mistake for each path whose value is 0 or negative."""
+    """Yield a mistake for each (path, value) with a value of 0 or less."""
     return (Mistake(path, f"must be greater than 0, got {value}") for path, value in fields if value <= 0)
 
 
 def not_strict(lack: str) -> str:
-    """Return the message that a value contradicts `strict`; `lack` names what the Go kube-proxy does not have."""
+    """Return the message that a value contradicts `strict`; `lack` names the feature that the Go kube-proxy lacks."""
     return f"cannot be used with --strict (strict: true): the Go kube-proxy 1.36 does not have {lack}"
 
 
@@ -38,7 +38,7 @@ def bool_text(value: bool) -> str:
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
-    """Return the end of a message, with the known names that are similar to a name; "" when there are none."""
+    """Return the end of a message, which proposes known names that are similar to `name`; "" if there are none."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake
 
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -47,7 +47,8 @@ def did_you_mean(name: str, known: AbstractSet[str]) -> str:
 
 
 def listed(mistakes: str) -> str:
-    """Return several mistakes as an indented list with a heading; a single mistake, or such a list, unchanged."""
+    """Return several mistakes as an indented list with a heading; return a single mistake, or such a list,
+    unchanged."""
     lines = mistakes.splitlines()
     if len(lines) < 2 or lines[1].startswith(" "):
         return mistakes

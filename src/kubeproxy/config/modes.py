@@ -1,7 +1,6 @@
-"""The proxy modes in the configuration: the blocks and flags of each, and the checks of its settings. A mode is a
-ModeConfig in the list below, and a folder with its name in kubeproxy.backends, which programs the kernel. Its own block
-is a struct in fields.py.
-"""
+"""The proxy modes in the configuration: each mode's blocks and flags, and the checks of its settings. A mode consists
+of a ModeConfig in the list below, a folder with its name in kubeproxy.backends, which programs the kernel, and its
+block, a struct in fields.py."""
 
 from __future__ import annotations
 
@@ -22,30 +21,31 @@ from kubeproxy.model.addresses import parse_cidr
 C = TypeVar("C", bound=ConfigurationFields)
 
 LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
-"""Whether NodePorts may answer on loopback: never, on IPv4 addresses, or through a relay of the proxy."""
+"""Whether NodePorts can be reached on loopback addresses: never, on IPv4 addresses, or through a relay in the proxy."""
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
-"""Words that nodePortAddresses accepts as well, as Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
+"""More words that nodePortAddresses accepts, as in Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
 
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
-_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # below IP_VS_SCHEDNAME_MAXLEN; part of the module's name
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # shorter than IP_VS_SCHEDNAME_MAXLEN; part of a module's name
 
 
 def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return NodePort addresses with networks in place of words, except "primary"."""
+    """Replace words in nodePortAddresses, except "primary", by networks."""
     return tuple([network for part in addresses for network in NODEPORT_WORDS.get(part, (part,))])
 
 
 def bit_mistakes(path: str, bit: int) -> Iterator[Mistake]:
-    """Yield an error if a masqueradeBit is not a bit of a packet's mark, which has 32 bits."""
+    """Yield a mistake if a masqueradeBit is not a bit of a packet's mark, which has 32 bits."""
     if not 0 <= bit <= 31:
         yield Mistake(path, f"must be from 0 to 31, got {bit}")
 
 
 def parse_port_range(text: str) -> range | None:
-    """Return the ports of "low-high", "low+count" or "port"; empty for "" and "0" (any port), None if invalid."""
+    """Parse "low-high", "low+count" or "port"; an empty range for "" and "0" (any port), None if the text is
+    invalid."""
     match = re.fullmatch(r"([0-9]{1,5})(?:([-+])([0-9]{1,5}))?", text.strip())
     if text.strip() in ("", "0", "0-0"):
         return range(0)
@@ -57,56 +57,57 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode. A mode overrides the methods whose defaults do not fit."""
+    """One mode in the configuration. A subclass overrides the methods whose defaults do not fit its mode."""
 
     name: str
-    syncs: str  # the field of KubeProxyConfiguration whose block has the sync periods
-    masquerades: str  # the field whose block has the masquerade settings
-    flags: Mapping[str, tuple[str, ...]]  # flags that depend on the mode, and the paths that they set in this mode
-    flag_defaults: Mapping[str, Any] = {}  # values of such flags that apply when the flag is not given
-    unset_when_empty: frozenset[str] = frozenset()  # paths of fields in which 0 counts as unset
+    syncs: str  # the field of KubeProxyConfiguration whose block contains the sync periods
+    masquerades: str  # the field whose block contains the masquerade settings
+    flags: Mapping[str, tuple[str, ...]]  # flags that depend on the mode, with the paths that they set in this mode
+    flag_defaults: Mapping[str, Any] = {}  # the values of these flags if they are not given
+    unset_when_empty: frozenset[str] = frozenset()  # paths of fields in which 0 means unset
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS  # the meaning of an unset nodePortAddresses
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see NftablesMode
-        """Return the JSON path of an attribute of the sync block in the user's configuration."""
+        """Return the JSON path at which the user sets an attribute of the sync block."""
         return f"{self.syncs}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:  # noqa: ARG002
-        """Yield the mistakes in the mode's own settings; called only for the mode to run."""
+        """Yield the mistakes in the mode's settings. Called only for the mode to run."""
         yield from ()
 
     def completed(self, config: C, given: AbstractSet[str]) -> C:  # noqa: ARG002
-        """Return the configuration for this mode when `mode` is empty; `given` has the paths of the fields set."""
+        """Complete the configuration for this mode if `mode` is empty; `given` contains the paths of the fields that
+        are set."""
         return config
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:  # noqa: ARG002
-        """Return whether NodePorts may answer on loopback addresses."""
+        """Return whether NodePorts can be reached on loopback addresses."""
         return "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that keeps NodePorts from answering on 127.0.0.0/8, '' if no field does."""
+        """Return the path of the field that turns NodePorts on 127.0.0.0/8 off; '' if no field does this."""
         return ""
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
-    """If `mode` is empty, an unset setting takes its value from the iptables block, if the value there is not the
-    default. So a configuration for the Go kube-proxy's default mode keeps its meaning.
-    """
+    """nftables mode. If `mode` is empty, a setting that is not set inherits the iptables block's value, unless this is
+    the default, so that a configuration for the Go kube-proxy's default mode keeps its meaning."""
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:
-        """Return the JSON path of an attribute, in the iptables block if it is inherited."""
+        """Return the JSON path of an attribute; the path is in the iptables block if the value is inherited."""
         usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
         inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield an error if a bit is out of range; an inherited one is checked with the iptables block."""
+        """Yield a mistake if the masqueradeBit is invalid. (The check of the iptables block covers an inherited
+        value.)"""
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):
             yield from bit_mistakes(path, config.nftables.masquerade_bit)
 
     def completed(self, config: C, given: AbstractSet[str]) -> C:
-        """Return the configuration with the inherited values."""
+        """Return the configuration with inherited values."""
         usual = IPTables()
         values = {
             attribute: getattr(config.iptables, attribute)
@@ -118,27 +119,28 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" with 1.37's gate: rules of this mode cannot translate packets from loopback."""
+        """Return "relayed" if Kubernetes 1.37's gate is on: rules of this mode cannot translate packets from
+        loopback."""
         return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
 
 
 class IptablesMode(ModeConfig, frozen=True, kw_only=True):
-    """The only mode in which rules serve NodePorts on loopback."""
+    """iptables mode, the only mode with rules that serve NodePorts on loopback addresses."""
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "ipv4" unless it is switched off: the kernel has no route_localnet for IPv6."""
+        """Return "ipv4" unless localhostNodePorts is off; the kernel has no route_localnet for IPv6."""
         return "ipv4" if config.iptables.localhost_node_ports else "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:
-        """Return the field that switches NodePorts on loopback off."""
+        """Return the path of the field that turns NodePorts on 127.0.0.0/8 off."""
         return "" if config.iptables.localhost_node_ports else "iptables.localhostNodePorts"
 
 
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):
-    """Masquerades by the settings of the iptables block."""
+    """ipvs mode, which uses the masquerade settings of the iptables block."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield a gate that is off, an invalid scheduler, negative timeouts and invalid networks."""
+        """Yield a mistake if the gate is off, and for an invalid scheduler, negative timeouts and invalid networks."""
         if not gate_enabled(config.feature_gates, "KubeProxyIPVS"):
             yield Mistake("mode", "ipvs needs the feature gate KubeProxyIPVS=true")
         block = config.ipvs
@@ -153,10 +155,10 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
-    """The mode has no block. It has two fields that no other mode reads, and that the Go kube-proxy does not check."""
+    """userspace mode, which has no block. It alone reads two fields, which the Go kube-proxy does not check."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield an invalid portRange, and a udpIdleTimeout that is not positive."""
+        """Yield a mistake for an invalid portRange, and for a udpIdleTimeout that is not positive."""
         if parse_port_range(config.port_range) is None:
             yield Mistake("portRange", f'expected ports like 300-2000, 300+1700 or 300, got "{config.port_range}"')
         yield from not_positive([("udpIdleTimeout", config.udp_idle_timeout)])
@@ -171,7 +173,7 @@ DEFAULT: Final = NftablesMode(
     name="nftables",
     syncs="nftables",
     masquerades="nftables",
-    flags={  # it has no flags and uses those of iptables
+    flags={  # this mode has no flags, so it uses those of iptables
         "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
         "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
         "masquerade-all": ("nftables.masqueradeAll",),
@@ -179,7 +181,7 @@ DEFAULT: Final = NftablesMode(
     unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
     nodeport_addresses=PRIMARY_ADDRESS,
 )
-"""The meaning of an empty `mode`."""
+"""The mode that an empty `mode` selects."""
 FALLBACK: Final = IptablesMode(
     name="iptables",
     syncs="iptables",
@@ -187,7 +189,7 @@ FALLBACK: Final = IptablesMode(
     flags=_IPTABLES_FLAGS,
     unset_when_empty=frozenset(("iptables.syncPeriod", "iptables.minSyncPeriod")),
 )
-"""The meaning of an empty `mode` on a node that cannot run the default mode, and in the Go kube-proxy before 1.40."""
+"""The mode that an empty `mode` selects on a node that cannot run DEFAULT, and in the Go kube-proxy before 1.40."""
 _IPVS: Final = IpvsMode(
     name="ipvs",
     syncs="ipvs",

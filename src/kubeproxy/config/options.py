@@ -1,7 +1,6 @@
-"""Converts a command line to Options: merges the flags with the configuration file. The rules are the Go kube-proxy's:
-with --config the file replaces all flags except those named in flags.KEPT_WITH_CONFIG; flags are applied after the
-defaults, so that the flag value 0 remains 0.
-"""
+"""Converts a command line to Options: merges the flags with the configuration file, by the Go kube-proxy's rules. With
+--config, the file replaces all flags except those in flags.KEPT_WITH_CONFIG. Flags are applied after the defaults, so
+that a flag's value 0 remains 0."""
 
 from __future__ import annotations
 
@@ -30,16 +29,15 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 class PageAccess(NamedTuple):
-    """The networks whose clients may open the page, and the names and addresses by which a browser may request it.
-    Without networks there is no page.
-    """
+    """The networks of the clients that may open the page, and the hosts (names and addresses) under which a browser may
+    request it. Without networks the page does not exist."""
 
     networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The settings of one run of the program. Texts are "" when not given."""
+    """The settings of one run of the program. A text that is not given is ""."""
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
     config_file: str = ""
@@ -48,7 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
     control_socket: str = ""  # the socket for commands
     page: PageAccess = PageAccess()  # the clients that may see the page
     features: Mapping[str, Any] = {}  # the values of the features that flags set
-    idle: str = ""  # the flags without an effect
+    idle: str = ""  # a sentence about flags without effect
     cleanup: bool = False
     init_only: bool = False
     write_config_to: str = ""
@@ -58,9 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line. Raises ConfigError. For mistakes in a file, the text is that of load_file;
-    without a file it has a line per mistake, which starts with the flag.
-    """
+    """Return the options of a command line. Raises ConfigError: for a file with the text of load_file, else with one
+    line per mistake, which starts with the flag."""
     given = line.given
     host = _hostname(given)
     file = given.get("config", "")
@@ -95,7 +92,7 @@ def build_options(line: CommandLine) -> Options:
 
 
 def page_access(networks: Sequence[str], hosts: Sequence[str]) -> PageAccess:
-    """Return the meaning of --page-from and --page-hosts. Raises ConfigError with a line for each mistake."""
+    """Parse --page-from and --page-hosts. Raises ConfigError with one line per mistake."""
     mistakes: list[str] = []
     found = [network for text in networks if (network := _page_network(text.strip(), mistakes)) is not None]
     names = [name for text in hosts if (name := _page_host(text.strip(), mistakes))]
@@ -127,20 +124,20 @@ def _page_host(text: str, mistakes: list[str]) -> str:
 
 
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the values of a flag that has a list, or of the flag's default."""
+    """Return the values of a flag that is a list; if it is not given, the values of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """Return a sentence on the flags of features that the mode does not support; "" for none."""
+    """Return a sentence about given flags of features that the mode does not support; "" if there are none."""
     idle = [f"--{name}" for name, one in features.FEATURES.items() if given.get(name) and not one.supported(mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
 
 
 def _hostname(given: Mapping[str, Any]) -> str:
-    """Return the Node's name from the flag, trimmed and in small letters; "" when the flag is not given or empty."""
+    """Return the Node's name from the flag, trimmed and in lower case; "" if the flag is empty or not given."""
     text: str = given.get("hostname-override", "")
     name = text.strip().lower()
     if text and not name:
@@ -149,7 +146,7 @@ def _hostname(given: Mapping[str, Any]) -> str:
 
 
 def _with_logging(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with the logging flags applied; vmodule patterns of the flag precede the file's."""
+    """Apply the logging flags to the configuration; the flag's vmodule patterns come before the file's patterns."""
     values = {flag.path: given[flag.name] for flag in FLAGS if flag.group == LOGGING and flag.name in given}
     if "logging.vmodule" in values:
         items = tuple(VModuleItem(file_pattern=name, verbosity=level) for name, level in values["logging.vmodule"])
@@ -175,7 +172,7 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
 
 
 def _beyond_upstream(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield the features that flags turn on, if the configuration is strict."""
+    """If the configuration is strict, yield a mistake for each feature that a flag turns on."""
     for name in features.FEATURES if config.strict else ():
         if given.get(name):
             yield Mistake(f"--{name}", not_strict("this feature"))
@@ -190,7 +187,7 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with the port flags: 0 turns a server off, else the port of an address without one."""
+    """Apply the port flags: 0 turns a server off; another port is added to a server's address without a port."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")
@@ -219,7 +216,7 @@ def _named_by_flag(mistake: Mistake, mode: ModeConfig) -> Mistake:
 
 
 def _notices(given: Mapping[str, Any], with_file: bool) -> list[str]:
-    """Return the notice that the file replaces some flags, or that a file is recommended instead of flags."""
+    """Return notices: the file replaces some flags, or a file is recommended instead of flags."""
     others = [name for name in given if name not in ("config", "write-config-to", "cleanup")]
     replaced = [f"--{name}" for name in given if name not in KEPT_WITH_CONFIG]
     if with_file and replaced:

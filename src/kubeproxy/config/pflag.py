@@ -1,7 +1,6 @@
-"""Reads a command line as Go's pflag and cobra do: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--". Texts of
-flags are converted to values and back as in Go's flag and Kubernetes' API libraries. Each parser raises ValueError with
-Go's message. Underscores in names count as hyphens. Messages are pflag's, which operators search for. Light to import.
-"""
+"""Parses a command line like Go's pflag and cobra: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--". Values
+are parsed and printed as in Go's flag and Kubernetes' API libraries. Parsers raise ValueError with Go's messages,
+because operators search for them. Underscores in names count as hyphens. Fast to import."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _SUFFIXES = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
-_MOST_DIGITS = 64  # maximum digits of a number, more than any value has; Python reads at most 4,300
+_MOST_DIGITS = 64  # the maximum number of digits; no valid number has as many, and Python parses at most 4,300
 _INTEGER = re.compile(
     r"[+-]?(0[xX]_?[0-9a-fA-F]+(_[0-9a-fA-F]+)*|0[bB]_?[01]+(_[01]+)*|0[oO]?_?[0-7]+(_[0-7]+)*|0|[1-9][0-9]*(_[0-9]+)*)"
 )
@@ -33,14 +32,14 @@ def _invalid(function: str, text: str, reason: str = "invalid syntax") -> ValueE
 
 
 def parse_bool(text: str) -> bool:
-    """Read as Go's strconv.ParseBool: 1, t, T, true, TRUE, True and their opposites."""
+    """Parse a bool like Go's strconv.ParseBool: 1, t, T, true, TRUE, True and their opposites."""
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     raise _invalid("ParseBool", text)
 
 
 def parse_int32(text: str) -> int:
-    """Read as Go's strconv.ParseInt with base 0 and 32 bits: decimal, 0x, 0o, 0b, a leading 0 for octal."""
+    """Parse a number like Go's strconv.ParseInt with base 0 and 32 bits: decimal, 0x, 0o, 0b, a leading 0 for octal."""
     if not _INTEGER.fullmatch(text):
         raise _invalid("ParseInt", text)
     digits = text.lstrip("+-")
@@ -52,7 +51,7 @@ def parse_int32(text: str) -> int:
 
 
 def parse_level(text: str) -> int:
-    """Read a log verbosity: a decimal number of at most 31 bits."""
+    """Parse a log verbosity: a decimal number of at most 31 bits."""
     if not text.isascii() or not text.isdigit():
         raise _invalid("ParseUint", text)
     if len(text.lstrip("0")) > _MOST_DIGITS or int(text) >= 1 << 31:
@@ -61,14 +60,14 @@ def parse_level(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """Read a decimal floating point number."""
+    """Parse a decimal floating point number."""
     if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         return float(text)
     raise _invalid("ParseFloat", text)
 
 
 def parse_quantity(text: str) -> int:
-    """Read a resource quantity of whole bytes: 512, 1K (1000), 2Ki (2048), 3M, 4G, 5Mi, 1.5Gi; at most 63 bits."""
+    """Parse a resource quantity of whole bytes: 512, 1K (1000), 2Ki (2048), 3M, 4G, 5Mi, 1.5Gi; at most 63 bits."""
     match = re.fullmatch(r"([0-9]+)(?:\.([0-9]*))?([A-Za-z]*)", text)
     if match is None or match[3] not in _SUFFIXES:
         raise ValueError(f"{quote(text)} is no quantity of bytes; write a number with an optional suffix like Ki or M")
@@ -82,7 +81,7 @@ def parse_quantity(text: str) -> int:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read comma-separated values, which may be in double quotes, as pflag's StringSlice does."""
+    """Parse comma-separated values, optionally in double quotes, like pflag's StringSlice."""
     if not text:
         return ()
     if '"' not in text:
@@ -96,7 +95,7 @@ def parse_list(text: str) -> tuple[str, ...]:
 
 
 def parse_bool_map(text: str) -> dict[str, bool]:
-    """Read pairs like "A=true,B=false"; blanks around names and values are dropped."""
+    """Parse pairs like "A=true,B=false"; ignore blanks around names and values."""
     pairs: dict[str, bool] = {}
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
@@ -110,12 +109,12 @@ def parse_bool_map(text: str) -> dict[str, bool]:
 
 
 def show_bool_map(pairs: Mapping[str, bool]) -> str:
-    """Return pairs as on a command line, sorted by name."""
+    """Return pairs in the form of the command line, sorted by name."""
     return ",".join(f"{name}={bool_text(value)}" for name, value in sorted(pairs.items()))
 
 
 def parse_patterns(text: str) -> tuple[tuple[str, int], ...]:
-    """Read klog's vmodule: "pattern=level,..."."""
+    """Parse klog's vmodule: "pattern=level,..."."""
     items = []
     for item in filter(None, text.split(",")):
         pattern, _, level = item.partition("=")
@@ -129,27 +128,27 @@ def parse_patterns(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def show_patterns(items: Sequence[tuple[str, int]]) -> str:
-    """Return vmodule patterns as on a command line."""
+    """Return vmodule patterns in the form of the command line."""
     return ",".join(f"{pattern}={level}" for pattern, level in items)
 
 
 class ValueKind(NamedTuple):
-    """The functions that read and print values of a kind."""
+    """The functions that parse and print the values of a kind of flag."""
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
-    joined: Callable[[Any, Any], Any] | None = None  # adds the value of a further flag; None: the later one replaces it
+    joined: Callable[[Any, Any], Any] | None = None  # merges two values of the flag; None: the last counts
 
 
 class CommandLine(NamedTuple):
-    """A command line: the values of the given flags, words that are no flags, notices to print."""
+    """A parsed command line: the values of the given flags, the words that are not flags, and notices to print."""
 
     given: dict[str, Any]
     words: list[str]
     notices: list[str]
 
     def shown(self) -> list[tuple[str, str]]:
-        """Return every flag with its value as text, given or default, sorted by name."""
+        """Return every flag with its given or default value as text, sorted by name."""
         given = {name: KINDS[BY_NAME[name].kind].show(value) for name, value in self.given.items()}
         return sorted((flag.name, given.get(flag.name, shown_default(flag))) for flag in FLAGS if not flag.hidden)
 
@@ -201,7 +200,7 @@ _WITHOUT_VALUE = frozenset(("bool", "version"))
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
-    """Read arguments (without the program's name). Raises ConfigError with pflag's message."""
+    """Parse arguments (without the program's name). Raises ConfigError with pflag's message."""
     line = CommandLine({}, [], [])
     rest = list(reversed(arguments))
     while rest:
@@ -241,8 +240,8 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """Return the text "; did you mean ...?" for an error message, with the flag that sets the field of this name
-    (`mode`, `clusterCIDR`), or else with flags of similar names; '' without any.
+    """Return "; did you mean ...?" for an error message: with the flag that sets the field of this name (`mode`,
+    `clusterCIDR`), else with flags of similar names; '' if there are none.
     """
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:

@@ -1,5 +1,5 @@
-"""KubeProxyConfiguration: the fields (fields.py) with their meaning in the selected proxy mode, the conversion to plain
-values and files, and the comparison of two configurations.
+"""KubeProxyConfiguration: interprets the fields (fields.py) for the selected proxy mode, converts a configuration to
+plain values and files, and compares two configurations.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kubeproxy.model.addresses import host_port, pack, without_brackets
 
 
 class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=True):
-    """The whole configuration, with every default filled in; built without arguments it is the default configuration.
-    An empty mode means nftables here, iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are
-    IP:port, or empty (only by flag) for no such server. Only userspace mode reads portRange and udpIdleTimeout.
+    """The whole configuration with all defaults; built without arguments it is the default configuration. An empty mode
+    means nftables here, and iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are IP:port, or
+    empty if a flag turns the server off. Only userspace mode reads portRange and udpIdleTimeout.
     """
 
     @property
@@ -35,48 +35,48 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def of_mode(self) -> ModeConfig:
-        """The mode to run. For an unknown name it is the default mode, so that further mistakes are found as well."""
+        """The mode to run. For an unknown name this is the default mode, so that the check finds further mistakes."""
         return MODES.get(self.mode, DEFAULT)
 
     @property
     def local_mode(self) -> str:
-        """The method of recognising pod traffic, by default ClusterCIDR."""
+        """The method that identifies pod traffic; ClusterCIDR by default."""
         return self.detect_local_mode or "ClusterCIDR"
 
     @property
     def own_addresses(self) -> dict[str, str]:
-        """The addresses of the health and the metrics server, '' for none, by field."""
+        """The addresses of the health and the metrics server by field; '' if the server is off."""
         return {"healthzBindAddress": self.healthz_bind_address, "metricsBindAddress": self.metrics_bind_address}
 
     @property
     def cluster_cidrs(self) -> tuple[str, ...]:
-        """The CIDRs in clusterCIDR: none, one, or one of each family."""
+        """The CIDRs in clusterCIDR: none, one, or one per family."""
         return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
-        """The networks whose families determine, in every mode, whether a node counts as dual-stack."""
+        """Networks by field. In every mode their families determine whether the node is dual-stack."""
         return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property
     def syncs(self) -> fields.IPTables | fields.IPVS | fields.NFTables:
-        """The block with the sync periods of the active mode."""
+        """The block that contains the active mode's sync periods."""
         block: fields.IPTables | fields.IPVS | fields.NFTables = getattr(self, self.of_mode.syncs)
         return block
 
     @property
     def masquerades(self) -> fields.IPTables | fields.NFTables:
-        """The block with the masquerade settings of the active mode."""
+        """The block that contains the active mode's masquerade settings."""
         block: fields.IPTables | fields.NFTables = getattr(self, self.of_mode.masquerades)
         return block
 
 
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
-    """Return the configuration with the defaults that depend on other fields.
+    """Fill in the defaults that depend on other fields.
 
-    `given` are the paths of the fields that the user set. If bindAddress is IPv6, the default of healthzBindAddress is
-    [::], and that of metricsBindAddress is [::1]. Both get the default port if they have none. If `mode` is empty, the
-    default mode takes settings from other blocks (ModeConfig.completed), unless the configuration is strict.
+    `given` are the paths of the fields that the user set. If bindAddress is IPv6, healthzBindAddress defaults to [::],
+    and metricsBindAddress to [::1]. Both get their default port if they have none. If `mode` is empty, the default mode
+    takes settings from other blocks (ModeConfig.completed), unless the configuration is strict.
     """
     ipv6 = len(pack(config.bind_address) or b"") == 16
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address
@@ -92,14 +92,14 @@ def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> Ku
 
 
 def with_port(text: str, port: int) -> str:
-    """Return an address without a port with this port added; any other text unchanged."""
+    """Add a port to an address without a port; return any other text unchanged."""
     bare = without_brackets(text)
     return text if pack(bare) is None else host_port(bare, port)
 
 
 def made_strict(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Return the configuration with the field `strict`: the empty `mode` and a nftables.minSyncPeriod of 0, which is
-    unset, get the Go kube-proxy's defaults. validate() refuses other values that the Go kube-proxy lacks.
+    """Set the field `strict`: an empty `mode`, and a nftables.minSyncPeriod of 0 (unset), get the Go kube-proxy's
+    defaults. validate() refuses other values that the Go kube-proxy lacks.
     """
     nftables = replace(config.nftables, min_sync_period=config.nftables.min_sync_period or Duration(1))
     return replace(config, strict=True, mode=config.mode or FALLBACK.name, nftables=nftables)
@@ -109,9 +109,8 @@ _OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService", "strict")  # the
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Return the configuration with values for the empty fields mode, detectLocalMode and nodePortAddresses. With these
-    values the configuration has the same meaning for the Go kube-proxy, which has another default mode, and writes
-    these fields too.
+    """Fill in empty mode, detectLocalMode and nodePortAddresses. Then the configuration has the same meaning for the Go
+    kube-proxy, which has another default mode, and which also writes these fields.
     """
     usual = config.of_mode.nodeport_addresses
     return replace(
@@ -123,7 +122,7 @@ def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
 
 
 def describe(config: KubeProxyConfiguration) -> dict[str, Any]:
-    """Return the configuration as plain values under its v1alpha1 JSON names, with apiVersion and kind."""
+    """Return the configuration as plain values by v1alpha1 JSON names, with apiVersion and kind."""
     return {"apiVersion": fields.API_VERSION, "kind": fields.KIND, **_plain(config)}
 
 
@@ -135,8 +134,8 @@ def dump(config: KubeProxyConfiguration) -> str:
 
 
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
-    """Write the configuration as YAML, completely or not at all, to a file with the permissions 0600. Raises
-    ConfigError. A symbolic link is refused, because otherwise another user could make root overwrite any file.
+    """Write the configuration as YAML atomically to a file with the permissions 0600. Raises ConfigError, also for a
+    symbolic link, with which another user could make root overwrite any file.
     """
     target = Path(path)
     if target.is_symlink():
@@ -156,7 +155,7 @@ def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
 
 
 def differences(old: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return a line "path: old -> new" in JSON notation for each field that differs, sorted by path."""
+    """Return a line "path: old -> new" (values in JSON) for each field that differs, sorted by path."""
     before, after = dict(_leaves(_plain(old), "")), dict(_leaves(_plain(new), ""))
     paths = sorted(before.keys() | after.keys())
     return [
@@ -167,7 +166,7 @@ def differences(old: KubeProxyConfiguration, new: KubeProxyConfiguration) -> lis
 
 
 def with_values(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Return the configuration with new values at JSON paths ("iptables.masqueradeBit")."""
+    """Set new values at JSON paths such as "iptables.masqueradeBit"."""
     for path, value in values.items():
         config = _replaced(config, path.split("."), value)
     return config

@@ -1,6 +1,6 @@
 """Checks the values of a configuration, independent of the node: reports all mistakes, and notices about valid values.
-The rules are those of the Go kube-proxy 1.36. Two rules accept more here: mode may be userspace, and an empty
-metricsBindAddress (only possible by flag) means no metrics server, as upstream documents it.
+The rules are those of the Go kube-proxy 1.36, with two exceptions: mode may be userspace, and metricsBindAddress may be
+empty (only by flag), which means no metrics server, as upstream documents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubeproxy.model.world import LocalMode
 
 LOCAL_MODES: tuple[LocalMode, ...] = get_args(LocalMode)
 HIDDEN_METRICS_VERSION = "1.35"
-"""The only version whose hidden metrics can be shown: the minor release before 1.36."""
+"""The only release whose hidden metrics can be shown: the minor release before 1.36."""
 
 _MAX_VERBOSITY = (1 << 31) - 1
 _ALPHA_LOGGING = tuple(
@@ -36,7 +36,7 @@ _DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fd
 
 
 def validate(config: KubeProxyConfiguration) -> list[Mistake]:
-    """Return every mistake in the values of a configuration with valid types."""
+    """Return all mistakes in the values of a configuration; its types are valid."""
     return [
         *_gates(config),
         *_logging(config),
@@ -50,9 +50,8 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 
 
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
-    """Yield a sentence for each valid value that has no effect here, or that changes its meaning in a later release.
-    From 1.37 on the Go kube-proxy warns of a mode that is not set, because its default becomes nftables in 1.40
-    (KEP-5343).
+    """Yield a sentence for each valid value that has no effect here, or whose meaning changes in a later release. Since
+    1.37 the Go kube-proxy warns if mode is not set, because the default will be nftables in 1.40 (KEP-5343).
     """
     yield from gate_warnings(config.feature_gates)
     if not config.mode:
@@ -92,7 +91,7 @@ def _logging(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 def _numbers(config: KubeProxyConfiguration) -> Iterator[Mistake]:
     mode, sync, shortest = config.of_mode, config.syncs.sync_period, config.syncs.min_sync_period
     sync_path, shortest_path = mode.path(config, "sync_period"), mode.path(config, "min_sync_period")
-    # checked in every mode, as upstream
+    # checked in every mode, like upstream
     yield from bit_mistakes("iptables.masqueradeBit", config.iptables.masquerade_bit)
     if not -1000 <= config.oom_score_adj <= 1000:
         yield Mistake("oomScoreAdj", f"must be from -1000 to 1000, got {config.oom_score_adj}")
@@ -165,7 +164,7 @@ def _legacy(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 
 
 def _beyond_upstream(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    """Yield the values that the Go kube-proxy 1.36 refuses, and that affect traffic."""
+    """Yield a mistake for each value that affects traffic and that the Go kube-proxy 1.36 refuses."""
     if config.mode == "userspace":
         yield Mistake("mode", not_strict("the mode userspace"))
     for name in config.feature_gates.keys() & LATER.keys():

@@ -1,7 +1,7 @@
-"""Converts YAML text to plain values, with limits of nesting and size; reports keys that occur more than once. Scalars
-get the types of Kubernetes' YAML reader: dates and base-60 numbers stay text, 1e3 is a number. libyaml's composer
-recurses, so deep nesting overflows the stack; and aliases can expand a kilobyte without limit. So nesting and size are
-checked on the parser's events before any value is built.
+"""Converts YAML text to plain values, with limits on nesting and size; reports keys that occur more than once. Scalars
+get the same types as in Kubernetes' YAML reader: dates and base-60 numbers are text, 1e3 is a number. Deep nesting
+would overflow the stack of libyaml's recursive composer, and aliases can expand a kilobyte without limit, so nesting
+and size are checked on the parser's events before a value is built.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ if TYPE_CHECKING:
     import yaml
 
 DEPTH: Final = 64
-"""Maximum nesting, as in answers of the API server (api/salvage.py); no used field is nested deeper than 8."""
+"""The maximum nesting, as for answers of the API server (api/salvage.py); fields that the proxy reads are nested at
+most 8 deep."""
 
 VALUES: Final = 2_000_000
-"""Maximum number of values of one document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
+"""The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
 
-_LONG: Final = 64  # each 64 characters of a text count as one more value
+_LONG: Final = 64  # every 64 characters of a text count as one more value
 _TAG: Final = "tag:yaml.org,2002:"
 _POWER_OF_TEN: Final = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # Helm writes 1000000 as 1e+06
 
 
 class YamlDocument(NamedTuple):
-    """A value (dict, list, str, int, float, bool, None) and the paths of its keys that occur more than once."""
+    """A document's value (dict, list, str, int, float, bool, None), and the paths of keys that occur more than once."""
 
     value: Any
     duplicates: list[str]
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """Return the value of a text with one YAML document. Raises ValueError that names the line."""
+    """Return the value of the only document in YAML text. Raises ValueError, which names the line."""
     found = list(yaml_documents(text))
     if len(found) > 1:
         raise ValueError("contains more than one document")
@@ -41,7 +42,7 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def yaml_documents(text: str | bytes, depth: int = DEPTH, values: int = VALUES) -> Iterator[YamlDocument]:
-    """Yield the documents of YAML text. Raises ValueError that names the line and quotes none of its text."""
+    """Yield the documents in YAML text. Raises ValueError, which names the line but does not quote its text."""
     import yaml  # noqa: PLC0415 - a start that reads no YAML does not need it
 
     kind = _loader()
@@ -68,7 +69,7 @@ def _loader() -> Any:
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
-        """Builds values by the rules of this module."""
+        """Builds values by this module's rules for scalars and keys."""
 
         def __init__(self, text: str | bytes) -> None:
             super().__init__(text)
@@ -111,30 +112,30 @@ def _loader() -> Any:
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """Return the position and the kind of an error, without quoting the text, which may be a secret."""
+    """Return the position and the kind of an error; do not quote the text, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
-    """Raise ValueError if a text exceeds the limit of nesting, or of values after expansion of aliases."""
+    """Raise ValueError if the text is nested too deeply, or has too many values after expansion of aliases."""
     import yaml  # noqa: PLC0415 - as above
 
     start, end, alias, scalar = yaml.CollectionStartEvent, yaml.CollectionEndEvent, yaml.AliasEvent, yaml.ScalarEvent
     seen = 0
     sizes: dict[str, int] = {}
-    # the anchor of each open collection, and the number of values before it
+    # for each open collection: its anchor, and the number of values before it
     open_nodes: list[tuple[str | None, int]] = []
     for event in events:
         if isinstance(event, scalar):
-            size = 1 + len(event.value) // _LONG  # an expanded alias repeats all of its text
+            size = 1 + len(event.value) // _LONG  # expanding an alias repeats its text
             seen += size
             if event.anchor:
                 sizes[event.anchor] = size
         elif isinstance(event, alias):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                raise ValueError(f"{_line(event)}: *{event.anchor} stands within itself")
+                raise ValueError(f"{_line(event)}: *{event.anchor} contains itself")
             seen += sizes.get(event.anchor or "", 1)
         elif isinstance(event, start):
             open_nodes.append((event.anchor, seen))
@@ -146,7 +147,7 @@ def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None
             if anchor:
                 sizes[anchor] = seen - before
         if seen > values:
-            raise ValueError(f"{_line(event)}: more than {values} values, aliases replaced by what they stand for")
+            raise ValueError(f"{_line(event)}: more than {values} values after expansion of aliases")
 
 
 def _line(event: yaml.Event) -> str:

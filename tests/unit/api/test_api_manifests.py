@@ -77,7 +77,7 @@ EXPLOSIVE = {
     "aliases": (bomb(20), "line 11: more than 2000000 values"),
     "merges": (MERGES, "line 7: more than 2000000 values"),
     "long text": (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 2_000)}]", "line 2: more than 2000000 values"),
-    "itself": ("a: &a [*a]", "line 1: *a stands within itself"),
+    "itself": ("a: &a [*a]", "line 1: *a contains itself"),
     "lists": ("[" * 100_000, "line 1: nested deeper than 64 levels"),
     "dashes": ("- " * 100_000, "line 1: nested deeper than 64 levels"),
     "maps": ("{a: " * 1_000, "line 1: nested deeper than 64 levels"),

@@ -163,7 +163,7 @@ WRONG_FILES = [
     ),
     (HEAD + "mode: [", "cannot be read as YAML or JSON: line 4, column 1: did not find expected node content"),
     (HEAD + "? [a]\n: b", "cannot be read as YAML or JSON: line 3, column 3: a key must be text"),
-    (HEAD + "x: &x [*x]\n", "cannot be read as YAML or JSON: line 3: *x stands within itself"),
+    (HEAD + "x: &x [*x]\n", "cannot be read as YAML or JSON: line 3: *x contains itself"),
     ("{" * 100_000, "cannot be read as YAML or JSON: line 1: nested deeper than 50 levels"),
     ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "cannot be read as YAML or JSON: line 1: nested deeper than 50"),
     ("[" * 1_000, "cannot be read as YAML or JSON: line 1: nested deeper than 50 levels"),
