@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from lab.netns import run_in_async
@@ -115,3 +116,32 @@ async def listening(namespace: str) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+async def test_two_proxies_of_two_modes_share_the_services_by_their_label(bare: Live) -> None:
+    mine, label = "kube-proxy-py", "service.kubernetes.io/service-proxy-name"
+    for name in ("mine", "other"):
+        bare.service(name, "a1 b1")
+    bare.cluster.patch("services", "mine", {"metadata": {"labels": {label: mine}}})
+    ports = {"healthzBindAddress": "127.0.0.1:10356", "metricsBindAddress": ""}
+    first = await bare.start({"mode": "userspace", **ports}, ready_within=None)
+    await bare.expect(bare.front("other"), {"pod": "a1 b1"})
+    await bare.start(args=[f"--service-proxy-name={mine}"])
+    await bare.expect(bare.front("mine"), {"pod": "a1 b1", "outside": "a1 b1"})
+    await bare.expect(bare.front("other"), {"pod": "a1 b1", "outside": "a1 b1"})
+    status, text = await bare.ask("services")
+    assert status == 0, text
+    assert "default/mine" in text
+    assert "default/other" not in text
+    config = yaml.safe_load(first.config.read_text())["clientConnection"]["kubeconfig"]
+    alone = ("--kubeconfig", config, "--hostname-override", "node-a")
+    status, text = await bare.ask("services", *alone, f"--service-proxy-name={mine}")
+    assert "default/mine" in text
+    assert "default/other" not in text
+    status, text = await bare.ask("services", f"--service-proxy-name={mine}")
+    assert status == 2
+    assert "--service-proxy-name: only with --manifests or --kubeconfig" in text
+    bare.cluster.patch("services", "other", {"metadata": {"labels": {label: mine}}})
+    await bare.expect(bare.front("other"), {"pod": "a1 b1"})
+    status, text = await bare.ask("verify")
+    assert status == 0, text

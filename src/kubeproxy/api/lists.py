@@ -21,7 +21,7 @@ from kubeproxy.api.cluster import Cluster, Validity, connection_reason, validiti
 from kubeproxy.api.connection import LIST
 from kubeproxy.api.decode import ObjectList, node_addresses
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.source import NO_HEADLESS, NO_PROXY_NAME
+from kubeproxy.api.source import NO_HEADLESS, served
 from kubeproxy.api.status import MalformedAnswer
 from kubeproxy.errors import SourceError
 from kubeproxy.model.addresses import FAMILIES, pack
@@ -68,12 +68,16 @@ class _Slice(Struct, rename="camel"):
     endpoints: list[_Endpoint] | None = None
 
 
-async def versions(client: HttpClient, service: ServiceName | None) -> Mapping[ServiceName, Versions]:
-    """Return the versions of a Service, or of all Services that a proxy watches, without headless ones. The rights of
-    the proxy's service account are enough. Raises SourceError.
+async def versions(
+    client: HttpClient, service: ServiceName | None, proxy_name: str = ""
+) -> Mapping[ServiceName, Versions]:
+    """Return the versions of a Service, or of all Services that a proxy with this name watches, without headless ones.
+    The rights of the proxy's service account are enough. Raises SourceError.
     """
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
-    query = {"labelSelector": NO_PROXY_NAME} | ({"fieldSelector": f"metadata.name={service[1]}"} if service else {})
+    query = {"labelSelector": served(proxy_name)}
+    if service is not None:
+        query["fieldSelector"] = f"metadata.name={service[1]}"
     found: dict[ServiceName, Versions] = {}
     async for one in _items(client, f"/api/v1{where}/services", query, _Service):
         if one.spec.cluster_ip != "None":

@@ -12,16 +12,20 @@ from msgspec.structs import replace
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.connection import LIST, OBJECT
 from kubeproxy.engine.pacing import Backoff
-from kubeproxy.model.objects import Resource
+from kubeproxy.model.objects import PROXY_LABEL, Resource
 
 STALE: Final = 300.0  # seconds without an answer about a resource after which the proxy is not ready
 
 REPEAT: Final = 60.0
 """Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
 
-NO_PROXY_NAME: Final = "!service.kubernetes.io/service-proxy-name"
 NO_HEADLESS: Final = "!service.kubernetes.io/headless"
 NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
+
+
+def served(proxy_name: str) -> str:
+    """Return the label selector of the Services of a proxy with this name, "" for one without a name."""
+    return f"{PROXY_LABEL}={proxy_name}" if proxy_name else f"!{PROXY_LABEL}"
 
 
 class WatchTarget(Struct, frozen=True, kw_only=True):
@@ -37,11 +41,11 @@ class WatchTarget(Struct, frozen=True, kw_only=True):
     most: int = LIST  # the maximum size of its list in bytes
 
 
-def targets(node_name: str) -> tuple[WatchTarget, ...]:
+def targets(node_name: str, proxy_name: str = "") -> tuple[WatchTarget, ...]:
     """Return the resources that kube-proxy v1.36 watches (cmd/kube-proxy/app/server.go)."""
     discovery, networking, node = "discovery.k8s.io", "networking.k8s.io", f"metadata.name={node_name}"
     return (
-        WatchTarget(resource="services", path="/api/v1/services", labels=NO_PROXY_NAME, fields=NO_CLUSTER_IP_NONE),
+        WatchTarget(resource="services", path="/api/v1/services", labels=served(proxy_name), fields=NO_CLUSTER_IP_NONE),
         WatchTarget(
             resource="endpointslices",
             path=f"/apis/{discovery}/v1/endpointslices",

@@ -45,11 +45,12 @@ class ApiSource:
         node_name: str,
         sink: Sink,
         *,
+        proxy_name: str = "",
         pace: ListPace | None = None,
         support: WatchListSupport | None = None,
     ) -> None:
         support, pace = support or WatchListSupport(), pace or ListPace()
-        watched = {target.resource: target for target in targets(node_name)}
+        watched = {target.resource: target for target in targets(node_name, proxy_name)}
         self._relists = Relists(sink, lambda resource: self.statuses[resource])
         self._zones = zones = Zones(client, watched["endpointslices"], self._relists.take, pace)
         sinks: dict[Resource, Sink] = {"services": zones.take_services, "endpointslices": zones.take_slices}

@@ -15,6 +15,7 @@ from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import Ask
 from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import KubeProxyError, NoAnswerError
+from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.plan import ServiceName
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Fin
             time.sleep(PAUSE)
         read: dict[ServiceName, Versions] = {}
         for name in names or (None,):
-            read |= ask(facts, partial(versions, service=name), TIMEOUT)
+            read |= ask(facts, partial(versions, service=name, proxy_name=PROXY_NAME.value(facts.world)), TIMEOUT)
         held = {one.name: one for one in held_by(names)}
         now = list(_differences(read, held, _staleness(facts)))
         before = [finding for finding in now if finding in before] if attempt else now

@@ -21,6 +21,7 @@ from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.errors import ConfigError, NoAnswerError
+from kubeproxy.features import FEATURES
 from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
@@ -31,7 +32,7 @@ from kubeproxy.setup.sources import Sources, open_sources
 TIMEOUT = 30.0  # maximum seconds to wait for the objects
 UNREACHED = 5.0  # maximum seconds to wait for a server that cannot be reached
 
-_FLAGS = ("config", "manifests", "kubeconfig", "proxy_mode", "hostname_override")
+_FLAGS = ("config", "manifests", "kubeconfig", "proxy-mode", "hostname-override", *FEATURES)
 
 
 class ReadDesk(Desk):
@@ -75,7 +76,8 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
 def _given(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the given arguments that select mode, node and objects, keyed by their names."""
-    return {name.replace("_", "-"): getattr(arguments, name) for name in _FLAGS if getattr(arguments, name)}
+    given = vars(arguments)
+    return {name: value for name in _FLAGS if (value := given.get(name.replace("-", "_")))}
 
 
 def _flags(arguments: argparse.Namespace) -> str:

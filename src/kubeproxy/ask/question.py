@@ -106,7 +106,7 @@ def _service_address(
             f"{unwatched(name)}; `kubectl -n {name[0]} get service {name[1]} --show-labels` tells which"
             + "".join(_hints(snapshot, name))
         )
-    if reason := skipped(known):
+    if reason := skipped(known, snapshot.planner.world):
         raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
     family = family_of(client) if client is not None else None
     offered = list(_cluster_ips(compiled.plans, family))

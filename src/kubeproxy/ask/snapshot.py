@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
+from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # commands that query a running proxy do not load this module
     from kubeproxy.config.options import Options
     from kubeproxy.engine.engine import Engine
     from kubeproxy.model.addresses import Family
-    from kubeproxy.model.endpoints import Slice
     from kubeproxy.model.planner import Change, Planner
     from kubeproxy.report.health import ProxyHealth
     from kubeproxy.report.journal import Journal
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
         """Return the state of a Service and its reason ('' for none); None if the Service is unknown."""
         planner, queued = self.planner, name in self.engine.queued
         service, compiled = planner.services.get(name), planner.compiled.get(name)
-        if service is None and not queued and not _proxy_names(planner.slices.get(name, {})):
+        if service is None and not queued and not self._other_proxies(name):
             return None
         plans = (*(compiled or NOTHING).plans, *self.engine.committed(name))
         unsound = self._unsound({plan.key.family for plan in plans})
@@ -115,9 +115,16 @@ class Snapshot(NamedTuple):
         """Return the reason why a known Service has no plan; it is known from its object or from EndpointSlices."""
         service = self.planner.services.get(name)
         if service is None:
-            return of_another_proxy(_proxy_names(self.planner.slices[name])[0])
+            return of_another_proxy(self._other_proxies(name)[0])
         families = " and ".join(family.label for family in self.planner.world.families)
-        return skipped(service) or f"it has no port and address that can be used on this node ({families})"
+        unusable = f"it has no port and address that can be used on this node ({families})"
+        return skipped(service, self.planner.world) or unusable
+
+    def _other_proxies(self, name: ServiceName) -> list[str]:
+        """Return the names of other proxies in the labels of a Service's EndpointSlices."""
+        ours = PROXY_NAME.value(self.planner.world) or None
+        names = [piece.proxy_name for piece in self.planner.slices.get(name, {}).values()]
+        return [each for each in names if each is not None and each != ours]
 
 
 def unwatched(name: ServiceName) -> str:
@@ -126,8 +133,3 @@ def unwatched(name: ServiceName) -> str:
         f"no Service {name[0]}/{name[1]} that is watched: there is none, it is headless (spec.clusterIP is None), or"
         " another proxy's (label service.kubernetes.io/service-proxy-name)"
     )
-
-
-def _proxy_names(slices: Mapping[str, Slice]) -> list[str]:
-    """Return the values of the label service-proxy-name in a Service's EndpointSlices."""
-    return [piece.proxy_name for piece in slices.values() if piece.proxy_name is not None]

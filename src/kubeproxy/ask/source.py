@@ -11,6 +11,7 @@ from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
 from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError, NoAnswerError
+from kubeproxy.features import FEATURES
 from kubeproxy.model.plan import ServiceName
 
 if TYPE_CHECKING:
@@ -112,4 +113,7 @@ def source(arguments: argparse.Namespace) -> Source:
         from kubeproxy.ask.offline import desk  # noqa: PLC0415 - a query of a running proxy does not need these modules
 
         return desk(arguments)
+    for name in FEATURES:
+        if getattr(arguments, name.replace("-", "_"), None):
+            raise ConfigError(f"--{name}: only with --manifests or --kubeconfig; a running proxy has flags of its own")
     return Running(Client(arguments.control_socket))

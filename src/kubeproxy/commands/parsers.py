@@ -7,12 +7,13 @@ import argparse
 import gc
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from kubeproxy.commands import ALONE, COMMANDS, HIDDEN, completed
 from kubeproxy.config.flags import BY_NAME, FLAGS, GROUPS
 from kubeproxy.config.modes import MODES
 from kubeproxy.config.pflag import SHORTHANDS, shown_default
+from kubeproxy.features import FEATURES
 from kubeproxy.kernel.proc.capability import raise_net_admin
 
 PROXY: Final = ""  # the name of the proxy itself among the names of subcommands
@@ -40,6 +41,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     module.arguments(parser)
     if name not in ALONE:
         _source_arguments(parser)
+        if name != "plan":
+            _feature_arguments(parser)
     return parser
 
 
@@ -82,6 +85,15 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--proxy-mode", metavar="MODE", help="with one of these: the mode, unless the file sets it")
     group.add_argument("--hostname-override", metavar="NAME", help="with one of these: the Node, instead of this host")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or JSON for programs")
+
+
+def _feature_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of features, which a proxy for this question would have."""
+    group = parser.add_argument_group("with --manifests or --kubeconfig")
+    group.description = "The flags of the proxy that the Go kube-proxy lacks, such as --service-proxy-name."
+    for name, feature in FEATURES.items():
+        value: dict[str, Any] = {"nargs": "?", "const": "true"} if feature.kind == "bool" else {}
+        group.add_argument(f"--{name}", metavar=feature.kind, help=argparse.SUPPRESS, **value)
 
 
 def _proxy() -> argparse.ArgumentParser:

@@ -223,6 +223,26 @@ BALANCING: Final = Feature[int](
     mistake=_negative,
 )
 
+# The Services of this proxy, if another Service proxy runs on the node (KEP-2447; api/source.py, model/compile.py).
+
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _no_label_value(name: str, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - a Feature's `mistake`
+    return "" if not name or _LABEL_VALUE.fullmatch(name) else f'expected the value of a label, got "{name}"'
+
+
+PROXY_NAME: Final = Feature[str](
+    flag="service-proxy-name",
+    kind="string",
+    default="",
+    usage="Serve only the Services whose label service.kubernetes.io/service-proxy-name has this value; without this"
+    " flag, only the Services without the label. (Not in the Go kube-proxy.)",
+    off="",
+    unset="",
+    mistake=_no_label_value,
+)
+
 # Annotations of Cilium for the addresses and the clients of a Service (model/cilium.py).
 
 CILIUM: Final = Feature[bool](
@@ -238,7 +258,16 @@ CILIUM: Final = Feature[bool](
 
 FEATURES: Final[dict[str, Feature[Any]]] = {
     feature.flag: feature
-    for feature in (STARTUP_TAINT, CONNECTION_COUNTERS, RESETS, FAST_FORWARDING, REFUSAL_RESETS, BALANCING, CILIUM)
+    for feature in (
+        STARTUP_TAINT,
+        CONNECTION_COUNTERS,
+        RESETS,
+        FAST_FORWARDING,
+        REFUSAL_RESETS,
+        BALANCING,
+        PROXY_NAME,
+        CILIUM,
+    )
 }
 """All features, by flag."""
 

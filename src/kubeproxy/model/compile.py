@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.features import BALANCING
+from kubeproxy.features import BALANCING, PROXY_NAME
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOLS,
@@ -28,7 +28,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
 from kubeproxy.model.cilium import Kinds, denies, outside_of, served_kinds
 from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
-from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
+from kubeproxy.model.objects import PROXY_LABEL, Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
     LONGEST_AFFINITY,
     NOTHING,
@@ -64,7 +64,7 @@ def compiling(
     tables in a family, 0 for equal shares.
     """
     spec = service.spec
-    if skipped(service):
+    if skipped(service, world):
         return NOTHING
     problems: list[Problem] = []
     facts = _read(service, world, problems)
@@ -103,12 +103,15 @@ def is_slow(service: Service, slices: int) -> bool:
     return len(service.spec.ports or ()) * (PORT + 100 * slices) > STEP // 4
 
 
-def skipped(service: Service) -> str:
+def skipped(service: Service, world: Globals) -> str:
     """Return the reason why this proxy does not serve a Service, '' when it does."""
     spec, labels = service.spec, service.metadata.labels
     first = spec.cluster_ips[0] if spec.cluster_ips else spec.cluster_ip
-    if labels is not None and labels.service_proxy_name is not None:
-        return of_another_proxy(labels.service_proxy_name)
+    proxy = labels.service_proxy_name if labels is not None else None
+    if proxy is not None or world.features.values:  # nearly never
+        name = PROXY_NAME.value(world) or None
+        if proxy != name:
+            return of_another_proxy(proxy)
     if spec.type == "ExternalName":
         return "its type is ExternalName: a name in DNS, no rules are needed"
     if first == "None":
@@ -116,9 +119,11 @@ def skipped(service: Service) -> str:
     return "" if first else "spec.clusterIP is empty: it has no address yet"
 
 
-def of_another_proxy(name: str) -> str:
-    """Return the reason of a Service with another proxy's label (KEP-2447)."""
-    return f"another proxy serves it, by its label service.kubernetes.io/service-proxy-name: {name[:64]!r}"
+def of_another_proxy(name: str | None) -> str:
+    """Return the reason of a Service with another proxy's label, None for no label (KEP-2447)."""
+    if name is None:
+        return f"another proxy serves it: it lacks the label {PROXY_LABEL} (--service-proxy-name)"
+    return f"another proxy serves it, by its label {PROXY_LABEL}: {name[:64]!r}"
 
 
 class _Port(NamedTuple):

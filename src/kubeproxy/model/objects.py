@@ -22,11 +22,15 @@ class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
     """Common settings: camelCase names, unknown fields ignored, no garbage collection, as there are no cycles."""
 
 
+PROXY_LABEL: Final = "service.kubernetes.io/service-proxy-name"
+"""The label of Services with the name of the proxy that serves them (KEP-2447)."""
+
+
 class Labels(ApiStruct, frozen=True):
     """The labels that a proxy uses."""
 
     service_name: str | None = field(default=None, name="kubernetes.io/service-name")
-    service_proxy_name: str | None = field(default=None, name="service.kubernetes.io/service-proxy-name")
+    service_proxy_name: str | None = field(default=None, name=PROXY_LABEL)
     headless: str | None = field(default=None, name="service.kubernetes.io/headless")
     zone: str | None = field(default=None, name="topology.kubernetes.io/zone")
 

@@ -14,6 +14,7 @@ from kubeproxy.api.source import Reach, ResourceStatus, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.engine.pacing import TokenBucket
+from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.events import Sink
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.report.events import Post
@@ -121,7 +122,8 @@ class _ApiSources:
         support = WatchListSupport()
         if not gate_enabled(options.config.feature_gates, "WatchListClient"):
             support.refused("the feature gate WatchListClient is off")
-        self._source = ApiSource(self._client, node_name, sink, support=support)
+        proxy_name = PROXY_NAME.among(options.features)
+        self._source = ApiSource(self._client, node_name, sink, proxy_name=proxy_name, support=support)
         for resource, status in self._source.statuses.items():
             metrics.own.staleness.labels(resource).follow(partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)

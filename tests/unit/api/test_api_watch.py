@@ -49,6 +49,11 @@ def test_selectors_are_those_of_kube_proxy():
     }
 
 
+def test_a_proxy_with_a_name_watches_the_services_with_its_label():
+    assert targets("n", "mine")[0].labels == "service.kubernetes.io/service-proxy-name=mine"
+    assert [target.labels for target in targets("n", "mine")[1:]] == [target.labels for target in targets("n")[1:]]
+
+
 def test_events_of_one_read_come_together():
     async def burst(request, reply):
         await reply.begin()

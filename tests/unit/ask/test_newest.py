@@ -9,11 +9,13 @@ from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import cluster
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.backends.state import Kind
+from kubeproxy.model.plan import Globals
 
 A = ("default", "a")
 
 
 class Facts:
+    world = Globals("node-a")
     reach = Reach(
         server="https://api",
         trouble="",

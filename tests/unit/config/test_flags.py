@@ -84,6 +84,8 @@ ROWS = [
     ("refuse-with-reset", "bool", "true", "", "false", ".features", {"refuse-with-reset": False}, *BOOL),
     ("balancing-entries", "int32", "1048576", "", "0", ".features", {"balancing-entries": 0}, "-1",
      "--{}: must not be negative, got -1"),
+    ("service-proxy-name", "string", "", "", "kube-proxy-py", ".features", {"service-proxy-name": "kube-proxy-py"},
+     "a,b", '--{}: expected the value of a label, got "a,b"'),
     ("cilium-annotations", "bool", "false", "", "true", ".features", {"cilium-annotations": True}, *BOOL),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),

@@ -6,6 +6,7 @@ Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/servic
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.addresses import Family, network_text
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import (
@@ -59,8 +60,28 @@ SKIPPED = {
 def test_skipped_services_mean_nothing(case):
     spec = {"ports": [ServicePort(port=80)], "external_ips": ["203.0.113.1"]} | SKIPPED[case]
     subject = Service(ObjectMeta(name="web"), ServiceSpec(**spec))
-    assert skipped(subject)
+    assert skipped(subject, world())
     assert compiled(subject) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "reason"),
+    [
+        (None, "", ""),
+        ("", "", "by its label"),
+        ("a", "", "by its label"),
+        ("a", "a", ""),
+        ("b", "a", "by its label service.kubernetes.io/service-proxy-name: 'b'"),
+        (None, "a", "it lacks the label service.kubernetes.io/service-proxy-name"),
+    ],
+)
+def test_the_label_of_the_proxy_decides_which_one_serves(label, name, reason):
+    labels = Labels(service_proxy_name=label) if label is not None else None
+    spec = ServiceSpec(cluster_ip="10.96.0.1", ports=[ServicePort(port=80)])
+    node = PROXY_NAME.on(world(), name) if name else world()
+    subject = Service(ObjectMeta(name="web", labels=labels), spec)
+    assert (skipped(subject, node) == "") is (not reason)
+    assert reason in skipped(subject, node)
 
 
 def test_another_proxys_service_means_nothing():
