@@ -1,1 +1,2 @@
-"""Objects and their plans. The model of Services: pure, without clock, sockets, subprocesses and logging."""
+"""The model of Services: Kubernetes objects, and the plans that follow from them. Pure: no clock, sockets, subprocesses
+or logging."""

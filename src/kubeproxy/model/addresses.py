@@ -1,6 +1,5 @@
-"""Addresses, families and protocols of the model: packed, as the kernel takes them. A destination is an address
-followed by a port in network byte order: 6 bytes for IPv4, 18 for IPv6.
-"""
+"""Addresses, families and protocols in the kernel's packed form. A destination is an address followed by a port in
+network byte order: 6 bytes for IPv4, 18 for IPv6."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UD
 PROTOCOL_NAMES: dict[int, str] = {number: name for name, number in PROTOCOLS.items()}
 
 PORT_BYTES: list[bytes] = [port.to_bytes(2, "big") for port in range(65536)]
-"""All ports in network byte order: packing a port is the most frequent step of a full sync."""
+"""All ports in network byte order, as a table, because packing a port is the most frequent step of a full sync."""
 
 
 class Family(IntEnum):
-    """An address family, with the kernel's numbers."""
+    """An address family; the value is the kernel's number."""
 
     IPV4 = socket.AF_INET
     IPV6 = socket.AF_INET6
 
     @property
     def label(self) -> str:
-        """The name in Kubernetes: 'IPv4' or 'IPv6'."""
+        """The family's name in Kubernetes: 'IPv4' or 'IPv6'."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
@@ -41,10 +40,9 @@ FAMILIES: dict[str, Family] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def pack(text: str) -> bytes | None:
-    """Return the packed form of an address (4 or 16 bytes), None for an invalid one or one with a zone. Like the Go
-    kube-proxy, which reads stored objects with ParseIPSloppy (k8s.io/utils/net), it ignores leading zeros, and takes an
-    IPv4-mapped IPv6 address as the IPv4 address.
-    """
+    """Return the packed form of an address (4 or 16 bytes); None if it is invalid or has a zone. Like ParseIPSloppy
+    (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, it ignores leading zeros, and converts an
+    IPv4-mapped IPv6 address to IPv4."""
     try:
         address = inet_pton(_INET6 if ":" in text else _INET, text)
     except (OSError, ValueError):
@@ -85,13 +83,13 @@ def place_text(address: bytes, port: int) -> str:
 
 
 def place_of_text(text: str) -> tuple[str, int]:
-    """Return address and port of a text by `destination_text`."""
+    """Return the address and the port in a text that `destination_text` made."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def front_text(address: bytes, port: int, protocol: int) -> str:
-    """Return an address and port with the protocol, as in 10.96.0.10:53/udp."""
+    """Return an address, port and protocol as text, such as 10.96.0.10:53/udp."""
     return f"{place_text(address, port)}/{PROTOCOL_NAMES.get(protocol, str(protocol)).lower()}"
 
 
@@ -101,7 +99,8 @@ def host_port(host: str, port: int | str) -> str:
 
 
 def split_host_port(text: str) -> tuple[str, str] | None:
-    """Return host and port of "host:port" or "[host]:port"; None without a port, or with too many colons."""
+    """Split "host:port" or "[host]:port" into host and port; None if the port is missing, or if there are too many
+    colons."""
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
         return None
@@ -111,7 +110,7 @@ def split_host_port(text: str) -> tuple[str, str] | None:
 
 
 def without_brackets(text: str) -> str:
-    """Return the text between brackets, as around an IPv6 address; any other text unchanged."""
+    """Remove the brackets around a text (an IPv6 address); return any other text unchanged."""
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
@@ -121,7 +120,8 @@ def _port_text(port: bytes) -> str:
 
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
-    """Return the addresses of packed destinations of one family by `destination_text`, all in text form."""
+    """Return the addresses of packed destinations of one family, by the text of the destination
+    (`destination_text`)."""
     texts: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])
@@ -138,10 +138,9 @@ Range = tuple[bytes, bytes]  # the first and the last packed address of a range
 
 
 def parse_network(text: str) -> Range | None:
-    """Return the network of a CIDR, with host bits cleared; None for an invalid one, for example with a netmask. Like
-    the Go kube-proxy, which reads stored objects with ParseCIDRSloppy (k8s.io/utils/net), it ignores blanks around the
-    CIDR, reads addresses as `pack` does, and takes an IPv4-mapped network of at least 96 bits as an IPv4 network.
-    """
+    """Parse a CIDR into its network, with host bits cleared; None if it is invalid, for example has a netmask. Like
+    ParseCIDRSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, it ignores blanks around the
+    CIDR, parses addresses like `pack`, and converts an IPv4-mapped network of at least 96 bits to IPv4."""
     address, slash, length = text.strip().rpartition("/")
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
     if not slash or not bits or len(bits) > 3:
@@ -159,15 +158,14 @@ def parse_network(text: str) -> Range | None:
 
 
 def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
-    """Return the valid networks of a family among CIDRs, in their order."""
+    """Return the networks of the valid CIDRs of a family, in the same order."""
     networks = (parse_network(text) for text in texts)
     return tuple([network for network in networks if network is not None and family_of(network[0]) is family])
 
 
 def parse_cidr(text: str) -> Range | None:
-    """Return the network of a CIDR in a configuration, which is read as Go's net.ParseCIDR does: unlike `parse_network`
-    without blanks, and without an IPv4-mapped network of less than 96 bits. None for an invalid one.
-    """
+    """Parse a CIDR in a configuration like Go's net.ParseCIDR; None if it is invalid. Unlike `parse_network`, it
+    refuses blanks and IPv4-mapped networks of less than 96 bits."""
     network, address = parse_network(text), pack(text.partition("/")[0])
     valid = network is not None and address is not None and len(address) == len(network[0]) and text == text.strip()
     return network if valid else None
@@ -191,9 +189,8 @@ def is_link_local(address: bytes) -> bool:
 
 
 def is_special(address: bytes) -> bool:
-    """Return whether a packed address is loopback, link-local, multicast or broadcast, which no Service may have.
-    Source: ValidateNonSpecialIP of Kubernetes' API server; among multicast addresses the API server refuses only
-    link-local ones.
+    """Return whether a packed address is loopback, link-local, multicast or broadcast; no Service may have such an
+    address. Source: ValidateNonSpecialIP of Kubernetes' API server, which refuses only link-local multicast addresses.
     """
     if is_loopback(address) or is_link_local(address):
         return True
@@ -209,7 +206,7 @@ def covers_all(network: Range) -> bool:
 
 
 def network_text(network: Range) -> str:
-    """Return the CIDR of a range that is exactly one network."""
+    """Return the CIDR of a range, which must be exactly one network."""
     first, last = network
     host_bits = (int.from_bytes(first, "big") ^ int.from_bytes(last, "big")).bit_length()
     return f"{unpack(first)}/{8 * len(first) - host_bits}"

@@ -1,7 +1,6 @@
-"""The outcome of a connection on this node, with its reasons, from plans and a packet. Pure. The reasons are the
-Service that has the address, the origin of the client, policies, source ranges, and the endpoints that are eligible or
-left out (choosing.py). The recorded conformance cases check the outcomes against real packets.
-"""
+"""Derives the outcome of a connection on this node, with its reasons, from the plans and a packet. Pure. The reasons
+are the Service that owns the address, the origin of the client, policies, source ranges, and the eligible and
+ineligible endpoints (choosing.py). The recorded conformance cases check the outcomes against real packets."""
 
 from __future__ import annotations
 
@@ -57,12 +56,12 @@ class Side(Enum):
 class Packet(NamedTuple):
     """The first packet of a connection. Addresses are packed."""
 
-    source: bytes | None  # None: the node picks one of its addresses
+    source: bytes | None  # None: the node selects one of its addresses
     destination: bytes
     protocol: int
     port: int
-    interface: str = ""  # the incoming one, by which some clusters recognise pods, '' if unknown
-    source_port: int = 0  # 0 if unknown: the endpoint may depend on it
+    interface: str = ""  # the incoming interface, which identifies pods in some clusters; '' if unknown
+    source_port: int = 0  # the endpoint may depend on it; 0 if unknown
 
 
 class Outcome(Enum):
@@ -90,7 +89,7 @@ class Notice(Enum):
 
 
 class AnswerStep(Struct, frozen=True):
-    """A reason: whether the connection passes, a text, and the field that is the cause."""
+    """One reason: whether the connection passes this step, a text, and the field that is the cause."""
 
     passes: bool
     text: str
@@ -98,7 +97,8 @@ class AnswerStep(Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """An eligible endpoint: packed address and port, its probability, and whether it sees the node's address."""
+    """An eligible endpoint: packed address and port, probability, and whether it sees the node's address as the
+    source."""
 
     destination: bytes
     share: float
@@ -114,21 +114,21 @@ class Answer(Struct, frozen=True):
     plan: ServicePlan | None = None
     frontend: Frontend | None = None
     choices: tuple[Choice, ...] = ()
-    affinity: int = 0  # seconds, 0 for none
-    local_endpoints: int = 0  # the count in a health check's answer: 200 with any, 503 with none
-    absent: tuple[Absent, ...] = ()  # the ineligible endpoints with the reasons
-    policy: Policy = Policy.CLUSTER  # of the pool from which the endpoint is picked
+    affinity: int = 0  # seconds of session affinity, 0 for none
+    local_endpoints: int = 0  # the number in a health check's answer, whose status is 503 if the number is 0, else 200
+    absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
+    policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False
-    """The endpoints see the address of a client outside, only because no pod network of the family is configured. The
-    answers of endpoints on other nodes then bypass this node, unless they route to the client through it."""
+    """The endpoints see the address of an outside client, only because the family has no configured pod network.
+    Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client through this
+    node."""
 
 
 def answer(
     planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits | None = None, index: Index | None = None
 ) -> Answer:
-    """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits. If
-    there are many calls, an `index` of the planner makes them faster.
-    """
+    """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits. An
+    `index` of the planner makes many calls faster."""
     question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
     owned = question.owner()
     if owned is None and (made := question.on_loopback()) is not None:
@@ -139,7 +139,7 @@ def answer(
 
 
 class _Question:
-    """The decision about one packet on a node."""
+    """Decides about one packet on a node."""
 
     def __init__(
         self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index
@@ -155,12 +155,13 @@ class _Question:
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the packet's frontend; an address of a Service takes precedence over a NodePort."""
+        """Return the packet's frontend and its plan; an address of a Service takes precedence over a NodePort."""
         own = self._frontend(self._packet.destination + self._tail)
         return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
 
     def closed(self) -> Answer | None:
-        """Return the answer of a NodePort without endpoints at an address on which NodePorts do not answer."""
+        """Return the answer for a NodePort without endpoints, at an address without NodePorts; None for other
+        destinations."""
         local = self._packet.destination in self._local
         owned = self._frontend(self._tail) if self._habits.closes_everywhere and local else None
         if owned is None or owned[0].external.outside.forwards:
@@ -173,7 +174,7 @@ class _Question:
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], missing)
 
     def on_loopback(self) -> Answer | None:
-        """Return the answer of a NodePort on loopback if the proxy relays or refuses such connections, else None."""
+        """Return the answer for a NodePort on loopback if the proxy relays or refuses such connections, else None."""
         care, destination = self._ours.loopback, self._packet.destination
         owned = self._frontend(self._tail)
         if owned is None or care not in _NOT_RELAYED or not is_loopback(destination):
@@ -216,7 +217,7 @@ class _Question:
         return destination in self._local
 
     def health(self) -> Answer | None:
-        """Return the answer of a health check port, None for any other port or address."""
+        """Return the answer for a health check port; None for any other port or address."""
         checked, served = self._health_check(), self._ours.health_check_ips
         if checked is None or self._packet.destination not in (self._local if served is None else served):
             return None
@@ -227,7 +228,8 @@ class _Question:
         return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
 
     def _health_check(self) -> tuple[str, int] | None:
-        """Return the Service with this health check port, and its number of ready endpoints here; None without one."""
+        """Return the Service with this health check port, and the number of its ready endpoints on this node; None if
+        no Service has the port."""
         for name in self._index.by_health_port.get(self._packet.port, ()) if self._packet.protocol == _TCP else ():
             check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
@@ -236,7 +238,7 @@ class _Question:
         return None
 
     def unowned(self) -> Answer:
-        """Return the answer for an address and port that no Service has."""
+        """Return the answer for an address and port that belong to no Service."""
         address = self._packet.destination
         here = list(self._index.by_address.get(address, ()))
         where = self._where()
@@ -256,7 +258,7 @@ class _Question:
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):
-            text = f"{where}: an address of the cluster's Services that none here has (another proxy may serve it)"
+            text = f"{where}: an address for Services, which no Service on this node has (another proxy may serve it)"
             steps = (AnswerStep(False, text, "spec.clusterIPs"),)
             if self._habits.drops_unowned:
                 return Answer(Outcome.DROPPED, steps, Notice.TIMEOUT)
@@ -265,7 +267,8 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _other_address(self) -> AnswerStep | None:
-        """Return why a NodePort or health check port does not answer at this address, None for another port."""
+        """Return the reason why a NodePort or health check port does not answer at this address; None for other
+        ports."""
         owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
@@ -338,7 +341,7 @@ class _Question:
         return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection of this node is refused: to the node's addresses it always is."""
+        """Return whether a connection from this node is refused; to the node's own addresses it is always refused."""
         on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
         return self._habits.refuses_node or on_node
 
@@ -369,7 +372,7 @@ class _Question:
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
     def _side(self) -> tuple[Side, str, str]:
-        """Return the side of the client, the reason, and the field that is to be corrected, '' for none."""
+        """Return the side of the client, the reason, and the field to correct ('' if there is none)."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
             return Side.NODE, "the connection begins here", ""
@@ -388,7 +391,7 @@ class _Question:
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's", ""
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
-        """Add the step of the source ranges, if there are any; return whether they exclude the client."""
+        """If there are source ranges, add a step about them; return whether they exclude the client."""
         allowed = plan.sources(frontend)
         service = self._planner.services.get((plan.key.namespace, plan.key.name))
         if allowed is None:
@@ -400,7 +403,7 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # Without the load balancer's addresses, which the Service's field lacks: see _allowed in compile.py.
+        # Omit the load balancer's addresses, which the Service's field does not contain: see _allowed in compile.py.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)
@@ -450,18 +453,19 @@ class _Question:
         return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
-_CLAIMANTS = 3  # maximum number of other claimants of an address in a text
+_CLAIMANTS = 3  # the maximum number of an address's other claimants in a text
 _NO_ENDPOINT = "no endpoint anywhere takes new connections"
 _NONE_HERE = "policy Local, and none of the Service's endpoints is on this node"
 
 
 def _unavailable(plan: ServicePlan) -> tuple[str, str]:
-    """Return the reason why a NodePort has no eligible endpoint on this node, and its field, '' for none."""
+    """Return the reason why a NodePort has no eligible endpoint on this node, and the field of the cause ('' if
+    none)."""
     return (_NONE_HERE, "spec.externalTrafficPolicy") if plan.usable else (_NO_ENDPOINT, "")
 
 
 HEALTH_FIELD = "spec.healthCheckNodePort"
-_NODEPORTS = "nodePortAddresses"  # the configuration's field with the addresses on which NodePorts answer
+_NODEPORTS = "nodePortAddresses"  # the configuration field with the addresses on which NodePorts answer
 RELAYED_AT = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
 _NOT_RELAYED = {
     Loopback.RELAYED: "the proxy relays only TCP from loopback",
@@ -474,7 +478,7 @@ _KINDS = {
     FrontendKind.LOADBALANCER: ("load balancer address", "status.loadBalancer.ingress"),
     FrontendKind.NODEPORT: ("NodePort", "spec.ports[].nodePort"),
 }
-"""The name of a frontend's kind, and its field."""
+"""The name of each kind of frontend, and the Service's field that contains it."""
 
 
 def _named(plan: ServicePlan) -> str:

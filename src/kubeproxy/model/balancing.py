@@ -1,7 +1,6 @@
-"""Weights and consistent hashing: annotations of Services and EndpointSlices, and their effect on pools. Pure. A weight
-is 0 to 100, by default 100; an endpoint's share of the connections is its weight divided by the sum of all weights. The
-weight 0 drains an endpoint. See docs/balancing.md.
-"""
+"""Weights and consistent hashing: parses the annotations of Services and EndpointSlices, and applies them to pools.
+Pure. A weight is a number from 0 to 100 (the default); an endpoint's share of the connections is its weight divided by
+the sum of all weights. A weight of 0 drains an endpoint. See docs/balancing.md."""
 
 from __future__ import annotations
 
@@ -27,24 +26,26 @@ CILIUM_ALGORITHM: Final = "metadata.annotations[service.cilium.io/lb-algorithm]"
 
 _CILIUM_ALGORITHMS: Final = {"random": 0, "maglev": DEFAULT_SIZE}
 _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SIZES}
-"""The size of each algorithm's table, 0 for none."""
+"""The size of each algorithm's Maglev table; 0 if the algorithm uses no table."""
 
-LONGEST_START: Final = 3600  # the limit of seconds over which the share of a new endpoint grows
+LONGEST_START: Final = 3600  # the maximum number of seconds of a slow start
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The limit of characters of weights (a few hundred Nodes), because every node parses each change."""
+"""The maximum length of an annotation with weights (enough for a few hundred Nodes), because every node parses each
+change."""
 
-ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; a Node's name has no colon
+ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; names of Nodes contain no colon
 NO_ROOM: Final = (
     "older Services use all entries of this node, or of this namespace, for weights and tables (--balancing-entries);"
     " connections are shared evenly"
 )
 
-Growth = Mapping[bytes, int]  # the present percentage of the weight of each new endpoint, by packed address
-GROWN: Growth = {}  # the growth if there are no new endpoints
+Growth = Mapping[bytes, int]  # the present percentage of its weight for each new endpoint, by packed address
+GROWN: Growth = {}  # no endpoint is new
 
 
 class BalanceRequests(Struct, frozen=True, gc=False):
-    """The requests of a Service's annotations: weights by Node and zone, seconds of slow start, Maglev table size."""
+    """The requests in a Service's annotations: weights by Node and by zone, seconds of slow start, Maglev table
+    size."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
@@ -66,12 +67,12 @@ def asks(annotations: Annotations | None) -> bool:
 
 
 def weighs_zones(annotations: Annotations | None) -> bool:
-    """Return whether a Service's annotations have weights by zone, so that the zones of its endpoints are needed."""
+    """Return whether a Service's annotations contain weights by zone; then the zones of its endpoints are needed."""
     return annotations is not None and annotations.weights is not None and ZONE in annotations.weights
 
 
 def balance_requests(annotations: Annotations | None, problems: list[Problem]) -> BalanceRequests:
-    """Return the requests of a Service's annotations; an invalid annotation counts as missing, and is a problem."""
+    """Return the requests in a Service's annotations. An invalid annotation is reported as a problem, and ignored."""
     if annotations is None:
         return NO_REQUESTS
     nodes: Mapping[str, int] = {}
@@ -83,7 +84,8 @@ def balance_requests(annotations: Annotations | None, problems: list[Problem]) -
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
-    """Return the table's size by our annotation, or else by Cilium's, which has the values `maglev` and `random`."""
+    """Return the Maglev table size from our annotation, else from Cilium's annotation with the value `maglev` or
+    `random`."""
     text, field, known = annotations.algorithm, ALGORITHM, _ALGORITHMS
     if text is None:
         text, field, known = annotations.cilium_algorithm, CILIUM_ALGORITHM, _CILIUM_ALGORITHMS
@@ -96,7 +98,7 @@ def _table(annotations: Annotations, problems: list[Problem]) -> int:
 
 
 def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
-    """Return the seconds over which a new endpoint's share grows, 0 for none."""
+    """Return the seconds over which a new endpoint's share grows; 0 if there is no slow start."""
     text = annotations.slow_start if annotations is not None else None
     if text is None:
         return 0
@@ -111,7 +113,7 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
 
 
 class _ByPlace(NamedTuple):
-    """The weights by Node and by zone in an annotation, and its problems."""
+    """The weights by Node and by zone in an annotation, and the problem with it."""
 
     nodes: dict[str, int]
     zones: dict[str, int]
@@ -120,7 +122,7 @@ class _ByPlace(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _by_place(text: str) -> _ByPlace:
-    """Return weights as in `node-a=0,zone:eu-1=50`; none when one is invalid."""
+    """Parse weights such as `node-a=0,zone:eu-1=50`; if a weight is invalid, return no weights."""
     if len(text) > LONGEST_WEIGHTS:
         return _unreadable(f"{len(text)} characters are more than {LONGEST_WEIGHTS}: weigh by zone, or by slices")
     found = _ByPlace({}, {})
@@ -142,9 +144,9 @@ def _unreadable(reason: str) -> _ByPlace:
 
 
 def entries(plans: Iterable[ServicePlan]) -> int:
-    """Return the number of entries for weights and tables, over all frontends of a Service's plans. For weights it is
-    the number that exact shares need; backends may round. The size of a Maglev table does not depend on its endpoints.
-    """
+    """Return the number of entries that a Service's plans need for weights and Maglev tables, over all frontends. For
+    weights this is the number for exact shares; backends may round. A Maglev table's size does not depend on its
+    endpoints."""
     total = 0
     for plan in plans:
         if (balance := plan.balance) is None:
@@ -158,17 +160,16 @@ def entries(plans: Iterable[ServicePlan]) -> int:
 
 
 def expected_entries(service: Service) -> int:
-    """Return an estimate, from its annotations, of the entries of a Service that is not compiled yet."""
+    """Estimate the number of entries of a Service that is not compiled yet, from its annotations."""
     annotations = service.metadata.annotations
     table = _table(annotations, []) if annotations is not None else 0
     return min(ROOM, table * len(service.spec.ports or ()))
 
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
-    """Return the limit of entries for each frontend of a Service's plans in a family; `most` is the limit for all
-    frontends. Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large table
-    would cost every node four million entries.
-    """
+    """Return the maximum number of entries per frontend of a Service's plans in one family; `most` is the maximum for
+    all frontends. Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a large
+    table would need four million entries on every node."""
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
 
@@ -180,12 +181,11 @@ def balanced(
     room: int,
     problems: list[Problem],
 ) -> ServicePlan:
-    """Return a plan in which the pools have no drained endpoints, and the balance is set if shares are not equal.
-    `room` is the result of `room_for`, 0 when the node has no entries left for the Service.
+    """Return a plan without drained endpoints in its pools; its balance is set if shares are not equal. `room` is the
+    result of `room_for`; 0 if the node has no entries left for the Service.
 
     If all endpoints of a pool have weight 0, they get equal shares, just as terminating endpoints are used if there are
-    no others: draining moves connections but never refuses them.
-    """
+    no others: draining moves connections, but never refuses them."""
     weights = _weights(slices, (plan.key.port_name, plan.key.protocol), asked)
     if growth:
         _grow(weights, plan, growth)
@@ -216,16 +216,16 @@ def balanced(
 
 
 def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
-    """Return the hashing with the requested table, or the largest that fits; None if no table fits."""
+    """Return the hashing with the requested table size, or the largest size that fits; None if no table fits."""
     size = max([size for size in SIZES if size <= min(table, room)], default=0)
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
         _say(problems, ALGORITHM, f"{table} slots for each of so many ports and addresses are too many; {instead}")
-    # Hashing by the client's address alone is session affinity without a state.
+    # With session affinity, hash only the client's address: this is affinity without state.
     return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
 
 
-_ROUGH: Final = 16  # entries per endpoint below which shares may be less exact than documented
+_ROUGH: Final = 16  # with fewer entries per endpoint, shares may be less exact than documented
 
 
 def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Problem]) -> None:
@@ -236,7 +236,7 @@ def _check_exactness(shares: _Shares, room: int, field: str, problems: list[Prob
 
 
 def _say(problems: list[Problem], field: str, reason: str) -> None:
-    """Add a problem, unless the same problem of another port or family is there already."""
+    """Add a problem, unless another port or family has already added the same problem."""
     if (problem := Problem(field, reason)) not in problems:
         problems.append(problem)
 
@@ -257,7 +257,8 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return the weights below FULL of a port's (name, protocol) destinations, of several the smallest."""
+    """Return a port's (name, protocol) destinations with weights below FULL. Of several weights, the smallest
+    counts."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
@@ -284,12 +285,12 @@ def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
             weights[destination] = max(1, weight * share // FULL)
 
 
-STEPS: Final = 10  # the number of steps in which a share grows
+STEPS: Final = 10  # the number of steps in which a new endpoint's share grows
 _SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded timer does not fire before it
 
 
 class _Ages(Struct):
-    """The endpoints of a Service (packed addresses), and the step in which each new endpoint was added."""
+    """The packed addresses of a Service's endpoints, and for each new endpoint the step in which it was added."""
 
     step: float  # seconds
     known: frozenset[bytes]
@@ -297,12 +298,11 @@ class _Ages(Struct):
 
 
 class SlowStart:
-    """The Services with a slow start: their new endpoints, and the present part of their share.
+    """Tracks Services with a slow start: their new endpoints, and the present percentage of these endpoints' weights.
 
-    The share of a new endpoint grows in steps, and all new endpoints of a Service reach a step at the same time, so
-    that a step costs at most one change per Service. The endpoints with which a Service is first seen are not new, so a
-    restart of the proxy starts no slow start. `now` is in seconds of a monotonic clock.
-    """
+    The share of a new endpoint grows in steps. All new endpoints of a Service reach a step at the same time, so that a
+    step causes at most one change per Service. Endpoints that exist when the proxy first sees a Service are not new, so
+    a restart of the proxy causes no slow start. `now` is in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -310,7 +310,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # Services that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return the present share of each new endpoint of a Service, in percent of its weight."""
+        """Return the present percentage of its weight for each new endpoint of a Service."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]
@@ -320,7 +320,7 @@ class SlowStart:
         }
 
     def seen(self, name: ServiceName, endpoints: Collection[bytes], seconds: int) -> bool:
-        """Record the endpoints of a Service; return whether its shares change."""
+        """Record a Service's endpoints and its seconds of slow start; return whether its shares change."""
         step = seconds / STEPS
         at = floor(self.now / step)
         before = self._ages.get(name)
@@ -340,18 +340,18 @@ class SlowStart:
             self._growing.discard(name)
 
     def forget(self, name: ServiceName) -> None:
-        """Remove a Service that was deleted or has no slow start."""
+        """Stop tracking a Service, because it is deleted or has no slow start."""
         if self._ages:
             self._ages.pop(name, None)
             self._growing.discard(name)
 
     def advance(self, now: float) -> Collection[ServiceName]:
-        """Set the time; return the Services with a share that grew."""
+        """Set the time; return the Services in which a share has grown."""
         before, self.now = self.now, now
         steps = ((name, self._ages[name].step) for name in self._growing)
         return [name for name, step in steps if floor(before / step) != floor(now / step)]
 
     def next_step(self) -> float | None:
-        """Return the time at which the next share grows, None without new endpoints."""
+        """Return the time at which the next share grows; None if there are no new endpoints."""
         steps = {self._ages[name].step for name in self._growing}
         return min([(floor(self.now / step) + 1) * step + _SURELY for step in steps], default=None)

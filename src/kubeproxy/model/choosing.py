@@ -1,5 +1,5 @@
-"""The eligible endpoints of a connection, with their probabilities, and the other endpoints, with the reasons. Pure.
-Only answers to questions (answer.py) use this module. Plans do not contain the reasons, because these follow from
+"""Finds the eligible endpoints of a connection with their probabilities, and the other endpoints with the reasons.
+Pure. Only answers to questions (answer.py) use this module. Plans do not contain the reasons, because these follow from
 slices and pools.
 """
 
@@ -23,14 +23,14 @@ UNPLACED: Final = "endpoints[].nodeName"
 
 
 class ClientAddress(NamedTuple):
-    """A client: its packed address, None if the node picks one of its addresses, and its port, 0 if unknown."""
+    """A client: its packed address (None: the node selects one of its addresses), and its port (0 if unknown)."""
 
     address: bytes | None
     port: int
 
 
 def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress) -> Iterable[tuple[bytes, float]]:
-    """Return the endpoints of a pool that a client may get, with their probabilities."""
+    """Return the endpoints in a pool that may get a client's connection, with their probabilities."""
     weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
     if hashing is None:
         whole = sum(weights) or len(pool)
@@ -43,7 +43,7 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
 
 
 def carried(plan: ServicePlan) -> ServicePlan:
-    """Return the plan as it applies to connections that the proxy relays itself: with weights, without hashing."""
+    """Return the plan for connections that the proxy relays itself: weights apply, hashing does not."""
     return plan if plan.balance is None else replace(plan, balance=replace(plan.balance, hashing=None))
 
 
@@ -51,7 +51,7 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
     """Yield texts about unequal shares."""
     weights = plan.weights(policy)
     if weights:
-        yield f"they have weights from {min(weights)} to {max(weights)}, and shares of the connections by these"
+        yield f"their weights, which determine their shares, are from {min(weights)} to {max(weights)}"
     if plan.balance is None:
         return
     if plan.balance.drained:
@@ -61,7 +61,7 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
-    """Return the slot of a client in a table, None if its address, or a hashed port, is unknown."""
+    """Return a client's slot in a Maglev table; None if its address, or its port if that is hashed, is unknown."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
@@ -73,9 +73,9 @@ def _hashed(hashing: Hashing, client: ClientAddress) -> str:
 
 
 class Absent(NamedTuple):
-    """An endpoint that is left out."""
+    """An endpoint that is not eligible."""
 
-    destination: bytes  # packed address and port, 0 if its slice has no such port
+    destination: bytes  # packed address and port; port 0 if its slice does not contain the port
     slice_name: str  # '' for a deleted endpoint
     reason: str
     field: str  # the field or flag that is the cause
@@ -92,8 +92,8 @@ def absent(
     drained: Collection[bytes] = (),
     asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
-    """Yield the endpoints of a service port's slices that are not in its pool on this node. `local_only`: the policy is
-    Local. `drained` are the endpoints with weight 0, which is set by their slices or by the Service's annotations
+    """Yield the endpoints in a service port's slices that are not in its pool on this node. `local_only`: the policy is
+    Local. `drained` are endpoints with weight 0; the weight comes from their slices or from the Service's annotations
     `asked`.
     """
     for name, piece in slices.items():
@@ -117,7 +117,7 @@ def absent(
 
 
 def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
-    """Return why a service port has no available endpoint, as its slices show it; '' if they have a ready one."""
+    """Return the reason why a service port has no available endpoint; '' if its slices contain a ready endpoint."""
     pieces, named = [one for one in slices if one.family is key.family], (key.port_name, key.protocol)
     all_known = [
         (one, endpoint) for one in pieces for endpoint in (one.endpoints if one.ports else one.particular or ())
@@ -135,7 +135,7 @@ def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
 
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
-    """Yield the deleted endpoints (keys as in gone.Departed) of a port's family and protocol."""
+    """Yield the deleted endpoints (keys as in gone.Departed) with a port's family and protocol."""
     reason = "it is deleted: it was terminating when it left the slices; connections to it are reset"
     for one in gone:
         address, protocol = one[:-3], one[-3]
@@ -153,7 +153,7 @@ def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tup
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
-    """Return two values: the reason why an endpoint of a slice is left out, and the field that causes this."""
+    """Return the reason why an endpoint of a slice is not eligible, and the field of the cause."""
     if not endpoint.ready:
         if not endpoint.terminating:
             return "it is not ready", "conditions.ready"
@@ -170,7 +170,7 @@ def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tu
 
 def _hint(endpoint: Endpoint, node: str, zone: str) -> tuple[str, str]:
     if endpoint.nodes and node not in endpoint.nodes:
-        return f"it is meant for {', '.join(endpoint.nodes)}", "hints.forNodes"
+        return f"its hints name {', '.join(endpoint.nodes)}", "hints.forNodes"
     if endpoint.zones and zone not in endpoint.zones:
-        return f"it is meant for {', '.join(endpoint.zones)}, this node is in {zone or 'no zone'}", "hints.forZones"
+        return f"its hints name {', '.join(endpoint.zones)}, this node is in {zone or 'no zone'}", "hints.forZones"
     return "another entry with the same address and port is used", "addresses"

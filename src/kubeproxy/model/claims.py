@@ -1,7 +1,7 @@
-"""The things for which Services compete on a node: addresses with ports, and entries for weights and hash tables. Pure.
-The owner of a claimed address is the Service of the allocation, else the oldest Service. So a user who may write
-externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go kube-proxy the owner is random.
-"""
+"""Decides conflicts between Services on a node: about addresses with ports, and about entries for weights and Maglev
+tables. Pure. A claimed address belongs to the Service to which the API server allocated it, else to the oldest Service.
+So users with the right to write externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go
+kube-proxy the owner is random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """The reason why a Service may claim a frontend. Among claimants of one frontend the smallest value wins."""
+    """The reason why a Service may claim a frontend. Of several claimants, the one with the smallest value wins."""
 
     ALLOCATED = 0  # allocated by the API server: cluster IPs, NodePorts
     WRITTEN = 1  # written by a client of the API: external IPs, addresses of load balancers
@@ -30,14 +30,14 @@ class Right(IntEnum):
 class Claimant(Struct, frozen=True, order=True, gc=False):
     """A Service that claims frontends. The smallest claimant of a frontend is its owner."""
 
-    right: Right  # the reason why it may
-    created: str  # in RFC 3339, so the order of texts is the order of age
+    right: Right  # the reason why it may claim them
+    created: str  # in RFC 3339, so that older Services sort first
     namespace: str
     name: str
 
     @property
     def writing(self) -> Claimant:
-        """This Service as a claimant with the right WRITTEN."""
+        """This claimant with the right WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -50,9 +50,8 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 
 class Claims:
-    """The owners of the frontends of one family, by Frontend.key. `written` are the keys claimed with the right
-    WRITTEN. The time of a claim on a contested key is logarithmic in the number of its claimants.
-    """
+    """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN.
+    Claiming a contested key takes logarithmic time in the number of its claimants."""
 
     def __init__(self) -> None:
         self.written: dict[ServiceName, tuple[bytes, ...]] = {}
@@ -62,9 +61,8 @@ class Claims:
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[bytes]:
-        """Replace a Service's claims for one reason; return the contested keys with a new owner. `old` and `new` differ
-        when a Service was deleted and created again, and so has another age.
-        """
+        """Replace a Service's claims of one right; return the contested keys with a new owner. `old` and `new` differ
+        if a Service was deleted and created again, because then its age differs."""
         moved: set[bytes] = set()
         if old is not None and before:
             keys = set(after)
@@ -79,7 +77,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace a Service's claims for the reason WRITTEN; see `replace` for the returned keys."""
+        """Replace a Service's claims of the right WRITTEN; see `replace` for the returned keys."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -95,12 +93,12 @@ class Claims:
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key; a new owner changes the plans or problems of each of them."""
+        """Return all Services that claim a key: if the owner changes, so do the plans or problems of each."""
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 
     def _release(self, key: bytes, claimant: Claimant) -> bool:
-        """Withdraw a claim; return whether the key has another owner now."""
+        """Withdraw a claim; return whether this changed the key's owner."""
         waiting = self._contested.get(key)
         if waiting is None:
             if self._owner.get(key) == claimant:
@@ -115,7 +113,7 @@ class Claims:
         return at == 0
 
     def _contest(self, key: bytes, claimant: Claimant) -> bool:
-        """Add a claim to a key that has an owner; return whether the claimant is the owner now."""
+        """Add a claim to a key that has an owner; return whether the claimant becomes the owner."""
         waiting = self._contested.setdefault(key, [self._owner[key]])
         at = bisect_left(waiting, claimant)
         if at < len(waiting) and waiting[at] == claimant:
@@ -126,7 +124,8 @@ class Claims:
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return a Service's keys that the API server allocated, and the frontends that users wrote, of a family."""
+    """Return a Service's frontends of one family, in two groups: keys that the API server allocated, and frontends that
+    users wrote."""
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
@@ -150,25 +149,24 @@ def written_addresses(service: Service) -> set[bytes | None]:
     return {pack(text) for text in (*(service.spec.external_ips or ()), *(each.ip for each in ingress if each.ip))}
 
 
-SHARES: Final = 4  # a namespace gets at most this fraction of the entries: one in four
-TURN: Final = ROOM  # number of entries to change in one sync; changing so many takes about 0.25 s of CPU time
+SHARES: Final = 4  # a namespace gets at most a quarter of the entries
+TURN: Final = ROOM  # the number of entries to change in one sync, which takes about 0.25 s of CPU time
 
 
 class _Asker(NamedTuple):
-    """A Service that requests entries; the order of these values is that of grants."""
+    """A Service that requests entries. The smallest value gets its entries first."""
 
     created: str  # RFC 3339 timestamps sort by age as text
     name: ServiceName
 
 
 class NodeBudget:
-    """Grants entries for weights and hash tables to Services, in the order of age and then name. A Service gets entries
-    if the older Services leave enough.
+    """Grants entries for weights and Maglev tables to Services, in the order of age and then name. A Service gets its
+    entries if older Services leave enough.
 
     A Service of two kilobytes may request 65,536 elements of the kernel on every node, and a namespace may have a
-    thousand such Services. See docs/balancing.md "What a node gives". The result is the same on every node with the
-    same Services, and after a restart.
-    """
+    thousand such Services. See docs/balancing.md "What a node gives". Nodes with the same Services grant the same
+    entries, also after a restart."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
@@ -180,7 +178,7 @@ class NodeBudget:
         self._is_settled = True
 
     def expect(self, name: ServiceName, created: str, entries: int) -> None:
-        """Record an estimate of the entries of a Service that has not requested any yet."""
+        """Record an estimate for a Service that has not requested entries yet."""
         if name not in self._asked:
             self.ask(name, created, entries)
 
@@ -206,7 +204,8 @@ class NodeBudget:
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return the entries granted to each of these Services, the oldest first; Services without any are left out."""
+        """Return the number of entries granted to each of these Services, oldest first. Services without entries are
+        omitted."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 
@@ -233,9 +232,8 @@ class NodeBudget:
 
 
 class FairOrder:
-    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another one. Waiting
-    changes precede new ones. A namespace without waiting changes keeps its position.
-    """
+    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another namespace.
+    Waiting changes come before new changes. A namespace without waiting changes keeps its position."""
 
     def __init__(self) -> None:
         self._waiting: list[ServiceName] = []
@@ -243,7 +241,8 @@ class FairOrder:
         self._turn = 0
 
     def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
-        """Return the Services whose changes wait, in order; `costs` has the entries of each changed Service."""
+        """Return, in order, the Services whose changes must wait; `costs` is the number of entries per changed
+        Service."""
         if sum(costs.values()) <= TURN:
             self._waiting.clear()
             self._served.clear()

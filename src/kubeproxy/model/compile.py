@@ -1,7 +1,6 @@
-"""The compiler: computes the ServicePlans of one Service from its objects. Pure; the only implementation of the rules.
-Source: docs/reference.md "Service semantics", with the differences; kube-proxy v1.36 pkg/proxy/serviceport.go and the
-proxiers.
-"""
+"""The compiler: computes the ServicePlans of one Service from its objects. Pure. No other code implements these
+semantics. Source: docs/reference.md "Service semantics", which lists differences; kube-proxy v1.36
+pkg/proxy/serviceport.go and the proxiers."""
 
 from __future__ import annotations
 
@@ -47,22 +46,21 @@ from kubeproxy.model.plan import (
     Traffic,
 )
 
-# For code that runs for every Service: in Python 3.11 access to an enumeration's member is slower than adding bytes.
+# These constants are for code that runs for every Service: access to a member of an enum is slow in Python 3.11.
 _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
-STEP = 1500  # number of endpoints, times ports, per step of compiling: some milliseconds
+STEP = 1500  # the number of endpoints times ports that are compiled in one step, which takes some milliseconds
 PORT = 25  # the cost of a port without endpoints, as a number of endpoints
 
 
 def compiling(
     service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
 ) -> Generator[tuple[()], None, Compiled]:
-    """Compile a Service and its slices (of all families, in any order) in steps; the generator's return value is the
-    result. `growth` has the present percentage of new endpoints' shares; `most` is the limit of entries for weights and
-    tables in a family, 0 for equal shares.
-    """
+    """Compile a Service and its slices (of all families, in any order) in steps; the result is the generator's return
+    value. `growth`: new endpoints' present percentages of their weights. `most`: the maximum number of entries for
+    weights and Maglev tables per family; 0 for equal shares."""
     spec = service.spec
     if skipped(service, world):
         return NOTHING
@@ -99,7 +97,7 @@ def compiling(
 
 
 def is_slow(service: Service, slices: int) -> bool:
-    """Return whether compiling a Service with so many slices may take more than half a millisecond."""
+    """Return whether compiling a Service with this number of slices may take more than half a millisecond."""
     return len(service.spec.ports or ()) * (PORT + 100 * slices) > STEP // 4
 
 
@@ -134,14 +132,14 @@ class _Port(NamedTuple):
 
 
 class _Facts(Struct, frozen=True, gc=False):
-    """A Service's spec, read once for all its ports and families."""
+    """The parts of a Service's spec that apply to all its ports and families."""
 
     name: tuple[str, str]
     ports: Sequence[_Port]
     cluster_ips: Mapping[Family, bytes]
     external_ips: Mapping[Family, Sequence[bytes]]
     balancer_ips: Mapping[Family, Sequence[bytes]]
-    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family without an entry is open to all clients
+    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family that is missing admits all clients
     policies: Policies
     affinity: int
     health_port: int
@@ -153,7 +151,7 @@ def _read(service: Service, world: Globals, problems: list[Problem]) -> _Facts:
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if world.external_ips == "served" else None
-    # Positional arguments are faster, and this runs for every Service. The same is true for plans below.
+    # Positional arguments are faster, and this code runs for every Service. The same applies to plans below.
     return _Facts(
         (meta.namespace or "", meta.name),
         _ports(spec.ports or (), problems),
@@ -259,9 +257,8 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 
 def _source_ranges(service: Service, world: Globals, problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the ranges of restricted families; an entry /0 opens its family, an invalid one nothing. If the ranges are
-    to be denied, return all other networks of their families.
-    """
+    """Return the source ranges of restricted families. An entry /0 admits all clients of its family; an invalid entry
+    admits none. If the ranges are to be denied, return all other networks of their families."""
     texts = service.spec.load_balancer_source_ranges or ()
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()
@@ -293,7 +290,7 @@ def _policies(spec: ServiceSpec, problems: list[Problem]) -> Policies:
 
 @lru_cache(maxsize=32)
 def _read_policies(internal: str | None, external: str | None, is_external: bool) -> tuple[Policies, Sequence[Problem]]:
-    """Return two values: the policies (a single object for all Services with equal policies), and the problems."""
+    """Return the policies (one shared object for all Services with equal policies), and the problems."""
     problems: list[Problem] = []
     for text, field in ((internal, "spec.internalTrafficPolicy"), (external, "spec.externalTrafficPolicy")):
         if text not in (None, "", "Cluster", "Local"):
@@ -352,12 +349,11 @@ def _plan(
 
 
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
-    """Return a plan without the frontends that would cut off the proxy of this node from the API server.
+    """Return a plan without frontends that would cut this node's proxy off from the API server.
 
-    Users who write Services choose external IPs. A load balancer's address is set by the cluster's controllers, and
-    connections to it may lead to the API server. So its frontend is left out only while it would refuse or drop the
-    node's own connections.
-    """
+    External IPs are written by users, so they are never served at the API server's address. A load balancer's address
+    is written by the cluster's controllers, and connections to it may lead to the API server, so its frontend is
+    omitted only while it would refuse or drop the node's own connections."""
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
     kept = []
@@ -378,7 +374,7 @@ _API_SERVER = ("default", "kubernetes")
 def _asked(
     service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]
 ) -> BalanceRequests | None:
-    """Return the requested shares of connections, None without such annotations of the Service and its slices."""
+    """Return the requested shares of connections; None if neither the Service nor its slices have such annotations."""
     annotations = service.metadata.annotations
     its_own = annotations is not None and asks(annotations)
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
@@ -392,10 +388,9 @@ def _asked(
 
 
 def _allowed(facts: _Facts, family: Family, world: Globals) -> tuple[Range, ...] | None:
-    """Return the source ranges of the load balancer addresses, None without such addresses or without a restriction. If
-    the node's address is in the ranges, the load balancer addresses are added: the kernel picks such an address as the
-    source if a cloud's agent has put it on an interface of the node (allowFromNode in the Go kube-proxy).
-    """
+    """Return the source ranges for the load balancer addresses; None without such addresses or without a restriction.
+    If the node's address is in the ranges, the load balancer addresses are added, because the kernel selects one as the
+    source address if a cloud's agent has added it to an interface (allowFromNode in the Go kube-proxy)."""
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
     if ranges is None or not balancers:
         return None
@@ -422,14 +417,14 @@ def _frontends(facts: _Facts, port: _Port, family: Family, cluster_ip: bytes) ->
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP comes first. An external IP that is the load balancer's address too keeps the source ranges.
+        # The cluster IP comes first. An external IP that is also a load balancer address has source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)
 
 
 class _Stock(NamedTuple):
-    """Whether the cluster pool has endpoints, whether the local pool has, and whether any is usable."""
+    """Three facts: the cluster pool has endpoints, the local pool has endpoints, some endpoint is usable."""
 
     cluster: bool
     local: bool
@@ -459,9 +454,8 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
 
 
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
-    """Return the traffic of external IPs, load balancer addresses and NodePorts. With externalTrafficPolicy Local, pods
-    and the node itself are served as if their packets had left the cluster and returned.
-    """
+    """Return the traffic of external IPs, load balancer addresses and NodePorts. With externalTrafficPolicy Local,
+    connections of pods and of the node itself use the cluster pool, as if a load balancer had chosen a node."""
     if not stock.usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
     node = Action.CLUSTER_MASQUERADE if stock.cluster else Action.DROP
@@ -473,9 +467,8 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
 
 
 def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
-    """Return the health check of a LoadBalancer with externalTrafficPolicy Local. Ready endpoints of this node are
-    counted by address, over all ports of a family's slices.
-    """
+    """Return the health check of a LoadBalancer with externalTrafficPolicy Local. It counts the addresses of ready
+    endpoints on this node, over all ports of a family's slices."""
     if not port or not plans:
         return None
     ready: dict[Family, set[bytes]] = {plan.key.family: set() for plan in plans}

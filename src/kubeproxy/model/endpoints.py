@@ -1,6 +1,5 @@
-"""The endpoints of a Service, and the selection of those that take new connections: readiness, termination, topology.
-Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go.
-"""
+"""Selects the endpoints of a Service that take new connections, by readiness, termination and topology. Source:
+docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go and endpointslicecache.go."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from kubeproxy.model.plan import Pool, Problem
 
 
 class Endpoint(Struct, frozen=True, gc=False):
-    """One address of a slice with its state; the port is a port of the slice."""
+    """One address of a slice with its state."""
 
     address: bytes
     node: str = ""
@@ -32,7 +31,7 @@ class Endpoint(Struct, frozen=True, gc=False):
 
 
 class SlicePort(NamedTuple):
-    """A port of a slice: the service port it belongs to, and its number."""
+    """A port of a slice: name and protocol identify the service port; `number` is the endpoints' port."""
 
     name: str
     protocol: int
@@ -40,13 +39,12 @@ class SlicePort(NamedTuple):
 
 
 class Slice(Struct, frozen=True, gc=False):
-    """An EndpointSlice reduced to the used fields. In nearly every slice all endpoints are ready and none has hints.
-    Then `particular` is None, and the endpoints are in `destinations` and, in the same order, in `nodes`.
-    """
+    """An EndpointSlice reduced to the used fields. If all endpoints are ready and none has hints (the usual case),
+    `particular` is None, and the endpoints are in `destinations` and, in the same order, in `nodes`."""
 
     family: Family
     ports: tuple[SlicePort, ...]
-    destinations: tuple[tuple[bytes, ...], ...]  # for each of the ports; sorted, without repetition
+    destinations: tuple[tuple[bytes, ...], ...]  # for each port: sorted destinations without duplicates
     nodes: tuple[str, ...]  # '' for none
     particular: tuple[Endpoint, ...] | None = None  # all endpoints
     triggered: str | None = None
@@ -54,11 +52,11 @@ class Slice(Struct, frozen=True, gc=False):
     version: str | None = None  # the resourceVersion
     proxy_name: str | None = None  # the label of another proxy's Service, copied by the EndpointSlice controller
     weight: int | None = None  # the annotation
-    zones: Mapping[bytes, str] | None = None  # of endpoints by packed address, None unless requested
+    zones: Mapping[bytes, str] | None = None  # the zones of endpoints by packed address; None unless requested
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """The endpoints in full form."""
         if self.particular is not None:
             return self.particular
         return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
@@ -71,11 +69,12 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of a list, packed as soon as it is decoded, because a decoded slice has ten times the size."""
+    """An EndpointSlice from a list, packed right after it is decoded, because a decoded slice needs ten times the
+    memory."""
 
     metadata: objects.ObjectMeta
     address_type: str
-    piece: Slice | None  # None without a Service, or for an address type that cannot be programmed
+    piece: Slice | None  # None if it belongs to no Service, or if its address type cannot be programmed
 
 
 def packed(source: objects.EndpointSlice) -> PackedSlice:
@@ -86,7 +85,8 @@ def packed(source: objects.EndpointSlice) -> PackedSlice:
 
 
 def parse_slice(source: objects.EndpointSlice) -> Slice | None:
-    """Return the packed form of a slice, None for an unknown address type (FQDN); `problems` name invalid entries."""
+    """Return the packed form of a slice; None for the address type FQDN or an unknown type. Its `problems` name invalid
+    entries."""
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None
@@ -115,22 +115,22 @@ def _zones(source: objects.PlacedSlice) -> Mapping[bytes, str]:
     return {address: zone for address, zone in found.items() if address is not None}
 
 
-FULL: Final = 100  # the default weight of an endpoint, and the largest one
+FULL: Final = 100  # the default weight of an endpoint, and the maximum
 
 
 def annotation_field(name: str) -> str:
-    """Return the path of one of our annotations' fields."""
+    """Return the path of an annotation in an object's metadata."""
     return f"metadata.annotations[kube-proxy-py/{name}]"
 
 
 def read_number(text: str, most: int = FULL) -> int | None:
-    """Return the number from 0 to `most` in a text, by default a weight; None for an invalid text."""
+    """Parse a number from 0 to `most`, by default a weight; return None if the text is invalid."""
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     return number if 0 <= number <= most else None
 
 
 def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[Problem, ...]]:
-    """Return the weight of our annotation, or else of Cilium's."""
+    """Return the weight in our annotation, else in Cilium's annotation, and problems with it."""
     text, field = annotations.weight, annotation_field("weight")
     if text is None:
         text, field = annotations.cilium_weight or "", "metadata.annotations[service.cilium.io/weight]"
@@ -143,22 +143,21 @@ def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[P
 
 _IPV6 = Family.IPV6  # looked up once, as in model.compile
 _AFTER_MAPPED = b"\0" * 9 + b"\x01"
-"""Sorts after every IPv4-mapped IPv6 address and before every IPv6 address of a pod."""
+"""A value that sorts after every IPv4-mapped IPv6 address, and before every IPv6 address of a pod."""
 
 
 def _plain(
     entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
-    """Return two values: the destinations of each port, and the nodes; each is in the order of the addresses. None when
-    an address is missing, repeated, or in an unusual form. The comprehensions create no object per endpoint: the first
-    list may have 100,000.
-    """
+    """Return the destinations of each port, and the nodes, both in the order of the addresses; None if an address is
+    missing, repeated, or in an unusual form. For speed, comprehensions create no object per endpoint: the first list
+    may contain 100,000 endpoints."""
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # _one_by_one reports the wrong entry
-    # 100,000 endpoints have a few node names: interned, they take no memory and compare fast.
+    # 100,000 endpoints have few different node names: interned names share memory and compare fast.
     nodes = [intern(e.node_name or "") for e in entries]
     if not all(map(lt, first, islice(first, 1, None))):
         at = dict(zip(first, nodes, strict=True))
@@ -188,7 +187,7 @@ def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tup
 
 
 def _ports(entries: Sequence[objects.EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    """Return two values: the usable ports, and the problems of all other ports."""
+    """Return the usable ports, and the problems of the other ports."""
     if len(entries) == 1:  # the usual case; many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
@@ -209,7 +208,7 @@ def _read_ports(entries: Iterable[objects.EndpointPort], problems: list[Problem]
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
         elif not entry.port:
-            continue  # nil means "all ports", to which no proxy can forward: ignored, as by the Go kube-proxy
+            continue  # nil means "all ports", to which no proxy can forward; the Go kube-proxy ignores it, too
         elif not 0 < entry.port < 65536:
             problems.append(Problem(f"ports[{i}].port", f"{entry.port} is not between 1 and 65535"))
         else:
@@ -221,7 +220,7 @@ _UNKNOWN = objects.EndpointConditions()
 
 
 def _particular(address: bytes, node: str, entry: objects.SliceEndpoint) -> Endpoint:
-    """Return the full form of an endpoint: it may be not ready, or have hints."""
+    """Return an endpoint in full form, with its readiness and hints."""
     c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
@@ -232,13 +231,13 @@ def _names(entries: list[objects.NameHint] | None) -> tuple[str, ...]:
 
 
 class Selection(NamedTuple):
-    """The selected endpoints of one service port: the pools for new connections, and further ones."""
+    """The selected endpoints of one service port: the pools for new connections, and the serving endpoints."""
 
     cluster: Pool
     local: Pool
     serving: Pool  # all endpoints that may keep established connections
     local_addresses: Pool  # the addresses of the pools' endpoints on this node
-    usable: bool  # some endpoint anywhere could take a connection
+    usable: bool  # an endpoint on some node can take a connection
 
 
 class Viewpoint(NamedTuple):
@@ -252,7 +251,7 @@ NONE = Selection((), (), (), (), False)
 
 
 def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[Slice, int]]]:
-    """Return by name and protocol of a port the slices that have it, with the port's index there."""
+    """Return the slices of each port (by name and protocol), each with the port's index in the slice."""
     found: dict[tuple[str, int], list[tuple[Slice, int]]] = {}
     for piece in slices:
         for number, port in enumerate(piece.ports):
@@ -261,9 +260,8 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
 
 
 def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Return the pools of a service port from the slices of its Service and family that have the port. `uses_cluster`
-    and `uses_local`: whether the Service's policies can reach this pool; an unreachable pool is empty.
-    """
+    """Return the pools of a service port from the slices that contain the port. `uses_cluster` and `uses_local`:
+    whether the Service's policies use this pool; an unused pool is empty."""
     if not matched:
         return NONE
     for piece, _ in matched:
@@ -273,7 +271,7 @@ def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: 
 
 
 def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Select the endpoints of a Service in which all are ready and none has hints, which is the usual case."""
+    """Select endpoints in the usual case: all endpoints are ready and none has hints."""
     parts = [piece.destinations[port] for piece, port in matched]
     everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
     cluster = everyone if uses_cluster else ()
@@ -291,7 +289,8 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination; of two, one that does not terminate is preferred, then a local one."""
+    """Return the endpoints by destination. Of two with the same destination, prefer the one that does not terminate,
+    then the local one."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]
@@ -327,8 +326,8 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
-    """Return the filter of the hints: by node if every endpoint has node hints and one of these names this node; else
-    by zone if the same is true for zones. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware
+    """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else,
+    by zone under the same conditions. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware
     hints).
     """
     endpoints = list(ready)

@@ -1,6 +1,5 @@
-"""Events from a source of objects: complete lists, changed objects, deleted objects, unusable objects. An event names
-the objects to compile again, never an action. The order of events of different objects does not matter.
-"""
+"""Events from a source of objects: complete lists, changed objects, deleted objects, unusable objects. An event
+contains the new state of objects, never an action. The order of events of different objects does not matter."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from kubeproxy.model.objects import (
 
 
 class Replaced(Struct, frozen=True):
-    """All existing objects of a resource, from a list: all other known objects are deleted."""
+    """A list of all existing objects of a resource; known objects that it does not contain are deleted."""
 
     resource: Resource
     objects: Sequence[Object | PackedSlice]  # EndpointSlices may be packed
-    kept: frozenset[tuple[str, str]] | None = frozenset()  # exist, but are unreadable, and remain; None: all known
+    kept: frozenset[tuple[str, str]] | None = frozenset()  # unreadable objects, which remain; None: all remain
 
 
 class Upserted(Struct, frozen=True):
@@ -42,18 +41,18 @@ class Upserted(Struct, frozen=True):
 
 
 class ZonedSlice(Struct, frozen=True):
-    """A known EndpointSlice with the zones of its endpoints; the event is ignored if the version differs."""
+    """The zones of a known EndpointSlice's endpoints. The event is ignored if the slice's version differs."""
 
     object: PlacedSlice
 
     @property
     def resource(self) -> Resource:
-        """The resource, a field that other events have too."""
+        """The resource, as in other events."""
         return "endpointslices"
 
 
 class Deleted(Struct, frozen=True):
-    """An object was deleted. Cluster-scoped objects have the namespace ''."""
+    """An object was deleted. The namespace of a cluster-scoped object is ''."""
 
     resource: Resource
     namespace: str
@@ -61,7 +60,8 @@ class Deleted(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """An unusable object or entry of one, which is skipped; `field` is a JSON path, '' for the whole object."""
+    """An object, or an entry in it, that cannot be used and is skipped. `field` is a JSON path; '' means the whole
+    object."""
 
     resource: Resource
     namespace: str
@@ -74,7 +74,8 @@ class Rejected(Struct, frozen=True):
 Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
-"""Takes the events of one read, on the event loop's thread; must return quickly and never raise."""
+"""A function that receives the events of one read, on the event loop's thread. It must return quickly and never
+raise."""
 
 
 _NO_LABELS: Final = Labels()
@@ -82,10 +83,9 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 
 def kept(found: Object) -> Object | PackedSlice:
-    """Return an object of a long list in reduced form: a packed slice, or an equal Service that shares its parts.
-    Unreduced, 10,000 Services take twice the memory, and their slices ten times as much; Python would not give most of
-    this memory back.
-    """
+    """Return an object of a long list in a form that needs less memory: a packed slice, or an equal Service that shares
+    its parts. Otherwise 10,000 Services would need twice the memory, and their slices ten times; Python would not
+    return most of this memory to the system."""
     if isinstance(found, EndpointSlice):
         return packed(found)
     return _sharing(found) if isinstance(found, Service) else found
@@ -115,5 +115,5 @@ def _word(text: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _ports(entries: tuple[ServicePort, ...]) -> list[ServicePort]:
-    """Return a list of ports: one shared list for all Services with equal ports."""
+    """Return a list of ports that all Services with equal ports share."""
     return list(entries)

@@ -1,7 +1,6 @@
-"""Tracker of deleted endpoints: those that were terminating when they left their slices. Pure. An endpoint that leaves
-in another state (its label changed, it is not ready) may still serve its connections. No object contains the last state
-of a deleted endpoint. Therefore the tracker keeps it.
-"""
+"""Tracks gone endpoints: endpoints that were terminating when they left their slices. Pure. An endpoint that leaves its
+slices in another state (its label changed, or it is not ready) may still serve its connections. No object contains the
+last state of an endpoint that left, so the tracker stores it."""
 
 from __future__ import annotations
 
@@ -15,20 +14,18 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds after an update of a slice until an endpoint that left it counts as deleted: it may move to another slice,
-and a Service's slices are written one after the other.
-"""
+"""Seconds until an endpoint that an update removed from its slice counts as deleted: the update of another slice, to
+which it may move, can arrive later."""
 
 DELETED: Final = 5.0
-"""Seconds after the deletion of a slice until its endpoints count as deleted: a deleted namespace loses slices,
-Services and pods in any order, and the pods finish their work."""
+"""Seconds from the deletion of a slice until its endpoints count as deleted: a deleted namespace's slices, Services and
+pods disappear in any order, and its pods may still finish their work."""
 
 SECONDS: Final = 3600
-"""Seconds for which connections to an endpoint are reset. A TCP client gives up after a quarter of an hour
-(tcp_retries2), but an idle client sends data or a keepalive only later.
-"""
+"""Seconds for which connections to a gone endpoint are reset. A TCP client that sends gives up after a quarter of an
+hour (tcp_retries2), but an idle client may send data or a keepalive only later."""
 
-MOST: Final = 1 << 16  # maximum number of recorded deleted endpoints; if there are more, the oldest are removed
+MOST: Final = 1 << 16  # the maximum number of gone endpoints; if there are more, the oldest are removed
 
 
 class Departed(NamedTuple):
@@ -39,7 +36,8 @@ class Departed(NamedTuple):
 
 
 class _Missing(Struct, gc=False):
-    """A terminating endpoint that left its slices: its Service, its ports, and the time when it counts as deleted."""
+    """A terminating endpoint that left its slices: its Service, its ports, and the time from which it counts as
+    deleted."""
 
     service: ServiceName
     keys: set[bytes]
@@ -48,14 +46,14 @@ class _Missing(Struct, gc=False):
 
 
 class Departures:
-    """Follows the addresses of endpoints through all slices, because a pod terminates with all its ports."""
+    """Tracks endpoints by address over all slices, because a pod terminates with all its ports."""
 
     def __init__(self) -> None:
-        self._slices: dict[bytes, int] = {}  # address to the number of slices that have it
-        self._terminating: dict[bytes, set[bytes]] = {}  # address to its keys, as in Departed
-        self._fresh: dict[bytes, _Missing] = {}  # since the last `look`
+        self._slices: dict[bytes, int] = {}  # by address: the number of slices that contain it
+        self._terminating: dict[bytes, set[bytes]] = {}  # by address: its keys, as in Departed
+        self._fresh: dict[bytes, _Missing] = {}  # endpoints that left since the last `look`
         self._missing: dict[bytes, _Missing] = {}
-        self._gone: dict[bytes, _Missing] = {}  # endpoints reported as deleted, oldest first, until their time is over
+        self._gone: dict[bytes, _Missing] = {}  # reported endpoints, oldest first, while their connections are reset
         self.due: float | None = None  # the latest time for the next `look`, in seconds; None if none is needed
         self._taken: set[bytes] = set()
 
@@ -70,7 +68,7 @@ class Departures:
                 yield from sorted(one.keys)
 
     def replace(self, service: ServiceName, before: Slice | None, after: Slice | None) -> None:
-        """Replace a slice of a Service: `before` by `after`, None for a missing slice."""
+        """Replace a slice of a Service. `before` is None for a new slice, `after` for a deleted slice."""
         had, has = _states(before), _states(after)
         for address in had.keys() - has.keys():
             self._lose(service, address, before, after)
@@ -79,7 +77,7 @@ class Departures:
                 self._gain(address)
             if terminating and after is not None:
                 self._terminating.setdefault(address, set()).update(_keys(address, after))
-            else:  # a new pod has the address of the terminating one
+            else:  # a new pod uses the address of the terminating pod
                 self._terminating.pop(address, None)
 
     def _gain(self, address: bytes) -> None:
@@ -93,7 +91,7 @@ class Departures:
     def _lose(self, service: ServiceName, address: bytes, before: Slice | None, after: Slice | None) -> None:
         serves = self._terminating.get(address)
         if serves is not None and before is not None:
-            serves.update(_keys(address, before))  # the slice of another Service may not have this state yet
+            serves.update(_keys(address, before))  # another Service's slice may not show this state yet
         self._slices[address] -= 1
         if self._slices[address]:
             return
@@ -104,9 +102,8 @@ class Departures:
             self._fresh[address] = _Missing(service, serves, UPDATED if after is not None else DELETED)
 
     def look(self, now: float, services: Container[ServiceName]) -> Departed:
-        """Return the changes since the last look; `now` is in seconds, `services` are the existing ones. The deletion
-        of slices together with their Service is no proof that its endpoints are deleted.
-        """
+        """Return the changes since the last look. `now` is in seconds; `services` are the existing Services. If slices
+        are deleted together with their Service, this does not prove that the endpoints are deleted."""
         for missing in self._fresh.values():
             missing.due = now + missing.grace
             self.due = missing.due if self.due is None else min(self.due, missing.due)
@@ -129,7 +126,7 @@ class Departures:
 
 
 def _states(piece: Slice | None) -> dict[bytes, bool]:
-    """Return the addresses of a slice, each with whether all endpoints with this address are terminating."""
+    """Return, for each address in a slice, whether all endpoints with this address are terminating."""
     if piece is None:
         return {}
     if piece.particular is None:
@@ -141,5 +138,5 @@ def _states(piece: Slice | None) -> dict[bytes, bool]:
 
 
 def _keys(address: bytes, piece: Slice) -> list[bytes]:
-    """Return the ports that an endpoint has in a slice, in the form of Departed."""
+    """Return the keys (as in Departed) of an address, one for each port of a slice."""
     return [address + bytes((port.protocol,)) + PORT_BYTES[port.port] for port in piece.ports]

@@ -1,4 +1,4 @@
-"""Lookups in the plans of all Services, for the answers of model/answer.py. Pure."""
+"""Indexes of the plans of all Services, for the answers of model/answer.py. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from kubeproxy.model.planner import Planner
 
 
 class Index:
-    """Services by address and by health check port, of a planner with fixed plans; computed at the first use."""
+    """Finds Services by address and by health check port. The planner's plans must not change. Computed at the first
+    use."""
 
     def __init__(self, planner: Planner) -> None:
         self._compiled = planner.compiled
 
     @cached_property
     def by_address(self) -> Mapping[bytes, Collection[ServiceName]]:
-        """The Services that have a frontend at a packed address, b'' for NodePorts."""
+        """The Services with a frontend at each packed address; b'' stands for NodePorts."""
         found: dict[bytes, dict[ServiceName, None]] = {}
         for name, compiled in self._compiled.items():
             for plan in compiled.plans:
@@ -27,12 +28,12 @@ class Index:
 
     @cached_property
     def hairpins(self) -> frozenset[bytes]:
-        """The addresses of the endpoints, of any Service, whose connections to themselves are masqueraded."""
+        """The addresses of endpoints whose connections to themselves are masqueraded, over all Services."""
         return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
 
     @cached_property
     def by_health_port(self) -> Mapping[int, Collection[ServiceName]]:
-        """The Services that have a health check port."""
+        """The Services with each health check port."""
         found: dict[int, list[ServiceName]] = {}
         for name, compiled in self._compiled.items():
             if compiled.health is not None:

@@ -1,7 +1,7 @@
-"""Maglev: the endpoint of each slot of a table, and the slot of each client. Pure, and the same on every node. Source:
-Eisenbud and others, "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016), section 3.4; for the
-client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jhash (include/linux/jhash.h).
-"""
+"""Maglev hashing: computes the endpoint of each slot of a Maglev table, and the slot of each client. Pure; the results
+are the same on every node. Source: Eisenbud and others, "Maglev: A Fast and Reliable Software Network Load Balancer"
+(NSDI 2016), section 3.4; for the client's slot the kernel's nft_jhash_eval (net/netfilter/nft_hash.c) and jhash
+(include/linux/jhash.h)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Final
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
 
 SEED: Final = 0x6B75_6265
-"""The seed of the kernel's hash, the same everywhere: another one would move clients to other endpoints."""
+"""The seed of the kernel's hash. It is the same on all nodes and in all releases, because another seed would move
+clients to other endpoints."""
 
 SIZES: Final = (251, 1021, 4093)
-"""Sizes of tables: primes, so that a permutation with any stride contains all slots."""
+"""The sizes of Maglev tables. They are primes, so that a permutation with any stride contains all slots."""
 
 DEFAULT_SIZE: Final = 1021
 
@@ -28,10 +29,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
-    """Return the destination of each slot. `weights` are as in plan.Balance, `size` is a prime. The destinations take
-    turns: each takes the next free slot of its permutation. A destination with a smaller weight gets fewer turns. The
-    table depends only on the set of destinations, not on their order.
-    """
+    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. The destinations take
+    turns; in its turn, a destination gets the next free slot of its permutation. A smaller weight means fewer turns.
+    The table depends on the set of destinations, not on their order."""
     if not pool:
         return ()
     members = sorted(zip(pool, weights or (1,) * len(pool), strict=True))
@@ -41,7 +41,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
     left = size
     for n in _turns([weight for _, weight in members]):
         slot = at[n]
-        if slot < 0:  # computed on demand: with more destinations than slots, some never choose a slot
+        if slot < 0:  # permutations are computed on demand: with more destinations than slots, some get no turn
             slot, skips[n] = _permutation(destinations[n], size)
         skip = skips[n]
         while table[slot]:
@@ -57,11 +57,13 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""A heap computes turns if, in a round, destinations without a turn outnumber others by more than this factor."""
+"""A heap computes the turns if, in a round, the destinations without a turn outnumber the destinations with a turn by
+more than this factor."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield the index of each turn's destination: those whose sums of weights reach the largest weight."""
+    """Yield the index of each turn's destination. In each round a destination adds its weight to its sum, and gets a
+    turn when the sum reaches the largest weight."""
     count, heaviest = len(weights), max(weights)
     if sum(weights) * _SPARSE < heaviest * count:
         yield from _sparse_turns(weights, heaviest)
@@ -75,9 +77,9 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same as `_turns`, faster with few turns a round, as with many small weights and a large one."""
+    """Yield the same as `_turns`, but faster if a round has few turns (many small weights and one large weight)."""
     count, turns = len(weights), [1] * len(weights)
-    # The round of the next turn and the destination's index as one number.
+    # Each number combines the round of a destination's next turn and the destination's index.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]
     heapify(upcoming)
     while True:
@@ -95,7 +97,8 @@ def _permutation(destination: bytes, size: int) -> tuple[int, int]:
 
 
 def slot_of(hashing: Hashing, source: bytes, port: int) -> int | None:
-    """Return the slot of a client (packed address, and port, 0 if unknown), None if it depends on an unknown port."""
+    """Return the slot of a client: packed address, and port (0 if unknown). None if the slot depends on an unknown
+    port."""
     if hashing.key is HashKey.CLIENT:
         return _scaled(jhash(source, SEED), hashing.size)
     return _scaled(jhash(source + port.to_bytes(2, "big") + b"\0\0", SEED), hashing.size) if port else None
@@ -106,7 +109,7 @@ def _scaled(number: int, size: int) -> int:
 
 
 def jhash(key: bytes, seed: int) -> int:
-    """Return the kernel's hash of whole words of 4 bytes, on a little-endian machine."""
+    """Return the kernel's jhash of a key of whole 4-byte words, as on a little-endian machine."""
     words = [int.from_bytes(key[i : i + 4], "little") for i in range(0, len(key), 4)]
     state = [(_BEGIN + len(key) + seed) & _WORD] * 3
     while len(words) > 3:

@@ -1,7 +1,6 @@
-"""Kubernetes objects of the API, decoded to the used fields only. Defaults are the API's zero values; only JSON types
-are validated. Null lists and maps occur in real answers (a bookmark's object), so every list and map may be None.
-Source: core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36.
-"""
+"""Kubernetes objects, with only the fields that the proxy uses. Defaults are the API's zero values; only JSON types are
+validated. Real answers contain null lists and maps (a bookmark's object), so every list and map may be None. Source:
+core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the API's int32
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Common settings: camelCase names, unknown fields ignored, no garbage collection, as there are no cycles."""
+    """Base class of API objects: JSON names in camelCase, unknown fields ignored, no garbage collection (no cycles
+    occur)."""
 
 
 PROXY_LABEL: Final = "service.kubernetes.io/service-proxy-name"
@@ -157,7 +157,7 @@ class SliceEndpoint(ApiStruct, frozen=True):
 
 
 class EndpointPort(ApiStruct, frozen=True):
-    """One entry of an EndpointSlice's ports; a port of None means all ports, to which no proxy can forward."""
+    """One entry of an EndpointSlice's ports. If `port` is None, it means all ports, to which no proxy can forward."""
 
     port: Int32 | None = None
     name: str | None = None
@@ -180,9 +180,9 @@ class PlacedEndpoint(SliceEndpoint, frozen=True):
 
 
 class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with its endpoints' zones, which are decoded only for weights by zone, for speed."""
+    """An EndpointSlice with the zones of its endpoints. For speed, zones are decoded only for weights by zone."""
 
-    # The list is never written to, so its items may have a subtype.
+    # The list is never modified, so its items may be of a subtype.
     endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]
 
 

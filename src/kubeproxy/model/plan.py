@@ -1,6 +1,5 @@
-"""The plans of Services on this node, in terms that are independent of the mode. Plans are frozen, hold packed
-addresses and share equal parts: 100,000 endpoints are normal.
-"""
+"""The plans of Services on this node, in terms that do not depend on the mode. Plans are frozen, contain packed
+addresses and share equal parts, because 100,000 endpoints are normal."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from kubeproxy.features import Features
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, Range, merge_ranges, parse_network, unpack, within
 
 ServiceName = tuple[str, str]  # namespace and name of a Service
-Pool = tuple[bytes, ...]  # destinations (address and port, packed), sorted, without repetition
+Pool = tuple[bytes, ...]  # packed destinations (address and port), sorted, without duplicates
 
 
 class ServicePortKey(NamedTuple):
-    """Identity of a service port in one family."""
+    """The identity of a service port in one family."""
 
     namespace: str
     name: str
@@ -41,18 +40,19 @@ class FrontendKind(IntEnum):
 
 NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""Kinds of addresses that clients of the API write; the API server allocates the others to one Service each."""
+"""The kinds of addresses that API clients write. The API server allocates addresses of other kinds, each to one
+Service."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
-    """An address that clients use: address (none for a NodePort), protocol (1 byte) and port (2 bytes)."""
+    """The destination of clients' connections: address (empty for a NodePort), protocol (1 byte) and port (2 bytes)."""
 
     kind: FrontendKind
     key: bytes
 
     @property
     def address(self) -> bytes:
-        """The packed address, b'' for a NodePort."""
+        """The packed address; b'' for a NodePort."""
         return self.key[:-3]
 
     @property
@@ -81,14 +81,14 @@ class Frontend(Struct, frozen=True, gc=False):
 
 
 class Policy(IntEnum):
-    """A traffic policy: the eligible endpoints."""
+    """A traffic policy, which decides which endpoints are eligible."""
 
     CLUSTER = 0  # all
-    LOCAL = 1  # those of this node
+    LOCAL = 1  # endpoints on this node
 
 
 class Policies(NamedTuple):
-    """internalTrafficPolicy, of the cluster IP, and externalTrafficPolicy, of all other frontends."""
+    """The policies: internalTrafficPolicy for the cluster IP, and externalTrafficPolicy for all other frontends."""
 
     internal: Policy
     external: Policy
@@ -97,9 +97,9 @@ class Policies(NamedTuple):
 class Action(IntEnum):
     """The treatment of a new connection."""
 
-    CLUSTER = 0  # forwarded to the cluster pool, source kept
+    CLUSTER = 0  # forwarded to the cluster pool, with the client's source address
     CLUSTER_MASQUERADE = 1
-    LOCAL = 2  # forwarded to the local pool, source kept
+    LOCAL = 2  # forwarded to the local pool, with the client's source address
     LOCAL_MASQUERADE = 3
     REJECT = 4
     DROP = 5
@@ -111,12 +111,12 @@ class Action(IntEnum):
 
     @property
     def picks_local(self) -> bool:
-        """Whether the endpoint is one of the local pool."""
+        """Whether the endpoint is picked from the local pool."""
         return self in {Action.LOCAL, Action.LOCAL_MASQUERADE}
 
 
 class Traffic(NamedTuple):
-    """The actions for new connections by origin: a pod of this cluster, this node, any other client."""
+    """The actions for new connections by the client's origin: a pod of this cluster, this node, any other client."""
 
     pod: Action
     node: Action
@@ -124,14 +124,14 @@ class Traffic(NamedTuple):
 
 
 Weights = tuple[int, ...]
-"""The weights of a pool's destinations, in the order of the destinations; empty when all weights are equal."""
+"""The weights of a pool's destinations, in the same order; empty if all weights are equal."""
 
 
 LONGEST_AFFINITY: Final = 86400  # seconds: core/v1 validation of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
 class HashKey(IntEnum):
-    """The hashed part of a connection."""
+    """The part of a connection that is hashed."""
 
     FLOW = 0  # the client's address and port
     CLIENT = 1  # its address
@@ -145,7 +145,7 @@ class Hashing(NamedTuple):
 
 
 ROOM: Final = 1 << 16
-"""The limit of a Service's entries for weights and tables in a family, over all of its frontends."""
+"""The maximum number of a Service's entries for weights and Maglev tables in one family, over all its frontends."""
 
 
 class Balance(Struct, frozen=True, gc=False):
@@ -153,9 +153,9 @@ class Balance(Struct, frozen=True, gc=False):
 
     cluster: Weights = ()  # the weights of the cluster pool's destinations
     local: Weights = ()  # the weights of the local pool's destinations
-    drained: Pool = ()  # endpoints with weight 0, which are in no pool and keep their connections
+    drained: Pool = ()  # endpoints with weight 0: they are in no pool, but keep their connections
     hashing: Hashing | None = None  # None for a random choice
-    room: int = ROOM  # the limit of entries for each frontend: see balancing.room_for
+    room: int = ROOM  # the maximum number of entries per frontend: see balancing.room_for
 
 
 class ServicePlan(Struct, frozen=True, gc=False):
@@ -165,28 +165,28 @@ class ServicePlan(Struct, frozen=True, gc=False):
     frontends: tuple[Frontend, ...]
     cluster: Pool
     local: Pool
-    policies: Policies  # those of the Service
-    internal: Traffic  # of the cluster IP; it follows from policies and endpoints
-    external: Traffic  # of all other frontends; it follows from policies and endpoints
-    affinity: int  # seconds, 0 for none
-    hairpin: Pool  # addresses of endpoints on this node, whose connections to themselves need masquerade
-    serving: Pool  # all destinations that may keep flows (conntrack)
-    source_ranges: tuple[Range, ...] | None = None  # may use load balancer addresses; None: all
+    policies: Policies  # the Service's policies
+    internal: Traffic  # the cluster IP's traffic, which follows from policies and endpoints
+    external: Traffic  # the other frontends' traffic, which follows from policies and endpoints
+    affinity: int  # seconds of session affinity, 0 for none
+    hairpin: Pool  # addresses of endpoints on this node: their connections to themselves need masquerading
+    serving: Pool  # all destinations to which conntrack flows may continue
+    source_ranges: tuple[Range, ...] | None = None  # the clients that may use load balancer addresses; None: all
     health_port: int = 0  # the healthCheckNodePort, 0 for none
     balance: Balance | None = None  # None for equal shares
 
     @property
     def usable(self) -> bool:
-        """Whether any endpoint anywhere takes new connections."""
+        """Whether an endpoint on some node takes new connections."""
         return self.external.outside is not Action.REJECT
 
     @property
     def accessible(self) -> bool:
-        """Whether there is a frontend for clients from outside, to which the external policy applies."""
+        """Whether the plan has a frontend for clients outside of the cluster, to which the external policy applies."""
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
     def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with some frontends; source ranges stay with a load balancer address only."""
+        """Return the plan with only these frontends. Without a load balancer address it has no source ranges."""
         balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
         return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
 
@@ -195,14 +195,15 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external
 
     def weights(self, policy: Policy) -> Weights:
-        """Return the weights of the pool of a policy; empty when all weights are equal."""
+        """Return the weights of a policy's pool; empty if all weights are equal."""
         if self.balance is None:
             return ()
         return self.balance.local if policy is Policy.LOCAL else self.balance.cluster
 
     @property
     def remembers(self) -> int:
-        """Seconds for which a client keeps its endpoint in a mode without hashing."""
+        """The seconds of session affinity in a mode without hashing; the maximum if the plan hashes the client's
+        address."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
@@ -211,20 +212,20 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.policies.internal if frontend.kind is FrontendKind.CLUSTER else self.policies.external
 
     def sources(self, frontend: Frontend) -> tuple[Range, ...] | None:
-        """Return the disjoint, sorted ranges that may use a frontend, None without a restriction."""
+        """Return the disjoint, sorted ranges of the clients that may use a frontend; None without a restriction."""
         if self.source_ranges is None or frontend.kind is not FrontendKind.LOADBALANCER:
             return None
         return merge_ranges(self.source_ranges)
 
 
 class HealthCheck(NamedTuple):
-    """A Service's health check port, and the number of its ready endpoints on this node in each family."""
+    """A Service's health check port, and the number of the Service's ready endpoints on this node in each family."""
 
     port: int
     counts: tuple[tuple[Family, int], ...]
 
     def local_endpoints(self, family: Family) -> int | None:
-        """Return the count of a family, None if the port is not served in this family."""
+        """Return the number of ready endpoints in a family; None if the port is not served in this family."""
         return dict(self.counts).get(family)
 
 
@@ -251,19 +252,19 @@ NOTHING = Compiled()
 
 
 class Detector(Struct, frozen=True):
-    """The recognition of traffic from this node's pods: by source network or by incoming interface."""
+    """Identifies traffic of this node's pods by source network or by incoming interface."""
 
     kind: Literal["none", "network", "bridge", "prefix"] = "none"
     value: str = ""
 
     @property
     def implemented(self) -> bool:
-        """Whether pod traffic is recognised at all."""
+        """Whether pod traffic can be identified."""
         return self.kind != "none"
 
     @property
     def words(self) -> str:
-        """The recognised network or interface as a text."""
+        """The network or interface that identifies pod traffic, as text."""
         kinds = {
             "none": "nothing",
             "network": f"the pod network {self.value}",
@@ -273,7 +274,7 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet is from a pod; `interface`: the incoming one, '' if unknown."""
+        """Return whether a packet comes from a pod. `interface` is its incoming interface; '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and within(source, (network,))
@@ -286,9 +287,9 @@ class Loopback(Enum):
     """The treatment of NodePorts on loopback addresses."""
 
     NOTHING = "nothing"
-    SERVED = "served"  # by the rules for all local addresses
+    SERVED = "served"  # the rules for all local addresses serve them
     REFUSED = "refused"  # and counted
-    RELAYED = "relayed"  # TCP, by the proxy itself; other protocols are refused and counted
+    RELAYED = "relayed"  # the proxy itself relays TCP; other protocols are refused and counted
 
 
 class FamilyGlobals(Struct, frozen=True):
@@ -296,14 +297,14 @@ class FamilyGlobals(Struct, frozen=True):
 
     detector: Detector = Detector()
     node_ips: tuple[bytes, ...] = ()  # the node's own packed addresses
-    nodeport_ips: tuple[bytes, ...] | None = ()  # on which NodePorts answer; None: every local address except loopback
+    nodeport_ips: tuple[bytes, ...] | None = ()  # addresses with NodePorts; None: all local addresses except loopback
     service_cidrs: tuple[Range, ...] = ()  # merged
     loopback: Loopback = Loopback.NOTHING
-    health_check_only_ips: tuple[bytes, ...] = ()  # configured loopback addresses, without NodePorts
+    health_check_only_ips: tuple[bytes, ...] = ()  # loopback addresses with health check ports, but no NodePorts
 
     @property
     def health_check_ips(self) -> tuple[bytes, ...] | None:
-        """The addresses on which health check ports are served; None: every local address."""
+        """The addresses on which health check ports are served; None means all local addresses."""
         return None if self.nodeport_ips is None else (*self.nodeport_ips, *self.health_check_only_ips)
 
 
@@ -311,7 +312,7 @@ ExternalIPs = Literal["served", "ignored"]  # the treatment of spec.externalIPs 
 
 
 class Globals(Struct, frozen=True):
-    """The node and its configuration, which hold for all Services."""
+    """The facts about the node and its configuration that apply to all Services."""
 
     node_name: str
     zone: str = ""
@@ -319,12 +320,12 @@ class Globals(Struct, frozen=True):
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
     features: Features = Features()
-    api_servers: tuple[bytes, ...] = ()  # keys of frontends (Frontend.key) that would hide this proxy's API server
+    api_servers: tuple[bytes, ...] = ()  # keys of frontends (Frontend.key) that would hide the API server
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 
     def of(self, family: Family) -> FamilyGlobals | None:
-        """Return the globals of a family, None if the node does not have it."""
+        """Return the globals of a family; None if the node does not have the family."""
         return self.ipv4 if family is Family.IPV4 else self.ipv6
 
     @property
@@ -355,19 +356,19 @@ class Affinity(Enum):
 
 
 class Habits(NamedTuple):
-    """The properties of a mode in which modes differ for clients."""
+    """The properties of a mode that clients can notice and in which modes differ."""
 
-    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at which ports without a Service are refused
-    drops_unowned: bool = True  # addresses of ServiceCIDRs without a Service are dropped
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at these, ports without a Service are refused
+    drops_unowned: bool = True  # packets to addresses in ServiceCIDRs without a Service are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
-    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # this node's packets; to others at output
-    ranges_first: bool = True  # source ranges also apply to a Service without endpoints
+    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # for this node's packets; others: output
+    ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
     loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses
-    closes_everywhere: bool = False  # a NodePort without endpoints is closed also on addresses without NodePorts
-    one_pool: bool = False  # under policy Local, also pods and this node get endpoints of this node, if any
+    closes_everywhere: bool = False  # a NodePort without endpoints is refused also on addresses without NodePorts
+    one_pool: bool = False  # with policy Local, pods and this node also get this node's endpoints, if there are any
     carries: bool = False  # the proxy relays the bytes, and endpoints see the proxy's address
     carries_sctp: bool = True  # SCTP is served, not refused
     affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity
     outlives_mode: bool = True  # established connections continue when another mode takes over
-    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints whose own connections are masqueraded
+    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints with masqueraded connections to themselves

@@ -1,7 +1,6 @@
-"""The objects of the cluster and the plans of this node: events in, changed plans out. Pure. Level-triggered: an event
-marks its Service as dirty, and `take` compiles dirty Services. Order and grouping of events do not matter: plans depend
-only on the last state of each object.
-"""
+"""Stores the objects of the cluster and the plans of this node: applies events, and returns changed plans. Pure. It is
+level-triggered: an event marks its Service as dirty, and `take` compiles dirty Services. The order and grouping of
+events do not matter, because plans depend only on the last state of each object."""
 
 from __future__ import annotations
 
@@ -35,20 +34,21 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.world import compiled_from, nodeport_addresses, remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
-"""The resources that must have been listed once before anything is planned."""
+"""The resources that must be listed once before plans are complete."""
 
 IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
 """The Services that a full sync programs first: nothing else in a cluster works without them."""
 
 STEP = 50
-"""Objects or Services per step of a long piece of work: under a millisecond, or a few if they are large."""
+"""The number of objects or Services per step of long work. A step takes less than a millisecond, or a few for large
+objects."""
 
-SLOW_STEPS = 6  # steps of compiling slow Services in one call of `taking`: some 20 ms
+SLOW_STEPS = 6  # the number of steps for slow Services in one call of `taking`: some 20 ms
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
 
 
 class Trigger(NamedTuple):
-    """The last-change-trigger-time annotation of an EndpointSlice, and the family of its addresses."""
+    """The last-change-trigger-time annotation of an EndpointSlice, and the family of the slice's addresses."""
 
     family: Family
     time: str
@@ -72,10 +72,9 @@ class Counts(Struct):
 
 
 class Planner:
-    """Holds the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks deleted
-    endpoints, None unless resets are on. Two further states depend on the past: the addresses of a deleted Node are
-    kept (see `remembering`), and the shares of new endpoints grow with time (slow start).
-    """
+    """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
+    endpoints; it is None unless resets are on. Two other states depend on the past: the addresses of a deleted Node
+    remain (see `remembering`), and the shares of new endpoints grow with time (slow start)."""
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
@@ -94,7 +93,7 @@ class Planner:
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
         self._claimants: dict[ServiceName, Claimant] = {}
         self._dirty: dict[ServiceName, None] = {}
-        self._taken: dict[ServiceName, None] = {}  # being compiled by `taking`
+        self._taken: dict[ServiceName, None] = {}  # the Services that `taking` is compiling
         self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
         self._slow_start = SlowStart()
@@ -103,12 +102,12 @@ class Planner:
 
     @property
     def complete(self) -> bool:
-        """Whether every needed resource has been listed, so that plans are complete."""
+        """Whether all needed resources have been listed, so that plans are complete."""
         return not self._missing
 
     @property
     def objects(self) -> Counts:
-        """The numbers of objects."""
+        """The numbers of stored objects."""
         return Counts(len(self.services), len(self._service_of))
 
     @property
@@ -128,11 +127,11 @@ class Planner:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
-            return None  # an external address that is also the node's has a claim on the NodePort's key
+            return None  # an external address that is also the node's address claims the NodePort's key
         return owner.service
 
     def claimants(self, plan: ServicePlan, frontend: Frontend) -> list[str]:
-        """Return NAMESPACE/NAME of the other Services that claim a frontend of a plan."""
+        """Return the other Services (NAMESPACE/NAME) that claim a frontend of a plan."""
         own, claims = (plan.key.namespace, plan.key.name), self._claims[plan.key.family]
         return ["/".join(name) for name in claims.asking(frontend.key) if name != own]
 
@@ -141,10 +140,9 @@ class Planner:
         return [rejected for step in self.applying(events) for rejected in step]
 
     def applying(self, events: Iterable[Event]) -> Iterator[list[Rejected]]:
-        """Do the work of `apply` in steps of at most STEP objects; yield the unusable parts after each step. Between
-        steps the planner may be used, except for other events of the same resource. A resource counts as listed after
-        the last step of its list.
-        """
+        """Apply events in steps of at most STEP objects; after each step yield the unusable parts. Between steps the
+        planner may be used, except for other events of the same resource. A resource counts as listed after the last
+        step of its list."""
         for event in events:
             rejected: list[Rejected] = []
             if isinstance(event, Upserted):
@@ -160,7 +158,7 @@ class Planner:
             yield rejected
 
     def adopt(self, services: Mapping[ServiceName, Service], slices: Mapping[ServiceName, Mapping[str, Slice]]) -> None:
-        """Copy objects of another planner; slices are by Service and name."""
+        """Copy the objects of another planner; `slices` are by Service and by name."""
         self.services.update(services)
         for owner, pieces in slices.items():
             self.slices.setdefault(owner, {}).update(pieces)
@@ -179,17 +177,19 @@ class Planner:
                 self._dirty.update(dict.fromkeys(claims.written))
 
     def tick(self, now: float) -> None:
-        """Set the time, in seconds of a monotonic clock; Services whose slow start reaches a new step become dirty."""
+        """Set the time in seconds of a monotonic clock. A Service becomes dirty when its slow start reaches a new
+        step."""
         self._dirty.update(dict.fromkeys(self._slow_start.advance(now)))
 
     @property
     def due(self) -> float | None:
-        """The time of the next call of `tick` and of the departures' `look`; None if no plan changes with time."""
+        """The time at which `tick` and `look` of the departures must be called next; None if no plan changes with
+        time."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
 
     def mark_all(self) -> None:
-        """Make every Service dirty."""
+        """Mark all Services as dirty."""
         self._dirty.update(dict.fromkeys(self.services))
         self._dirty.update(dict.fromkeys(self.compiled))
 
@@ -199,11 +199,10 @@ class Planner:
         return changes + self.take() if self.unfinished else changes
 
     def taking(self) -> Iterator[Sequence[Change]]:
-        """Do the work of `take` in steps; yield the changes after each step. A step compiles STEP Services, or a part
-        of a large Service. Between steps events may be applied; their Services become dirty again. Only one iterator
-        may be active, and it must be exhausted. When weights and tables of many Services changed, or Services with many
-        ports, some of these stay dirty, so that other Services need not wait.
-        """
+        """Compile dirty Services in steps; after each step yield the changes. A step compiles STEP Services, or a part
+        of a large Service. Events may be applied between steps; their Services become dirty again. Only one iterator
+        may be active, and it must be exhausted. If weights or Maglev tables of many Services, or Services with many
+        ports, have changed, some of these Services remain dirty, so that other Services need not wait."""
         dirty = self._taken = self._begun()
         self._moved = {claims: set() for claims in self._claims.values()}
         yield from self._started(dirty)
@@ -218,7 +217,7 @@ class Planner:
             dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
             yield from self._compile(releasing)
-        for claims, keys in self._moved.items():  # done at the end, because each key may have many claimants
+        for claims, keys in self._moved.items():  # at the end, because each key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -226,7 +225,7 @@ class Planner:
         contested = any(claims.contested for claims in self._claims.values())
         for done, name in enumerate(_important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            wanted = self._wanted.get(name)  # not `services`, which events may have changed between the steps
+            wanted = self._wanted.get(name)  # not `services`, which events may have changed between steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
@@ -243,11 +242,12 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services without deferred ones. A deleted one may have an address that another one needs."""
+        """Return the dirty Services except deferred ones. Deleted Services are included, since another Service may need
+        their addresses."""
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
-        if self.compiled:  # the first compilation defers no Service: the kernel may already serve it
+        if self.compiled:  # the first compilation defers no Service, because the kernel may already serve all
             costs = self._budget.costs(dirty.keys())
             self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
             for name in self.deferred:
@@ -255,7 +255,8 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a deferred Service that released an address to a `taken` one: only one, as its change is costly."""
+        """Return a deferred Service that released an address to a Service in `taken`; at most one, because its change
+        is costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -267,11 +268,10 @@ class Planner:
         return None
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
-        """Compile dirty Services in steps. Slow ones get SLOW_STEPS together, except in the first compilation; the rest
-        goes from `dirty` to `unfinished`, where Services take turns.
-        """
+        """Compile dirty Services in steps. Slow Services get SLOW_STEPS steps together, except in the first
+        compilation; those that remain go from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
-        # Those that changed in the meantime are compiled again afterwards.
+        # Services that have changed in the meantime are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))
         for done, name in enumerate(list(self.unfinished | dirty), start=1):
             service = self.services.get(name)
@@ -292,7 +292,7 @@ class Planner:
                 yield ()
 
     def _compile(self, name: ServiceName) -> Generator[tuple[()], None, None]:
-        """Compile one Service in steps and claim its frontends; add the keys with a new owner to `_moved`."""
+        """Compile one Service in steps and claim its frontends; add keys with a new owner to `_moved`."""
         self.unfinished.pop(name, None)
         service = self.services.get(name)
         before, after = self._claimants.get(name), None
@@ -319,7 +319,7 @@ class Planner:
                 self._moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
-        """Compile a Service; update its slow start and its request of entries."""
+        """Compile a Service; update its slow start and its request for entries."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
         found = yield from compiling(service, pieces, self.world, starting.growth(name))
@@ -339,13 +339,14 @@ class Planner:
         return (yield from compiling(service, pieces, self.world, starting.growth(name), most=0))
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
-        """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these would hide."""
+        """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these frontends would
+        hide."""
         addresses = nodeport_addresses(self.world, family)
         taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
         return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
 
     def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
-        """Return the reason why another Service owns a frontend, '' if the claimant is the owner."""
+        """Return the reason why another Service owns a frontend; '' if the claimant owns it."""
         claims = self._claims[family]
         written = frontend.kind in WRITTEN
         owner = claims.owner(frontend.key)
@@ -372,7 +373,7 @@ class Planner:
                 kept = tuple(f for f in plan.frontends if f not in lost)
                 plan = plan.keeping(kept)  # noqa: PLW2901 - reduced
                 problems += [
-                    Problem("spec.ports", f"{f} {why}; not programmed for this one") for f, why in lost.items()
+                    Problem("spec.ports", f"{f} {why}; not programmed for this Service") for f, why in lost.items()
                 ]
             plans.append(plan)
         if not problems:
@@ -454,7 +455,7 @@ class Planner:
             del self.slices[owner]
         self.counts.endpoints += 1
         self._dirty[owner] = None
-        self._triggers.pop(owner, None)  # only updates have trigger times, not deletions, as in EndpointsChangeTracker
+        self._triggers.pop(owner, None)  # as in EndpointsChangeTracker, only updates have trigger times, not deletions
 
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":

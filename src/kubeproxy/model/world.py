@@ -1,4 +1,4 @@
-"""The globals of the plans, from the configuration, the Node, the ServiceCIDRs and the local addresses. Source:
+"""Derives the globals from the configuration, the Node, the ServiceCIDRs and the local addresses. Source:
 docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
 """
 
@@ -33,7 +33,7 @@ TO_BE_DELETED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 
 class Settings(Struct, frozen=True):
-    """The settings of this node; CIDRs are text."""
+    """The settings that the globals need; CIDRs are text."""
 
     node_name: str
     families: tuple[Family, ...]
@@ -42,8 +42,8 @@ class Settings(Struct, frozen=True):
     bridge: str = ""
     prefix: str = ""
     nodeport_addresses: tuple[str, ...] = (PRIMARY,)  # networks, or `primary` for the node's address
-    loopback_nodeports: Literal["never", "ipv4", "relayed"] = "never"  # by rules, or by a relay
-    bind_address: bytes = b""  # packed, b'' when unspecified
+    loopback_nodeports: Literal["never", "ipv4", "relayed"] = "never"  # "ipv4": by rules; "relayed": by the proxy
+    bind_address: bytes = b""  # packed; b'' if unspecified
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     external_ips: ExternalIPs = "served"
@@ -51,16 +51,16 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """Inputs from the node and the cluster."""
+    """The inputs from the node and the cluster that the globals need."""
 
     node: Node | None = None
     service_cidrs: Iterable[str] = ()
     local_addresses: Mapping[Family, Iterable[bytes]] = {}  # packed
-    api_servers: Iterable[tuple[str, int]] = ()  # addresses and ports of it, or of the HTTP proxy before it
+    api_servers: Iterable[tuple[str, int]] = ()  # addresses and ports of the API server, or of the HTTP proxy to it
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
-    """Return the globals. Invalid values are left out."""
+    """Return the globals; invalid values are ignored."""
     node = around.node
     labels = node.metadata.labels if node is not None else None
     parts = {family: _family(settings, around, family) for family in settings.families}
@@ -85,7 +85,7 @@ def _server_keys(places: Iterable[tuple[str, int]]) -> Iterator[bytes]:
 
 
 def node_addresses(settings: Settings, node: Node | None, family: Family) -> tuple[bytes, ...]:
-    """Return the node's own address: the configured one, else its InternalIP, ExternalIP, or loopback."""
+    """Return the node's own address: the configured address, else an InternalIP, else an ExternalIP, else loopback."""
     if settings.bind_address and family_of(settings.bind_address) is family:
         return (settings.bind_address,)
     listed = listed_addresses(node)
@@ -97,7 +97,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family of bindAddress, else of the Node's first address; None if there is neither."""
+    """Return the family of bindAddress, else the family of the Node's first address; None if there is neither."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     listed = listed_addresses(node)
@@ -109,14 +109,14 @@ LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
 
 
 def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
-    """Return the internal and external addresses of a Node, also packed; invalid ones are left out."""
+    """Return a Node's internal and external addresses, each with its packed form; invalid addresses are omitted."""
     entries = (node.status.addresses if node is not None and node.status is not None else None) or ()
     packed = ((entry, pack(entry.address)) for entry in entries if entry.type in _KINDS)
     return [(entry, address) for entry, address in packed if address is not None]
 
 
 def eligible(node: Node | None) -> bool:
-    """Return whether load balancers may send traffic to a Node: it exists and no deletion is announced."""
+    """Return whether load balancers may send traffic to a Node: it exists, and nothing announces its deletion."""
     if node is None or node.metadata.deletion_timestamp:
         return False
     taints = (node.spec.taints if node.spec else None) or ()
@@ -132,14 +132,15 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes]) -> list[Range]:
-    """Return the pod networks of a Node in which it has an address (`own`): not all pod networks use podCIDRs."""
+    """Return the podCIDRs of a Node that contain one of its addresses (`own`); some pod networks do not use
+    podCIDRs."""
     return [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return a Node with the pod networks, and the addresses of a whole family, that `before` has and `node` lacks.
-    NodePorts must continue to work when a Node is deleted or registered again; the Go kube-proxy reads these values
-    only once, at its start. Changed values are used.
+    """Return `node` with pod networks, and addresses of a family, from `before` if `node` has none. NodePorts must
+    continue to work while a Node is deleted or registered again; the Go kube-proxy reads these values only at its
+    start. Changed values take effect.
     """
     families = {family_of(address) for _, address in listed_addresses(node)}
     lost = [entry for entry, address in listed_addresses(before) if family_of(address) not in families]
@@ -166,7 +167,8 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return the treatment of NodePorts on loopback: a relay, if a network within loopback is configured (KEP-6032)."""
+    """Return the treatment of NodePorts on loopback; they are relayed if a network in loopback is configured
+    (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
         served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
         return Loopback.SERVED if served else Loopback.NOTHING
@@ -188,16 +190,16 @@ def _detector(settings: Settings, node: Node | None, family: Family) -> Detector
 def _nodeport_ips(
     settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
 ) -> tuple[bytes, ...] | None:
-    """Return the addresses on which NodePorts answer, None for all."""
+    """Return the addresses on which NodePorts answer; None means all."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # As in NewNodePortAddresses, NodePorts answer on all addresses of a family for which no network is given. `primary`
-    # gives no network while the node's address is unknown. An unknown address is loopback here.
+    # As in NewNodePortAddresses, NodePorts answer on all addresses of a family without a configured network. `primary`
+    # stands for no network while the node's address is unknown. An unknown address is loopback here.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # no packet to an address without an interface arrives: something before the node translates it
+    if primary:  # omit an address on no interface: a device before the node translates it, so no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -206,8 +208,8 @@ def _nodeport_ips(
 def _health_check_only(
     settings: Settings, answering: tuple[bytes, ...] | None, around: Surroundings, family: Family
 ) -> tuple[bytes, ...]:
-    """Return the loopback addresses on which health check ports are served, but no NodePorts. For health checks the Go
-    kube-proxy treats loopback addresses like other addresses (GetNodeIPs of pkg/proxy/util/nodeport_addresses.go).
+    """Return the loopback addresses on which health check ports, but no NodePorts, are served. For health checks the Go
+    kube-proxy treats loopback like other addresses (GetNodeIPs in pkg/proxy/util/nodeport_addresses.go).
     """
     if answering is None:  # health checks are served on every address
         return ()
@@ -217,13 +219,13 @@ def _health_check_only(
 
 
 def compiled_from(world: Globals) -> tuple[object, ...]:
-    """Return the part of the globals that plans depend on; only backends use the rest."""
+    """Return the parts of the globals on which plans depend; only backends use the other parts."""
     parts = [(family, ours.node_ips, ours.detector.implemented) for family, ours in world.parts.items()]
     return world.node_name, world.zone, world.masquerade_all, world.api_servers, parts
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses on which a NodePort precedes an external address; the Node's, if it answers on all."""
+    """Return the addresses at which a NodePort precedes an external address; if NodePorts answer on all, the Node's."""
     ours = world.of(family)
     if ours is None:
         return ()

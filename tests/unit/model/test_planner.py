@@ -463,7 +463,7 @@ def test_an_older_external_ip_takes_no_cluster_ip():
     assert owner_of(subject, key("10.96.0.3:80")) == "a"
     (problem,) = reports(subject, "a")
     assert problem.reason == (
-        "external 10.96.0.2 TCP 80 is the cluster IP of Service default/b; not programmed for this one"
+        "external 10.96.0.2 TCP 80 is the cluster IP of Service default/b; not programmed for this Service"
     )
     assert set(taken(subject, upserted(service("d", "10.96.0.3", created=NEW)))) == {"a", "c", "d"}
     assert owner_of(subject, key("10.96.0.3:80")) == "d"
@@ -490,7 +490,7 @@ def test_an_address_of_the_node_takes_no_nodeport_of_another_service(written, no
     assert owner_of(subject, shared) is None
     assert owner_of(subject, key(":30080")) == "b"
     (problem,) = reports(subject, "a")
-    assert problem.reason.endswith("is a NodePort of Service default/b; not programmed for this one")
+    assert problem.reason.endswith("is a NodePort of Service default/b; not programmed for this Service")
     assert set(taken(subject, upserted(service("b", "10.96.0.2", created=NEW)))) == {"a", "b"}
     assert owner_of(subject, shared) == "a"
 

@@ -270,7 +270,7 @@ function reasonOut(one, others) {
   if (one.terminating) return { why: 'it is terminating', field: 'conditions.serving' };
   if (one.ready === false) return { why: 'it is not ready', field: 'conditions.ready' };
   const meant = [...(one.forZones || []).map((zone) => `zone ${zone}`), ...(one.forNodes || [])];
-  return meant.length ? { why: `it is meant for ${meant.join(', ')}`, field: 'hints' } : { why: 'it is left out', field: '' };
+  return meant.length ? { why: `its hints name ${meant.join(', ')}`, field: 'hints' } : { why: 'it is left out', field: '' };
 }
 
 const hintsOf = (one) => [...(one.forZones || []), ...(one.forNodes || [])].join(', ');
