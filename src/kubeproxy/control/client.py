@@ -1,4 +1,4 @@
-"""Client of a running proxy's unix socket. Blocking: for commands, never for the proxy itself."""
+"""The client of a running proxy's control socket. It blocks, so only commands use it, never the proxy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kubeproxy.release import different
 T = TypeVar("T")
 
 TIMEOUT = 10.0  # timeout of a request in seconds
-NO_PAGE: Final = "404 page not found"  # the answer of server.http for a path that the proxy does not have
+NO_PAGE: Final = "404 page not found"  # the answer of server.http for an unknown path
 
 
 class _Answering(msgspec.Struct):
-    """The version in the proxy's answer to /facts, which every version has."""
+    """The version in a proxy's answer to /facts, which exists in all versions."""
 
     version: str
 
@@ -42,7 +42,7 @@ class Client:
         self.path = path
 
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
-        """Send a request and return its answer. Raises NoAnswerError or QuestionError."""
+        """Send a request; return the decoded answer. Raises NoAnswerError or QuestionError."""
         response = self._request(page, list(parameters.items()))
         with self._reading():
             return msgspec.msgpack.decode(response.read(), type=kind)
@@ -88,7 +88,7 @@ class Client:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def _other_build(self, fault: str) -> str:
-        """Return a text about a fault that is due to a proxy of another version, with both versions and the fix."""
+        """Describe a fault that the proxy's other version causes, with both versions and the fix."""
         running = "unknown"
         with suppress(NoAnswerError, QuestionError, OSError, HTTPException, msgspec.MsgspecError):
             running = msgspec.msgpack.decode(self._request("/facts", []).read(), type=_Answering).version

@@ -1,8 +1,7 @@
-"""The unix socket's file, and the frames of a stream over the socket.
+"""The file of the control socket, and the framing of streams over the socket.
 
-From the file's creation on, only its owner can access it. The file replaces that of a dead process, and its path may be
-longer than the kernel allows.
-"""
+Only the owner can access the file, from its creation on. It replaces the file of an ended process, and its path may be
+longer than the kernel's limit for sockets."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from pathlib import Path
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEVAL = struct.Struct("ll")  # struct timeval: seconds, microseconds
 
-LENGTH = 4  # size in bytes of the length, in network order, before each part of a stream
+LENGTH = 4  # the size in bytes of the length (in network order) before each part of a stream
 
 
 def framed(parts: Iterable[bytes]) -> bytes:
-    """Return the parts of a stream, with its length in front of each part."""
+    """Return the parts of a stream, each after its length."""
     return b"".join(len(part).to_bytes(LENGTH, "big") + part for part in parts)
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening unix socket at `path`; a missing folder is created, with access for the owner only.
+    """Return a listening unix socket at `path`; create a missing folder, with access only for its owner.
 
     Raises OSError; its text names another process that listens there.
     """
@@ -49,11 +48,11 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Return a socket connected to the process at `path`; the timeout is in seconds, 0 for none. Raises OSError."""
+    """Connect to the socket at `path`; the timeout is in seconds, 0 for none. Raises OSError."""
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # If the backlog is full, only a blocking connect waits for a place: unix(7), EAGAIN.
+        # If the backlog is full, only a blocking connect waits until there is room (unix(7), EAGAIN).
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(int(timeout * 1e6), 10**6)))
         sock.setblocking(timeout > 0)
         with _short(path) as short:
@@ -69,13 +68,14 @@ def connect(path: str, timeout: float) -> socket.socket:
 
 
 def discard(path: str) -> None:
-    """Remove the socket's file, unless another process serves it now."""
+    """Remove the socket's file, unless another process now listens at this path."""
     with suppress(OSError):
         _clear(path)
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which every user may create a socket: root would trust the answers of such a socket."""
+    """Refuse a folder in which every user may create a socket, because root would trust the answers from such a
+    socket."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
         reason = f"every user may create a socket in {folder}: use a folder that only its owner can write to"
@@ -97,9 +97,8 @@ def _clear(path: str) -> None:
 
 
 def server(path: str) -> int | None:
-    """Return the pid of the process that listens at `path`, None if no process listens. Raises OSError when this is
-    unknown, for example when the backlog is full, because the event loop does not wait for a place.
-    """
+    """Return the pid of the process that listens at `path`; None if no process listens. Raises OSError if this is
+    unknown, for example if the backlog is full, because this function does not block."""
     try:
         with connect(path, 0.0) as sock:
             data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -111,7 +110,7 @@ def server(path: str) -> int | None:
 
 @contextmanager
 def _short(path: str) -> Iterator[str]:
-    """Yield another path of the same file, within the kernel's limit of 107 bytes."""
+    """Yield another path to the same file that is within the kernel's limit of 107 bytes."""
     if len(os.fsencode(path)) < 108:
         yield path
         return

@@ -1,7 +1,6 @@
-"""The changes of one address family that are not in the kernel yet, the state of the family's rules, and inspections:
-each second, each backend does its periodic work and checks the kernel for changes by other programs. Each family has
-its own pace of retries, so that one family does not wait while the kernel refuses the other family's changes.
-"""
+"""Queues the changes of one address family that are not in the kernel yet, records the state of the family's rules, and
+inspects them: every second, each backend does its periodic work and checks the kernel for changes by other programs.
+Each family has its own retries, so that a family does not wait while the kernel refuses the other family's changes."""
 
 from __future__ import annotations
 
@@ -30,30 +29,31 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 10_000
-"""Number of endpoints, times frontends, above which a change is large: committed alone, and in parts."""
+"""A change with more endpoints times frontends is large: it is committed alone, in parts."""
 PART_SIZE = 6000
-"""Number of elements of a part of a large change, unless a single port has more: some 30 ms of CPU time."""
+"""The number of elements in a part of a large change, unless a single port has more; a part takes some 30 ms of CPU
+time."""
 PORT, FRONTEND = 8, 4  # the cost of comparing a port and a frontend, as a number of elements
-POOL = 16  # number of compared endpoints whose cost is that of an element
-MOST_TRIGGERS = 100  # maximum number of trigger times kept per Service while the kernel refuses
+POOL = 16  # comparing this number of endpoints costs as much as one element
+MOST_TRIGGERS = 100  # the maximum number of stored trigger times per Service while the kernel refuses
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
-"""The states of a family in which the kernel may lack committed plans."""
+"""The states of a family in which the kernel may lack plans, the worst first."""
 
 
 class FamilyStanding(Struct):
-    """The state of one family's kernel. Times are seconds since the epoch, None for never."""
+    """The state of one family's rules in the kernel. Times are seconds since the epoch; None means never."""
 
     family: Family
-    inspected_at: float | None = None  # of the last complete comparison after which no difference remained
-    sound_since: float | None = None  # of the current period without a found difference
+    inspected_at: float | None = None  # the last complete comparison after which no difference remained
+    sound_since: float | None = None  # the start of the current period without a found difference
     refusal: str | None = None  # the reason why the kernel refused the queued changes
-    difference: str | None = None  # an unrepaired change by another program
+    difference: str | None = None  # a change by another program that is not repaired yet
     queued: int = 0  # the number of Services whose changes wait
 
     @property
     def trouble(self) -> tuple[str, str] | None:
-        """The state, one of WORST_FIRST, and its reason; None when the kernel has all committed plans."""
+        """The state (one of WORST_FIRST) and its reason; None if the kernel has all committed plans."""
         if self.refusal is not None:
             return "refused", self.refusal
         if self.difference is not None:
@@ -62,7 +62,7 @@ class FamilyStanding(Struct):
 
     @property
     def problem(self) -> str:
-        """A sentence about a refusal or a difference, '' for neither."""
+        """A sentence about the refusal or the difference; '' if there is neither."""
         if self.refusal is not None:
             return f"the kernel refuses changes of {self.family.label}: {self.refusal}"
         return f"another program changed rules of {self.family.label}: {self.difference}" if self.difference else ""
@@ -83,10 +83,9 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
-    """The plans of each Service; `take` computes them at the first access, on the thread of the access. Reading the
-    kernel takes a tenth of a second or more. In this time another kube-proxy may write newer plans, and plans computed
-    before the reading would restore a removed endpoint.
-    """
+    """The plans of each Service; `take` computes them at the first access, on the accessing thread. Reading the kernel
+    takes a tenth of a second or more. In this time another kube-proxy may write newer plans, so plans computed before
+    the reading could restore an endpoint that the other proxy has removed."""
 
     def __init__(self, take: Callable[[], Plans]) -> None:
         self._take = take
@@ -105,7 +104,7 @@ class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
         return len(self._plans)
 
     def items(self) -> ItemsView[ServiceName, tuple[ServicePlan, ...]]:
-        """Return names and plans; as fast as dict.items."""
+        """Return names and plans, as fast as dict.items."""
         return self._plans.items()
 
 
@@ -121,31 +120,29 @@ class Backlog:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
         self.stale = True  # the next sync compares everything with the kernel
-        self.other_changes = False  # the next sync has changes that are not of Services
-        self.resting = False  # the kernel refused, and the next attempt is not due yet
-        self._let_go = False  # whether the last portion left large changes out
+        self.other_changes = False  # the next sync includes changes that do not belong to Services
+        self.resting = False  # the kernel has refused, and the next attempt is not due yet
+        self._let_go = False  # whether the last portion omitted large changes
         self._backoff = retries()
         self._clock = clock
         self._standing = FamilyStanding(family)
 
     @property
     def refusals(self) -> int:
-        """Refusals in a row."""
+        """The number of consecutive refusals."""
         return self._backoff.failures
 
     @property
     def standing(self) -> FamilyStanding:
-        """The state of this family's kernel."""
+        """The state of this family's rules in the kernel."""
         return structs.replace(self._standing, queued=len(self.changes))
 
     def portion(self) -> list[Change]:
-        """Return the next changes to commit: first all small changes, then the large ones in parts, in turns.
+        """Return the next changes to commit: all small changes, or a part of a large change, in turns.
 
-        The parts of large changes wait until one portion of small changes is committed. One part is then committed with
-        the small changes that arrived in the meantime. So neither kind of change waits for more than one commit of the
-        other kind. When a frontend moves from one Service to another, all changes are returned, because the move needs
-        one transaction.
-        """
+        After a portion of small changes, one part of a large change is committed together with the small changes that
+        have arrived in the meantime. So neither kind waits for more than one commit of the other kind. If a frontend
+        moves from one Service to another, all changes are returned, because the move must be one transaction."""
         changes = list(self.changes.values())
         large = [change for change in changes if is_large(change, self.family)]
         if large and _hand_over((self._of(change.before), self._of(change.after)) for change in changes):
@@ -156,12 +153,12 @@ class Backlog:
         return [*now, first_part(large[0], self.family)] if large and not self._let_go else now
 
     def committed(self, changes: Sequence[Change]) -> None:
-        """Record that the kernel has these queued changes or parts of them, and all changes queued before them."""
+        """Record that the kernel has these queued changes (or parts of them), and all earlier changes."""
         standing = self._standing
         standing.refusal = None
-        if not self.stale:  # otherwise a difference was found during this sync
+        if not self.stale:  # if it is stale, a difference was found during this sync
             standing.difference = None
-            if standing.sound_since is None:  # so this was a full sync
+            if standing.sound_since is None:  # then this was a full sync
                 standing.sound_since = standing.inspected_at = self._clock()
         for change in changes:
             queued = self.changes.pop(change.name)
@@ -195,24 +192,23 @@ class Backlog:
         return [(change.name, self._of(change.after)) for change in changes]
 
     def all_plans(self, compiled: Mapping[ServiceName, Compiled]) -> Plans:
-        """Return the desired plans of every Service, changed Services first in the order of changes."""
+        """Return the desired plans of all Services: first the changed Services, in the order of their changes."""
         ordered = {name: change.after for name, change in self.changes.items() if name in compiled}
         ordered.update(compiled)
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return those plans of a Service that the kernel accepted last; `compiled` are its present plans."""
+        """Return the plans of a Service that the kernel last accepted; `compiled` are its present plans."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
         """Yield, in parts, the changes since the last commit, and for each other Service a change without a difference.
-        Services without UDP ports are left out.
+        Services without UDP ports are omitted.
 
-        A fresh change that was joined with an earlier change is also yielded alone, because the kernel may have
-        accepted the earlier one. Parts may be empty, because a part is made of a fixed number of Services, and there
-        may be 100,000 of these.
-        """
+        A fresh change that was merged into an earlier change is also yielded alone, because the kernel may have
+        accepted the earlier change. A part covers a fixed number of Services (there may be 100,000), so it may be
+        empty."""
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
@@ -220,7 +216,7 @@ class Backlog:
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self, changes: Iterable[Change]) -> Iterator[str]:
-        """Yield the trigger times of this family's changes, from the EndpointSlices."""
+        """Yield the trigger times, from EndpointSlices, of this family's changes."""
         for change in changes:
             if change.triggers and self._of(change.after):
                 yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
@@ -237,7 +233,7 @@ def _plans(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
 
 
 def is_large(change: Change, family: Family) -> bool:
-    """Return whether the endpoints of all frontends, before and after, and the entries for weights are above LARGE."""
+    """Return whether a change has more than LARGE endpoints of frontends (before and after) and entries for weights."""
     total = 0
     for plan in chain(_plans(change.before, family), _plans(change.after, family)):
         total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
@@ -248,11 +244,10 @@ def is_large(change: Change, family: Family) -> bool:
 
 
 def first_part(change: Change, family: Family) -> Change:
-    """Return the part of a change that is committed first: its first ports that differ, with up to PART_SIZE elements
-    or else a single port. The last part is the change itself. Ports are independent: after each part a port has either
-    its old or its new elements. If a frontend moves from one port to another, the change has no parts.
-    """
-    # By name and protocol of the port: the hash of a whole key takes a microsecond.
+    """Return the part of a change that is committed first: the first ports that differ, with up to PART_SIZE elements,
+    at least one port. The last part is the rest of the change. After each part a port has either its old or its new
+    elements. A change in which a frontend moves from one port to another is not split."""
+    # The keys are the port's name and protocol, because hashing a whole ServicePortKey takes a microsecond.
     old, new = ({plan.key[2:4]: plan for plan in _plans(entry, family)} for entry in (change.before, change.after))
     ports = [(old.get(key), new.get(key)) for key in new | old]
     left, done, is_begun = PART_SIZE, 0, False
@@ -274,7 +269,7 @@ def first_part(change: Change, family: Family) -> Change:
 
 
 def _elements(*sides: ServicePlan | None) -> int:
-    """Return an estimate of the cost of the change of a port, from one plan to another, as a number of elements."""
+    """Estimate the cost of changing a port from one plan to another, as a number of elements."""
     plans = [plan for plan in sides if plan is not None]
     pools = [{*plan.cluster, *plan.local} for plan in plans]
     fresh = len(pools[0].symmetric_difference(pools[1] if len(pools) > 1 else ()))
@@ -286,7 +281,7 @@ def _elements(*sides: ServicePlan | None) -> int:
 
 
 def _hand_over(changes: Iterable[tuple[Iterable[ServicePlan], Iterable[ServicePlan]]]) -> bool:
-    """Return whether a frontend moves between Services or ports, given the plans of each before and after."""
+    """Return whether a frontend moves between Services or ports, given pairs of plans before and after."""
     frontends = [[[plan.frontends for plan in plans] for plans in both] for both in changes]
     moved = [(before, after) for before, after in frontends if before != after]
     lost: set[bytes] = set()
@@ -301,9 +296,8 @@ def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
-    """Join a change with the earlier change of the same Service. A Service that was added and then deleted leaves no
-    change. Otherwise the changes would grow without limit while the kernel refuses.
-    """
+    """Merge a change into the earlier change of the same Service. A Service that was added and then deleted has no
+    change, because otherwise the queue would grow without limit while the kernel refuses."""
     earlier = known.get(change.name)
     if earlier is None:
         known[change.name] = change
@@ -316,14 +310,15 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 
 log = logging.getLogger("kubeproxy.engine")
 
-INTERVAL = 1.0  # seconds between inspections, each in a thread (some 70 microseconds), as it may read all rules
+INTERVAL = 1.0  # seconds between inspections; each runs in a thread (70 us), because it may read all rules
 
 
 class RepairPolicy(Struct):
-    """Inspects thoroughly every `period` seconds, and after an uncertain difference."""
+    """Decides when an inspection is thorough (every `period` seconds, and after an uncertain difference), and when to
+    repair."""
 
     period: float
-    thorough_at: float  # the time of the last thorough inspection, at first the present time
+    thorough_at: float  # the time of the last thorough inspection, initially the present time
     _in_doubt: bool = False
 
     def depth(self, now: float) -> Depth:
@@ -334,19 +329,19 @@ class RepairPolicy(Struct):
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def should_repair(self, difference: ForeignChange | None) -> bool:
-        """Return whether to repair: a certain difference at once, an uncertain one if found twice."""
+        """Return whether to repair: a certain difference at once, an uncertain difference when it is found twice."""
         repair = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not repair
         return repair
 
     def reset(self, now: float) -> None:
-        """Record that a full sync is about to compare everything."""
+        """Record that a full sync will compare everything."""
         self.thorough_at = now
         self._in_doubt = False
 
 
 class Inspector(Struct):
-    """Inspects the backends between syncs, which hold `kernel`; `repair` gets each difference to repair."""
+    """Inspects the backends between syncs (which hold the lock `kernel`); `repair` gets each difference to repair."""
 
     backends: Sequence[Backend]
     backlogs: Mapping[Family, Backlog]
@@ -378,7 +373,7 @@ class Inspector(Struct):
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's periodic work and inspect its rules. If the kernel cannot be read, this counts as a difference."""
+    """Do a backend's periodic work and inspect its rules. If the kernel cannot be read, that counts as a difference."""
     try:
         backend.upkeep()
         return backend.inspect(depth)

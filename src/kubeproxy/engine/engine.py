@@ -1,5 +1,5 @@
-"""The sync loop: it joins the pure model to the backends, decides when to sync, and reports to an observer. Nothing is
-written before every needed resource has been listed, and the Node is known or its absence is accepted.
+"""The sync loop: connects the pure model with the backends, decides when to sync, and reports to an observer. Nothing
+is written before all needed resources are listed, and the Node is known or the wait for it is over.
 docs/architecture.md defines the stages of an event: arrived, compiled, queued, committed, refused, settled.
 """
 
@@ -35,24 +35,23 @@ log = logging.getLogger("kubeproxy.engine")
 NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two warnings
 
 CATCH_UP = 0.05
-"""Seconds for which a full sync waits for events after reading the kernel: during an upgrade another kube-proxy here
-may get them earlier, and its changes must not be undone.
-"""
+"""Seconds for which a full sync waits for events after it has read the kernel. During an upgrade, another kube-proxy on
+this node may receive events earlier, and the sync must not undo its changes."""
 
-_DISTURBED: Final = 2  # up to this number of consecutive refusals, another program's changes may be the cause
+_DISTURBED: Final = 2  # up to this number of consecutive refusals, changes by another program may be the cause
 TOGETHER = 5000  # changes per call of `settled`: some 10 ms
 PROGRESS_SECONDS: Final = 5.0  # seconds between the log lines about a long full sync, and before the first line
 
 
 class Pace(Struct, frozen=True):
-    """Seconds: at least `minimum` between syncs, at most `period` between thorough inspections."""
+    """Intervals in seconds: at least `minimum` between syncs, at most `period` between thorough inspections."""
 
     minimum: float = 0.0
     period: float = 30.0
 
 
 class Progress:
-    """A running full sync of one family, with its number of Services; as a context manager it logs the progress."""
+    """A running full sync of one family. A context manager that logs the progress of long syncs."""
 
     def __init__(self, backend: Backend, services: int) -> None:
         self._backend = backend
@@ -79,7 +78,7 @@ class Progress:
 
 
 class Engine:
-    """Owns the planner; runs one sync at a time."""
+    """Applies events to the planner and syncs its plans, one sync at a time."""
 
     def __init__(
         self,
@@ -94,9 +93,9 @@ class Engine:
         self.settings = settings
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
-        self.progress: Progress | None = None  # the running full sync of each family
-        self.awaits = ""  # the reason why nothing is written although all resources are listed, '' for none
-        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses at the last reading
+        self.progress: Progress | None = None  # the running full sync
+        self.awaits = ""  # the reason why nothing is written although all resources are listed; '' if there is none
+        self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses when last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
         self._observer = observer
@@ -105,14 +104,14 @@ class Engine:
         self._node_timeout = node_timeout
         self._servers = servers
         self._wake = asyncio.Event()
-        self._kernel = asyncio.Lock()  # held during each call of a backend
+        self._kernel = asyncio.Lock()  # held during each call into a backend
         self._intake = Intake(self.planner, observer.noticed)
         self._backlogs = {family: Backlog(family) for family in self._families}
         policies = {family: RepairPolicy(pace.period, time.monotonic()) for family in self._families}
         self._inspector = Inspector(backends, self._backlogs, policies, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
         self._uncommitted = Counts()  # Services in a sync that are not committed in all families
-        self._disturbances = 0  # number of syncs refused because of other programs and not logged yet
+        self._disturbances = 0  # syncs that were refused because of other programs, and not logged yet
         self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
         self._warns_at = self._started + NODE_WARNING
@@ -130,21 +129,22 @@ class Engine:
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return the plans that each family's kernel accepted last; `standing` has later differences."""
+        """Return the plans of a Service that the kernel last accepted in each family; `standing` reports later
+        differences."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
     @property
     def standings(self) -> tuple[FamilyStanding, ...]:
-        """The state of each family's kernel."""
+        """The state of each family's rules in the kernel."""
         return tuple(map(self.standing, self._families))
 
     def standing(self, family: Family) -> FamilyStanding:
-        """Return the state of a family's kernel."""
+        """Return the state of a family's rules in the kernel."""
         return self._backlogs[family].standing
 
     def arrive(self, events: Sequence[Event]) -> None:
-        """Apply events of a source. Never raises: unusable objects are reported to the observer."""
+        """Apply events from a source. Never raises; reports unusable objects to the observer."""
         waiting = not self._intake.is_empty
         if self._intake.arrive(events):
             self._surroundings_changed = True
@@ -179,7 +179,7 @@ class Engine:
         self._wake.set()
 
     def force(self, family: Family) -> None:
-        """Make the next sync of a family a full one."""
+        """Make the next sync of a family a full sync."""
         self._backlogs[family].stale = True
         self._wake.set()
 
@@ -209,13 +209,13 @@ class Engine:
                     self._queue()
                 await self._sync(world_changed)
                 if self.planner.unfinished or any(b.changes and not b.resting for b in self._backlogs.values()):
-                    self._wake.set()  # large Services, part after part
-                    await asyncio.sleep(0)  # waiting for an event that is set does not run the event loop
+                    self._wake.set()  # the next parts of large changes wait
+                    await asyncio.sleep(0)  # lets the event loop run, which a wait for a set event does not
                     continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:
             inspection.cancel()
-            await asyncio.wait([inspection])  # a running inspection ends before the backends are closed
+            await asyncio.wait([inspection])  # a running inspection must end before the backends are closed
 
     async def _wait(self, inspection: asyncio.Task[None]) -> None:
         """Wait until there are changes to sync and a sync is allowed. Raises the error that ended the inspections."""
@@ -223,19 +223,20 @@ class Engine:
             await self._wake.wait()
             if inspection.done():
                 inspection.result()
-            while not self._intake.is_empty:  # a sync must not use an incomplete list
+            while not self._intake.is_empty:  # a sync must not use a partly applied list
                 self._intake.digest()
                 self._applied()
                 await asyncio.sleep(0)
             self._wake.clear()
             if not self._begun and self.planner.complete and self._may_begin():
                 self._begun, self.awaits = True, ""
-                self._queue()  # from now on readiness depends on the kernel, not on a list or the Node
+                self._queue()  # from now on readiness depends on the kernel, not on lists or the Node
             if self._begun:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known or its time is over. Raises Unsupported if the mode needs it."""
+        """Return whether the Node is known, or the wait for it is over. Raises Unsupported if the mode needs the
+        Node."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -260,7 +261,7 @@ class Engine:
         return True
 
     def _await_node(self, left: float) -> None:
-        """Wake the loop when the time to wait has passed, and log the wait until then, each NODE_REPEAT seconds."""
+        """Wake the loop when the wait for the Node is over; until then, log the wait every NODE_REPEAT seconds."""
         now = time.monotonic()
         if now >= self._warns_at:
             self._warns_at = now + NODE_REPEAT
@@ -268,9 +269,8 @@ class Engine:
         asyncio.get_running_loop().call_later(min(left, self._warns_at - now), self._wake.set)
 
     def _check_family(self, node: Node | None) -> None:
-        """Raise Unsupported if the node does not serve the family of the Node's first known address. Without an address
-        the family is IPv4, as in the Go kube-proxy.
-        """
+        """Raise Unsupported if this proxy does not serve the family of the Node's first known address. For a Node
+        without an address this is IPv4, as in the Go kube-proxy."""
         if self._primary is not None:
             return
         self._primary = primary_family(self.settings, node)
@@ -293,7 +293,7 @@ class Engine:
         """Build the globals again if their inputs changed; return whether the globals changed. Raises ApplyError."""
         if not self._surroundings_changed:
             return False
-        # set before the inputs are read, because these may change during the reading
+        # set before the inputs are read, because they may change during the reading
         self._surroundings_changed = False
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
@@ -303,7 +303,7 @@ class Engine:
         if world == self._world:
             return False
         async with self._kernel:
-            for backend in self._backends:  # after an error all backends get the globals again
+            for backend in self._backends:  # after an error, all backends get the globals again
                 if await to_its_end(backend.set_world, world):
                     self._backlogs[backend.family].stale = True
         self._world = world
@@ -312,7 +312,7 @@ class Engine:
         return True
 
     async def _sync(self, world_changed: bool) -> None:
-        """Sync all families except those that rest after a refusal."""
+        """Sync all families whose next attempt is due."""
         queued, self._queued = self._queued, False
         counts, self.planner.counts = self.planner.counts, Counts()
         self._uncommitted.services += counts.services
@@ -321,7 +321,7 @@ class Engine:
         self._pass_departures()
         self._set_alarm()
         current: list[Family] = []
-        # Refused families are last: their attempts may take long.
+        # Refused families come last, because their attempts may take long.
         for backend in sorted(self._backends, key=lambda backend: self._backlogs[backend.family].stale):
             backlog = self._backlogs[backend.family]
             if backlog.resting:
@@ -329,7 +329,7 @@ class Engine:
             if backlog.changes or backlog.stale or backlog.other_changes or world_changed:
                 if not await self._commit(backend, backlog, fresh, world_changed):
                     continue
-            elif queued:  # the queued events changed no plan: the kernel is up to date
+            elif queued:  # the queued events have changed no plan, so the kernel is up to date
                 self._observer.committed(Commit(backend.family))
             current.append(backend.family)
         later = self.planner.deferred or self.planner.unfinished
@@ -338,7 +338,7 @@ class Engine:
         self._count(counts)
         if current:
             await self._settle(current)
-            if self._queued:  # during the sync; `committed` reported that no change waits
+            if self._queued:  # events arrived during the sync, but `committed` reported that no change waits
                 self._observer.queued(self._families)
         if not self._never_committed:
             self.ready.set()
@@ -353,7 +353,7 @@ class Engine:
                 backlog.add(changes)
             for change in changes:
                 note(self._unsettled, change)
-        if self.planner.dirty:  # the planner deferred some Services to the next sync
+        if self.planner.dirty:  # the planner has deferred some Services to the next sync
             self._poke()
         return fresh
 
@@ -368,7 +368,7 @@ class Engine:
                 self._backlogs[backend.family].other_changes = True
 
     def _set_alarm(self) -> None:
-        """Set a timer for the next change of plans that only the time causes, if there is such a change."""
+        """Set a timer for the next change of plans that time alone causes, if there is one."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -383,9 +383,9 @@ class Engine:
         self._poke()
 
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
-        """Commit one family's changes, or do a full sync; return whether the kernel accepted it."""
+        """Commit one family's changes, or do a full sync; return whether the kernel accepted them."""
         family, began = backend.family, time.monotonic()
-        full, backlog.stale = backlog.stale, False  # before the sync: during the sync it may be set again
+        full, backlog.stale = backlog.stale, False  # reset before the sync, because it may be set during the sync
         compiled = self.planner.compiled
         whole = full or world_changed or backend.abilities.at_once
         portion = list(backlog.changes.values()) if whole else backlog.portion()
@@ -408,15 +408,15 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # Before a partial sync the kernel had all changes except those of this sync. New globals may contain a new
-        # NodePort address; flows to that address may have begun before it answered.
+        # Before a partial sync the kernel had all earlier changes. New globals may contain a new NodePort address, and
+        # flows to it may have begun before it answered.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
             parts = in_turns(backlog.everything(fresh, compiled))
             changes = [change async for part in parts for change in part]
             services = sum(1 for entry in compiled.values() if entry.plans)
-        running = time.monotonic() - self._started  # changes before the start are not measured, as in the Go kube-proxy
+        running = time.monotonic() - self._started  # as in the Go kube-proxy, changes before the start are not measured
         ages = [age for trigger in backlog.triggers(portion) if (age := _age(trigger)) is not None and age < running]
         backlog.committed(portion)
         self._queued |= bool(backlog.changes)
@@ -425,8 +425,8 @@ class Engine:
         return True
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
-        """Log a refusal. If another program caused it, log once a minute, unless the two full syncs that follow are
-        refused too. With two proxies in one mode nearly every change of one of them is refused, because the other proxy
+        """Log a refusal. If another program may be the cause, log at most once a minute, unless the next two full syncs
+        are refused, too. If two proxies run in the same mode, nearly every change of one is refused, because the other
         has already written it.
         """
         if repeated or not isinstance(error, ChangedByOthersError):
@@ -439,20 +439,20 @@ class Engine:
             self._disturbances = 0
 
     def _plans_of(self, backlog: Backlog, fresh: list[Change]) -> Callable[[], Plans]:
-        """Return a function with the plans of a full sync, to be called after reading the kernel."""
+        """Return a function that returns the plans of a full sync; call it after the kernel is read."""
         loop = asyncio.get_running_loop()
 
         def take() -> Plans:
             asyncio.run_coroutine_threadsafe(self._catch_up(backlog.family, fresh), loop).result()
-            # Nothing else changes the compiled plans during a sync. At 44,000 Services this takes 0.1 s.
+            # During a sync only this code changes the compiled plans. For 44,000 Services it takes 0.1 s.
             return backlog.all_plans(self.planner.compiled)
 
         return take
 
     async def _catch_up(self, family: Family, fresh: list[Change]) -> None:
-        if family not in self._never_committed:  # at the start no plan of ours is older than the kernel's
+        if family not in self._never_committed:  # at the start, the plans cannot be older than the kernel's rules
             await asyncio.sleep(CATCH_UP)
-        if self._intake.is_empty:  # a sync must not use an incomplete list
+        if self._intake.is_empty:  # a sync must not use a partly applied list
             fresh += await self._take_dirty()
 
     def _try_again(self, backlog: Backlog) -> None:
@@ -460,7 +460,7 @@ class Engine:
         self._wake.set()
 
     async def _settle(self, current: Sequence[Family]) -> None:
-        """Report settled changes: those committed in every family in `current` that is not refused."""
+        """Report settled changes: changes that every family in `current` has committed, except refused families."""
         waiting = {name for family in current for name in self._backlogs[family].changes}
         changes = [change for name, change in self._unsettled.items() if name not in waiting]
         self._unsettled = {name: self._unsettled[name] for name in waiting if name in self._unsettled}

@@ -1,7 +1,6 @@
-"""The engine's reports on its work, in the terms of docs/architecture.md. An event arrives. A change is compiled, and
-queued for each family. In each family it is committed (it is in the family's rules) or refused. It is settled when
-every family that is not refused has committed it.
-"""
+"""The interface through which the engine reports its work, in the terms of docs/architecture.md. An event arrives; a
+change is compiled, and queued for each family. In each family it is committed (the kernel has it) or refused. It is
+settled when every family that is not refused has committed it."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ class Commit(Struct, frozen=True):
     """The queued changes of one family are in the kernel."""
 
     family: Family
-    changes: Sequence[Change] = ()  # since the last commit; with `everything` all Services with UDP ports
+    changes: Sequence[Change] = ()  # the changes since the last commit; if `everything`, all Services with UDP ports
     full: bool = False  # everything was compared with the kernel
     everything: bool = False  # the earlier state of the kernel is unknown
-    services: int = 0  # with plans, if `everything`
+    services: int = 0  # if `everything`: the number of Services with plans
     seconds: float = 0.0  # the duration
-    ages: Sequence[float] = ()  # seconds since the trigger times of the changes that have one
+    ages: Sequence[float] = ()  # seconds since the trigger times of the changes
 
 
 class ServiceProblem(NamedTuple):
@@ -39,23 +38,24 @@ class ServiceProblem(NamedTuple):
 
 
 Notice = ServiceProblem | Rejected | ForeignChange
-"""A problem for an operator: an unusable field, object or entry, or a change by others under repair."""
+"""A problem for an operator: an unusable field, object or entry, or a change by another program that is being
+repaired."""
 
 
 class Observer(Protocol):
-    """Receives the reports on the loop's thread; its methods must return at once and not raise."""
+    """Receives the engine's reports on the event loop's thread. Its methods must return at once and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
         """Events arrived that the next commits of these families will include."""
 
     def counted(self, fresh: Counts, pending: Counts) -> None:
-        """The number of objects changed since the last call, and that of objects not committed yet."""
+        """The numbers of objects that changed since the last call, and of objects that are not committed yet."""
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
         """A commit of these changes starts, or a full sync (None): `committed` or `refused` follows."""
 
     def committed(self, commit: Commit) -> None:
-        """A family is up to date, after a commit or because the queued events changed no plan."""
+        """A family is up to date: after a commit, or because the queued events changed no plan."""
 
     def settled(self, changes: Sequence[Change]) -> None:
         """Every family that is not refused has committed these changes. Each change settles once."""
@@ -74,7 +74,7 @@ class Audience(Protocol):
     """Receives reports while a page is open. Its methods are called in the same way as those of Observer."""
 
     def arrived(self, events: Sequence[Event]) -> None:
-        """A source delivered these events; the engine does not have them yet."""
+        """A source has delivered these events; the engine has not received them yet."""
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """See Observer."""
+        """These changes are settled, as in Observer."""

@@ -1,6 +1,5 @@
-"""Limits of rates: delays that double after failures, and a bucket of tokens. Long work that does not block the event
-loop: in turns of 10 ms, for example for lists of events, or in a thread.
-"""
+"""Limits rates (delays that double after failures, a token bucket), and runs long work without blocking the event loop:
+in turns of 10 ms, for example for lists of events, or in a thread."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ Clock = Callable[[], float]  # returns seconds of a monotonic clock
 
 
 class Backoff(Struct):
-    """Delays in seconds between attempts that fail: `first`, doubling up to `slowest`. Each delay varies at random by
-    up to the share `spread`, so that nodes do not retry at the same time. After `healthy` seconds without a failure the
-    next delay is `first` again. `jitter` returns numbers in [0, 1). `failures` is the number of consecutive failures.
-    """
+    """Delays in seconds between failed attempts: the first is `first`, and each failure doubles it, up to `slowest`. A
+    random part of up to `spread` times the delay keeps nodes from retrying at the same time. After `healthy` seconds
+    without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures` is the number of
+    consecutive failures."""
 
     first: float
     slowest: float
@@ -56,7 +55,7 @@ class Backoff(Struct):
 
 
 class TokenBucket:
-    """A token bucket: `burst` at once, and `rate` per second."""
+    """A token bucket with at most `burst` tokens, which gains `rate` tokens per second."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic) -> None:
         self._rate = rate
@@ -66,7 +65,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> bool:
-        """Take a token if there is one; return whether one was taken."""
+        """Take a token if one is available; return whether a token was taken."""
         self._refill()
         if self._tokens < 1:
             return False
@@ -86,7 +85,7 @@ class TokenBucket:
 
 
 async def wait_briefly(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, for `seconds` at most."""
+    """Wait for an event for at most `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -96,16 +95,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HOLD: Final = 0.01
-"""Seconds for which work may block the event loop: health checks, watches and requests cannot wait longer."""
+"""Seconds for which work may block the event loop; health checks, watches and requests must not wait longer."""
 
 
 def end_of_turn() -> float:
-    """Return the end of a turn that begins now, in seconds of time.monotonic()."""
+    """Return the time, in seconds of time.monotonic(), at which a turn that begins now ends."""
     return time.monotonic() + HOLD
 
 
 async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the results of steps of work; run the event loop between two turns."""
+    """Yield the results of steps of work; let the event loop run between turns."""
     end = end_of_turn()
     for step in steps:
         yield step
@@ -115,9 +114,8 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def exhaust(transactions: Iterator[int]) -> None:
-    """Run an iterator that commits transactions, in a thread: another program may hold the kernel's locks for seconds.
-    A cancelled caller waits for the running transaction; a generator is closed.
-    """
+    """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. If
+    the caller is cancelled, it waits for the running transaction; a generator is then closed."""
     stopped = threading.Event()
 
     def commit() -> None:
@@ -133,9 +131,8 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of a call in a thread. A cancelled caller waits for the end of the call. A thread cannot be
-    stopped, and the sockets and other resources that it uses are closed when the caller ends.
-    """
+    """Call a function in a thread; return its result. If the caller is cancelled, it waits for the end of the call,
+    because a thread cannot be stopped, and its sockets and other resources are closed when the caller ends."""
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
 
@@ -147,7 +144,7 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
     except asyncio.CancelledError:
         cancelled()
         while not doing.done():
-            with suppress(asyncio.CancelledError):  # cancelled again: the wait continues
+            with suppress(asyncio.CancelledError):  # if the caller is cancelled again, the wait continues
                 await asyncio.wait([doing])
         doing.exception()  # marks the exception as retrieved
         raise
@@ -156,15 +153,14 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
 
 
 class Intake:
-    """Applies events to a planner: a few at once, a long list in turns. `reject` receives unusable objects and entries.
-    Events that arrive after a list wait until it is applied, except events of Nodes and ServiceCIDRs, because other
-    parts of the program read these as well.
-    """
+    """Applies events to a planner: a few events at once, a long list in turns. `reject` receives unusable objects and
+    entries. Events that arrive after a list wait until it is applied, except events of Nodes and ServiceCIDRs, which
+    other parts of the program also read."""
 
     def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
         self._planner = planner
         self._reject = reject
-        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first event is being applied
+        self._waiting: deque[Iterator[list[Rejected]]] = deque()  # the first iterator is running
 
     @property
     def is_empty(self) -> bool:
@@ -172,7 +168,8 @@ class Intake:
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:
-        """Apply events of the node at once, and queue the others; return whether there are events of the node."""
+        """Apply events of Nodes and ServiceCIDRs at once, and queue other events; return whether there were any of the
+        former."""
         about_node = [event for event in events if _is_about_node(event)]
         if about_node:
             self._reject_all(self._planner.apply(about_node))
@@ -183,7 +180,7 @@ class Intake:
         return bool(about_node)
 
     def digest(self) -> None:
-        """Apply waiting events for one turn."""
+        """Apply waiting events for the duration of one turn."""
         end = end_of_turn()
         while self._waiting:
             try:

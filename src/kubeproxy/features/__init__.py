@@ -1,8 +1,7 @@
 """The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module.
 
-The flags, the settings, the check of the mode and the warning about a flag without effect are derived from these
-declarations: see CONTRIBUTING.md "A new feature". Light to import, because the table of flags is made from this module.
-"""
+The flags, the settings, the check of the mode and the warning about flags without effect are derived from these
+declarations: see CONTRIBUTING.md "A new feature". Fast to import, because the table of flags imports this module."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """A node's features: the values that are set, by flag; the mode ("": all supported); `strict`: all are off."""
+    """A node's features: the values that are set, by flag; the mode ("" supports all features); `strict` turns all
+    off."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
@@ -28,7 +28,7 @@ class Features(NamedTuple):
 
 
 class HasFeatures(Protocol):
-    """An object with the features of a node: model.world.Settings, model.plan.Globals."""
+    """An object that contains a node's features: model.world.Settings or model.plan.Globals."""
 
     @property
     def features(self) -> Features:
@@ -41,10 +41,10 @@ P = TypeVar("P", bound="Struct")
 class Feature(NamedTuple, Generic[T]):
     """A feature that the Go kube-proxy lacks. Its only setting is its flag, which also applies with --config.
 
-    `kind` and `default` are those of config.flags.Flag, `usage` is its help. `modes` are the modes that support the
-    feature, None for all. In other modes the value of the feature is `off`, and the proxy reports that the flag has no
-    effect. `unset` is the value without the flag. `annotations` are the names of the annotations that the feature
-    reads.
+    `kind` and `default` are as in config.flags.Flag; `usage` is the flag's help. `modes` are the modes that support the
+    feature; None means all. In other modes the feature has the value `off`, and the proxy reports that the flag has no
+    effect. `unset` is the value if the flag is not given. `annotations` are the names of the annotations that the
+    feature reads.
 
     `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the text into the
     value.
@@ -71,12 +71,12 @@ class Feature(NamedTuple, Generic[T]):
         return self.among(values) if self.supported(mode) and not strict else self.off
 
     def among(self, values: Mapping[str, Any]) -> T:
-        """Return the value of the feature in these values by flag."""
+        """Return the feature's value in a mapping of values by flag."""
         value: T = values.get(self.flag, self.unset)
         return value
 
     def on(self, node: P, value: T) -> P:
-        """Return a copy of a node's settings or globals in which the feature has this value."""
+        """Return a copy of a node's settings or globals in which this feature has the value `value`."""
         from msgspec import structs  # noqa: PLC0415 - not for --help
 
         features: Features = getattr(node, "features")  # noqa: B009 - of HasFeatures
@@ -154,8 +154,7 @@ RESETS: Final = Feature[bool](
 
 
 class Forwarding(NamedTuple):
-    """The protocols of connections that bypass all rules (none: off), and the number of client packets before the
-    bypass.
+    """The protocols of connections that bypass all rules (none: the feature is off), and after how many client packets.
 
     See docs/beyond.md "Fast forwarding".
     """

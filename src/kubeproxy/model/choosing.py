@@ -51,7 +51,7 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
     """Yield texts about unequal shares."""
     weights = plan.weights(policy)
     if weights:
-        yield f"their weights, which determine their shares, are from {min(weights)} to {max(weights)}"
+        yield f"they have weights from {min(weights)} to {max(weights)}, which determine their shares"
     if plan.balance is None:
         return
     if plan.balance.drained:

@@ -31,7 +31,7 @@ class Endpoint(Struct, frozen=True, gc=False):
 
 
 class SlicePort(NamedTuple):
-    """A port of a slice: name and protocol identify the service port; `number` is the endpoints' port."""
+    """A port of a slice: name and protocol identify the service port; `port` is the endpoints' port."""
 
     name: str
     protocol: int

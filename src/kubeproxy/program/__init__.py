@@ -1,1 +1,1 @@
-"""One process: construction of its parts, its ports, its capabilities, and its end."""
+"""The process of the proxy: builds and connects its parts, opens its ports, drops capabilities, and ends."""

@@ -54,15 +54,15 @@ from kubeproxy.wording import counted
 
 log = logging.getLogger("kubeproxy.app")
 
-FIRST_REMOVAL_RETRY = 0.5  # seconds; until then the other mode's rules still translate connections
-SLOWEST_REMOVAL_RETRY = 600.0  # seconds; without the required rights no attempt succeeds
+FIRST_REMOVAL_RETRY = 0.5  # seconds; a short delay, because the other mode's rules still translate connections
+SLOWEST_REMOVAL_RETRY = 600.0  # seconds; a long delay, because without the required rights no attempt succeeds
 CONFIG_CHANGED = 1  # exit code: the supervisor restarts the proxy with the new file, as it does the Go kube-proxy
 
 
 def run(options: Options) -> int:
-    """Run the proxy, or a one-shot action of the options; return the exit code. Raises KubeProxyError for the user."""
+    """Run the proxy, or an action after which the program ends; return the exit code. Raises KubeProxyError."""
     config = options.config
-    # A container's first process ignores signals without a handler. Exit code 1: a one-shot action was interrupted.
+    # Without a handler, a container's first process ignores signals. An interrupted action ends with exit code 1.
     interrupted = int(options.cleanup or options.init_only)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(interrupted))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -83,7 +83,7 @@ def run(options: Options) -> int:
     host.check_families(settings)
     if options.init_only:
         _prepare_host(operations, config)
-        apply_settings(operations.sysctls(config))  # the proxy may have fewer rights
+        apply_settings(operations.sysctls(config))  # now, because the proxy may have fewer rights later
         return 0
     lifetime.postpone_garbage_collection()
     with asyncio.Runner(loop_factory=Loop) as runner:
@@ -91,9 +91,8 @@ def run(options: Options) -> int:
 
 
 def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
-    """Return three values: the options with the field `mode` filled in, that mode, and the node's settings. Raises
-    Unsupported. When the default mode is not supported and the options name none, the fallback mode runs.
-    """
+    """Return the options with the field `mode` filled in, that mode, and the node's settings. If the options name no
+    mode and the node cannot run the default mode, select the fallback mode. Raises Unsupported."""
     try:
         return _in_mode(options)
     except Unsupported as error:
@@ -128,10 +127,9 @@ async def _main(options: Options, settings: Settings, mode: Mode, output: logs.O
 async def opened(
     options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
-    """Return the program, ready to run. Steps that may fail without changing the host are first. `give_up` drops
-    capabilities (lifetime.py). It is called after the host is prepared and before the first thread starts. Its
-    arguments are the files that the proxy reads again later, and the program that creates credentials.
-    Raises ConfigError, Unsupported or ApplyError.
+    """Build the program; yield it ready to run. Steps that may fail come before steps that change the host. `give_up`
+    drops capabilities (lifetime.py); it is called after the host is prepared, and before the first thread starts, with
+    the files that the proxy reads again later and the credential plugin. Raises ConfigError, Unsupported or ApplyError.
     """
     config, operations = options.config, mode.operations()
     metrics = ProxyMetrics()
@@ -166,7 +164,8 @@ def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> Non
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove the rules of other modes; repeat failed removals, as while the iptables lock is held."""
+    """Remove the rules of other modes; repeat removals that fail, for example while another program holds the iptables
+    lock."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:
@@ -330,7 +329,7 @@ class App:
             log.error("Cannot watch the local addresses error=%r", str(error))
 
     def _service_health_failed(self, namespace: str, name: str, port: int, why: str) -> None:
-        # Note and uid are those of the Go kube-proxy, because operators may search for them.
+        # The note and the uid are the same as in the Go kube-proxy, because operators may search for them.
         service = ObjectReference("Service", name, namespace, f"{namespace}/{name}")
         node = self._settings.node_name
         note = f'node {node} failed to start healthcheck "{namespace}/{name}" on port {port}: {why}'

@@ -1,8 +1,7 @@
-"""The life of the program: its tasks, the signals that end it, the exit code, pauses of the garbage collector, and the
-capabilities that it keeps. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends
-it at once. Capabilities that are not needed after the start are dropped: modules are loaded, sysctls, limits and the
-OOM score are set before. docs/operating.md has a table of the capabilities that are kept, with the reasons.
-"""
+"""Runs the program's tasks until the program ends, handles signals, postpones garbage collection, and drops
+capabilities. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends it at once.
+After the start (when modules are loaded, and sysctls, limits and the OOM score are set) unneeded capabilities are
+dropped. A table in docs/operating.md gives the reasons for the others."""
 
 from __future__ import annotations
 
@@ -31,19 +30,18 @@ log = logging.getLogger("kubeproxy.app")
 
 
 FIRST_SYNC_SECONDS = 300.0
-"""Seconds after which garbage collection starts even without a first sync: failures create cycles of tracebacks."""
+"""Seconds after which garbage collection starts even without a first sync, because failures create reference cycles."""
 
 
 def postpone_garbage_collection() -> None:
-    """Collect no garbage until `resume_garbage_collection`, then at each 50,000th new container, not the 700th: a
-    search for cycles in the objects of the first sync would take a tenth of its time, and they have none.
-    """
+    """Turn the garbage collector off until `resume_garbage_collection`, and set its threshold to 50,000 new containers,
+    not 700: searching the first sync's objects, which have no cycles, would take a tenth of its time."""
     gc.set_threshold(50_000, 20, 50)
     gc.disable()
 
 
 async def resume_garbage_collection(ready: asyncio.Event) -> None:
-    """Wait for the first sync; exempt its objects from collection and enable the collector."""
+    """Wait for the first sync; exempt its objects from collection, and turn the garbage collector on."""
     try:
         await asyncio.wait_for(ready.wait(), FIRST_SYNC_SECONDS)
     except TimeoutError:
@@ -54,7 +52,7 @@ async def resume_garbage_collection(ready: asyncio.Event) -> None:
 
 
 class Lifetime:
-    """The life of one program on the running event loop; `last_words` is called before an immediate end."""
+    """Runs the tasks of one program on the running event loop; `last_words` is called before an immediate end."""
 
     def __init__(self, last_words: Callable[[], None]) -> None:
         self._last_words = last_words
@@ -62,7 +60,7 @@ class Lifetime:
         self._parts: list[asyncio.Task[None]] = []
 
     def heed_signals(self) -> None:
-        """End by SIGTERM and SIGINT; ignore SIGHUP."""
+        """Make SIGTERM and SIGINT end the program; ignore SIGHUP."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -71,11 +69,11 @@ class Lifetime:
         )
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine; its error ends the program, and the supervisor restarts it."""
+        """Run a coroutine as a task; an error in it ends the program, so that the supervisor restarts the program."""
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # after `cancel_parts` this has no effect: the end is set
+            if task.cancelled():  # no effect after `cancel_parts`, because the end is already set
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)
@@ -84,21 +82,21 @@ class Lifetime:
         self._parts.append(task)
 
     def stop(self, code: int) -> None:
-        """End with an exit code, unless the end is set already."""
+        """End the program with an exit code, unless its end is already set."""
         if not self._end.done():
             self._end.set_result(code)
 
     def fail(self, error: BaseException) -> None:
-        """End with an error, unless the end is set already."""
+        """End the program with an error, unless its end is already set."""
         if not self._end.done():
             self._end.set_exception(error)
 
     async def end(self) -> int:
-        """Wait for the end; return the exit code. Raises the error of a task."""
+        """Wait for the end of the program; return the exit code. Raises the error of a task."""
         return await self._end
 
     async def cancel_parts(self) -> None:
-        """Cancel all tasks and wait for them; to be called after the end is set."""
+        """Cancel all tasks and wait for them. Call it after the end is set."""
         for task in self._parts:
             task.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
@@ -116,14 +114,13 @@ privileges_log = logging.getLogger("kubeproxy.privileges")
 
 
 def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> frozenset[Capability]:
-    """Return the capabilities to keep, in any mode.
+    """Return the capabilities that the proxy keeps, in all modes.
 
-    `legacy` are the commands of legacy iptables on this node. `others_files` are the files to be read again that need a
-    capability. `plugin` is the program that makes credentials, '' for none.
+    `legacy` are the commands of legacy iptables on this node. `others_files` are files that the proxy reads again later
+    and that it can read only with a capability. `plugin` is the credential plugin; '' if there is none.
 
-    CAP_NET_ADMIN is for rules, sets, servers, addresses, marks and the network's sysctls, CAP_NET_BIND_SERVICE for
-    ports below 1024, which a new Service may need (health checks, relayed NodePorts).
-    """
+    CAP_NET_ADMIN is needed for rules, sets, servers, addresses, marks and the network's sysctls; CAP_NET_BIND_SERVICE
+    for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""
     wanted = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
     if legacy:
         wanted.add(Capability.NET_RAW)
@@ -133,24 +130,23 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
 
 
 def give_up(files: Iterable[str], plugin: str) -> None:
-    """Drop the capabilities that are not needed, also for child processes. A failure is logged. `files` are read again
-    later; `plugin` is the program that makes credentials, '' for none. With a plugin that has its own rights
-    (set-user-ID, capabilities) nothing is dropped, because the plugin would lose these rights.
-    """
+    """Drop the capabilities that are not needed, also for child processes; log a failure. `files` are read again later;
+    `plugin` is the credential plugin, '' if there is none. A plugin with its own privileges (set-user-ID, capabilities)
+    would lose them, so with such a plugin nothing is dropped."""
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):
         privileges_log.warning(
             "Keeping all capabilities: the credential plugin would lose rights of its own plugin=%s", path
         )
         return
-    own = kubeproxy.__file__, os.__file__  # of this program and of Python: modules are loaded later
+    own = kubeproxy.__file__, os.__file__  # this program and Python load some modules later
     try:
         legacy = [name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name)]
         wanted = needed(legacy, beyond_permission([*files, *own]), path)
         keep_only(wanted)
         forbid_new_privileges()
     except ApplyError as error:
-        privileges_log.warning("Running with more rights than are needed: %s", error)
+        privileges_log.warning("Running with more rights than needed: %s", error)
         return
     privileges_log.info(
         "Dropped all capabilities that are not needed kept=%s", ",".join(one.label for one in sorted(held()))

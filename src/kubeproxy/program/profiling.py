@@ -1,6 +1,5 @@
-"""/debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level. The paths are those
-of Go's net/http/pprof; the content is Python's, as text.
-"""
+"""The pages /debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level. The paths
+are the same as in Go's net/http/pprof; the contents describe Python code, as text."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from typing import Final
 from kubeproxy.server.http import TEXT, Handler, Request, Response
 from kubeproxy.server.text import printable, redact
 
-SECONDS: Final = 30.0  # the duration of Go's profile without ?seconds=
+SECONDS: Final = 30.0  # the default duration of a profile, as in Go
 LONGEST: Final = 300.0
-_DIGITS: Final = 20  # int() raises for thousands of digits
+_DIGITS: Final = 20  # the maximum number of digits, because int() raises for thousands
 _PAUSE: Final = 0.01  # 100 samples a second, like Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
@@ -36,10 +35,11 @@ cmdline     the command line, separated by NUL bytes
 
 
 def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
-    """Return the pages by path. `set_level` is called with the number of a PUT to LEVEL_PAGE."""
+    """Return the pages by path. A PUT to LEVEL_PAGE calls `set_level` with the number in the request."""
 
     def put_level(request: Request) -> Response:
-        # Texts and codes as in k8s.io/apiserver's StringFlagPutHandler and component-base's GlogSetter.
+        # The texts and codes are the same as in k8s.io/apiserver's StringFlagPutHandler and component-base's
+        # GlogSetter.
         if request.method != "PUT":
             return Response(406, TEXT, b"unsupported http method\n")
         text = request.body.decode("ascii", "replace").strip()
@@ -72,7 +72,7 @@ def stacks() -> str:
     """Return the stacks of all threads, and of all tasks of the running loop."""
     out = StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    # A variable for the frames would refer to its own frame.
+    # No variable for the frames, because it would be part of a reference cycle with its own frame.
     out.writelines(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
         for ident, frame in sys._current_frames().items()
@@ -110,13 +110,13 @@ async def _profile(seconds: float, running: threading.Lock) -> AsyncGenerator[by
     try:
         found = await asyncio.to_thread(sample, seconds, stop)
     finally:
-        stop.set()  # also when the client disconnected
+        stop.set()  # also if the client disconnects
         running.release()
     yield "".join(f"{stack} {count}\n" for stack, count in found.most_common()).encode(errors="replace")
 
 
 def sample(seconds: float, stop: threading.Event) -> Counter[str]:
-    """Sample all threads except this one 100 times a second; return the number of samples of each folded stack."""
+    """Sample all other threads 100 times per second; return the number of samples of each folded stack."""
     found: Counter[str] = Counter()
     labels: dict[CodeType, str] = {}
     me, end = threading.get_ident(), time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The ports and the control socket of the proxy; messages about a port that another process or kube-proxy holds."""
+"""Opens the proxy's ports and control socket; reports another process or kube-proxy that uses a port of this proxy."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.serving")
 
 METRICS_PAGE = ("127.0.0.1", "10249")
-"""Address of another kube-proxy's metrics port, which is asked for its mode if this proxy serves no metrics."""
+"""The address of another kube-proxy's metrics port, which is queried for its mode if this proxy serves no metrics."""
 
 COMMANDS_AT_ONCE = 16
-"""Limit of connections at the socket, apart from the ports', so that flooded ports block no operator."""
+"""The maximum number of connections to the control socket. It is separate from the ports' limit, so that clients that
+flood the ports do not block operators."""
 
 
 class Served(NamedTuple):
@@ -74,7 +75,7 @@ class Served(NamedTuple):
 
 
 class Servers:
-    """The health port, the metrics port and the socket for commands."""
+    """The health port, the metrics port and the control socket."""
 
     def __init__(self, served: Served) -> None:
         config = served.options.config
@@ -87,7 +88,7 @@ class Servers:
         self._page: Whole | None = None
 
     def open(self) -> None:
-        """Open all ports; a port in use is tried again, or ends the program with bindAddressHardFail."""
+        """Open all ports. If a port is in use, try again, or, with bindAddressHardFail, end the program."""
         options, config = self._served.options, self._served.options.config
         health = self._served.health.routes()
         # Load balancers also use other methods, for example HAProxy OPTIONS.
@@ -122,11 +123,11 @@ class Servers:
         server.start_retrying(address, TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
-        """Serve the commands at a unix socket; if that fails, the proxy runs without it."""
+        """Serve the control socket at a path; if this fails, the proxy runs without it."""
 
         warned: set[str] = set()
 
-        def failed(error: ApplyError) -> None:  # at each attempt, every 5 s
+        def failed(error: ApplyError) -> None:  # called after each failed attempt, every 5 s
             level = logging.DEBUG if str(error) in warned else logging.WARNING
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
@@ -164,7 +165,7 @@ class Servers:
         return pages
 
     def _show(self, request: Request) -> Response:
-        """Serve the page. Most of its modules are loaded at the first request."""
+        """Serve the page. Most of the page's modules are loaded at the first request."""
         if self._page is None:
             from kubeproxy.page.pages import Whole  # noqa: PLC0415 - loaded at the first request
 
@@ -199,18 +200,17 @@ _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # no
 
 
 def user_agent(pid: int, mode: str) -> str:
-    """Return the User-Agent header that a proxy sends to the holder of its port."""
+    """Return the User-Agent header of the request that a proxy sends to the process that uses its port."""
     return f"kube-proxy/v{NUMBER} (pid {pid}; mode {mode})"
 
 
 class Neighbours:
-    """The other kube-proxies of this node; `say` gets a sentence about each that uses a port of this proxy.
+    """Detects other kube-proxies on this node; `say` gets a sentence about each that uses a port of this proxy.
 
     A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
-    User-Agent. So each of the two proxies reports the other. Only digits and lower-case letters of another proxy's text
-    are used. `mode` is the mode of this proxy, `page` (host, port) the metrics port, to which requests for another
-    proxy's mode are sent.
-    """
+    User-Agent. So both proxies report each other. From another proxy's text only digits and lower-case letters are
+    used. `mode` is this proxy's mode; `page` (host, port) is the metrics port at which the other proxy's mode is
+    requested."""
 
     def __init__(
         self,
@@ -227,17 +227,18 @@ class Neighbours:
         self._messages = TokenBucket(1 / PAUSE, 1, clock)
 
     def asked_by(self, agent: str) -> None:
-        """Report the sender of a request for the mode from this node, by its User-Agent header; once a minute."""
+        """Report another kube-proxy on this node that requested the mode, by its User-Agent header; at most once a
+        minute."""
         named = _AGENT.fullmatch(agent)
         if named is None or int(named[1]) == os.getpid() or not self._messages.take():
             return
         self._say(
             f"another kube-proxy (pid {named[1]} as it reports, in mode {named[2]}) runs on this node and wants the "
-            f"ports of this one (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
+            f"ports of this proxy (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
         )
 
     async def holding(self, port: int) -> str:
-        """Return a text about the process that listens on a port of this proxy."""
+        """Describe the process that listens on a port of this proxy."""
         process = await asyncio.to_thread(self._find, port, COMMAND)
         page = process if port == self._page[1] else await asyncio.to_thread(self._find, self._page[1], COMMAND)
         mode = "" if page is not None and page.pid == os.getpid() else await self._ask_mode()
@@ -274,7 +275,7 @@ class Neighbours:
 
 
 class TakenPort:
-    """Messages about a port that cannot be opened: one at the first failure, then one a minute."""
+    """Reports a port that cannot be opened: at the first failure, then at most once a minute."""
 
     def __init__(
         self, neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic

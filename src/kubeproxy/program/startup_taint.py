@@ -1,7 +1,6 @@
-"""The taint that prevents pods on a new node until its Services work: removed once, after the first full sync.
-Kubernetes issue 75890: if pods start before the rules are in place, their first connections fail. The kubelet sets the
-taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness".
-"""
+"""Removes the taint that keeps pods off a new node until its Services work; once, after the first full sync. Without
+the taint, pods may start before the rules are in place, and their first connections fail (Kubernetes issue 75890). The
+kubelet sets the taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness"."""
 
 from __future__ import annotations
 
@@ -24,14 +23,15 @@ SLOWEST_RETRY: Final = 30.0
 
 FORBIDDEN: Final = 403
 BEHIND: Final = frozenset((404, 409, 422))
-"""HTTP statuses of a patch for an outdated state of the Node: a test in the patch failed, or the Node was deleted."""
+"""The HTTP statuses of a patch for an outdated Node: a test in the patch failed, or the Node was deleted."""
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""Records an event of the Node: kind, reason and note."""
+"""A function that records an Event about the Node: type, reason and note."""
 
 
 def removal(node: Node, key: str) -> bytes | None:
-    """Return the JSON patch that removes a Node's taints of a key, or fails if their list changed; None for none."""
+    """Return the JSON patch that removes a Node's taints with this key, and fails if the list of taints has changed;
+    None without such a taint."""
     taints = (node.spec.taints if node.spec is not None else None) or ()
     operations: list[dict[str, str]] = []
     for place in reversed([place for place, taint in enumerate(taints) if taint.key == key]):
@@ -42,7 +42,7 @@ def removal(node: Node, key: str) -> bytes | None:
 
 
 async def remove(key: str, name: str, node: Callable[[], Node | None], patch: Patch, tell: Tell) -> None:
-    """Remove the taints of a key from a Node, with retries. `node` returns the last state of the Node."""
+    """Remove the taints with a key from a Node; retry after a failure. `node` returns the Node's last known state."""
     backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
     while True:
         if (known := node()) is not None:
@@ -65,7 +65,7 @@ async def _sent(body: bytes, key: str, name: str, patch: Patch, tell: Tell) -> b
     is_done = 200 <= status < 300
     if status == FORBIDDEN:
         note = (
-            f"not allowed to patch Nodes, so the taint {key} stays, and pods off this node: bind the ClusterRole "
+            f"not allowed to patch Nodes, so the taint {key} keeps pods off this node: bind the ClusterRole "
             "kube-proxy-py-startup-taint (startupTaint in the chart, the component startup-taint of kustomize)"
         )
         tell("Warning", "StartupTaintStays", note)

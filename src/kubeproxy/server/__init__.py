@@ -1,1 +1,1 @@
-"""The HTTP server of the health ports, the metrics port and the control socket, and sanitised text."""
+"""The HTTP server for the health ports, the metrics port and the control socket; sanitises text."""

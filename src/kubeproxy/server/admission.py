@@ -1,10 +1,10 @@
-"""Limits for the clients of the HTTP servers: open connections, and time of the event loop for answers.
+"""Limits the clients of the HTTP servers: their open connections, and the event loop's time for their answers.
 
-File descriptors belong to the process, so all servers share one count of connections. When there are too many
-connections, the oldest connection of the client with the most connections is dropped. So a client that opens many
-connections or incomplete requests loses its own connections first. Answers are computed on the event loop that programs
-the kernel, and every pod can reach the health ports, so each client, and all remote clients together, have a limited
-share of its time.
+All servers share the process's file descriptors, so they share one limit of connections. Above the limit, the oldest
+connection of the client with the most connections is dropped, so a client that opens many connections or sends
+incomplete requests loses its own connections first. Answers are computed on the event loop that programs the kernel,
+and every pod can reach the health ports, so each client, and all remote clients together, get a limited share of the
+loop's time.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from kubeproxy.kernel.proc.processes import shares
 from kubeproxy.model.addresses import MAPPED
 
 _MAX_DELAY: Final = 2.0  # seconds
-_LEAVING: Final = 16  # maximum number of connections being closed at a time to free descriptors
+_LEAVING: Final = 16  # the maximum number of connections that are being closed at the same time to free descriptors
 _SUBNET: Final = 8  # bytes of an IPv6 address that identify a client
 
 SHARE: Final = 0.1  # share of the event loop's time for one client; a scrape of /metrics takes some 10 ms
 REMOTE_SHARE: Final = 0.2
-"""Share of the event loop's time for all clients of pods and other nodes together; the kubelet's probes are local."""
+"""The share of the event loop's time for all remote clients (pods, other nodes) together; the kubelet's probes are
+local."""
 
-BURST: Final = 1.0  # seconds of the share that may be used in a burst
+BURST: Final = 1.0  # seconds of the event loop that a client may use in a burst
 LEAST: Final = 1e-4  # seconds reserved for an answer before its time is measured
 _ALL: Final = b"remote"
 _MOST: Final = 4096  # clients in debt
 
 
 class Budget:
-    """Time of the event loop that each client (see `peer_of`) has used beyond its share."""
+    """Records the time of the event loop that each client (see `peer_of`) has used beyond its share."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -49,7 +50,7 @@ class Budget:
         return delay
 
     def spend(self, peer: bytes, seconds: float, *, remote: bool) -> None:
-        """Charge a client for the time by which an answer took longer than a small answer."""
+        """Charge a client for the additional time of an answer, compared with a small answer."""
         if seconds > LEAST:
             self._charge(peer, seconds - LEAST, remote)
 
@@ -65,11 +66,11 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Start to close the connection. When it is closed, it calls `Admission.leave`."""
+        """Start to close the connection. When it is closed, the connection calls `Admission.leave`."""
 
 
 class Admission:
-    """The connections of all servers, by peer, and the sockets that listen. `most` returns the two limits."""
+    """Counts the connections of all servers by client, and the listening sockets. `most` returns the limits of both."""
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0
@@ -85,15 +86,16 @@ class Admission:
         return len(self._peer_of) + len(self._leaving)
 
     def may_listen(self) -> bool:
-        """Return whether one more socket may listen."""
+        """Return whether another socket may listen."""
         return self.listening < self._most()[1]
 
     def has_room(self) -> bool:
-        """Return whether one more connection may be accepted now."""
+        """Return whether another connection may be accepted now."""
         return self.connected < self._most()[0]
 
     def make_room(self) -> None:
-        """Drop the oldest connection of the client with the most connections; `has_room` changes a moment later."""
+        """Drop the oldest connection of the client with the most connections. It takes a moment until `has_room` is
+        true."""
         if self._peers and len(self._leaving) < _LEAVING:
             crowd = max(self._peers.values(), key=len)
             oldest = next(iter(crowd))
@@ -102,7 +104,8 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Return whether a client is so far beyond its share that a new connection's request would wait long."""
+        """Return whether a client has used so much more than its share that a request on a new connection would wait
+        long."""
         return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:
@@ -126,7 +129,7 @@ class Admission:
 
 
 def peer_of(address: str) -> bytes:
-    """Return the common part of one client's addresses: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the part of an address that identifies the client: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return socket.inet_pton(socket.AF_INET, address)
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

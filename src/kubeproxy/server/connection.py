@@ -1,7 +1,7 @@
-"""One client's HTTP/1.1 connection, parsed with httptools. Its requests, their time and unread answers are limited.
+"""One client's HTTP/1.1 connection, parsed with httptools, with limits on its requests, their time and unread answers.
 
-A connection gets at most one answer per turn of the event loop, and a client a share of the loop's time (admission.py).
-A body that takes long to make is sent in pieces.
+A connection gets at most one answer per turn of the event loop, and a client gets a share of the loop's time
+(admission.py). A body that takes long to generate is sent in pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINGER_SECONDS: Final = 2.0
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 PIPELINED: Final = 8  # limit of waiting requests per connection
-REFUSAL_SECONDS: Final = 0.01  # seconds of the event loop that a refused request takes from its client's share
+REFUSAL_SECONDS: Final = 0.01  # seconds of the event loop that a refused request costs its client
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 
@@ -54,7 +54,7 @@ class _Asked(NamedTuple):
 
 
 class ServerConnection(asyncio.Protocol):
-    """One client's connection. The parser's callbacks (on_...) are called from data_received.
+    """One client's connection. `data_received` calls the parser, which calls the on_... methods.
 
     `lost` is called when the connection is closed, `lasting` at the start of an answer that continues until the client
     closes the connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget`
@@ -76,7 +76,7 @@ class ServerConnection(asyncio.Protocol):
         self._client = b""
         self._is_remote = False
         self._waiting: deque[_Asked] = deque()
-        self._next: asyncio.Handle | None = None  # until the next request may be answered
+        self._next: asyncio.Handle | None = None  # the timer for the answer to the next request
         self._tell_lost = lost
         self._tell_lasting = lasting
         self._names = names
@@ -96,13 +96,13 @@ class ServerConnection(asyncio.Protocol):
         self._stream: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
-        """Drop the connection with its unsent data; if called before `connection_made`, then at that call."""
+        """Drop the connection with its unsent data; before `connection_made`, drop it when that is called."""
         self._given_up = True
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_server's transports are of this type
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
         self._peer = (transport.get_extra_info("peername") or ("",))[0]
@@ -123,12 +123,13 @@ class ServerConnection(asyncio.Protocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # These refer to this object: without this line the garbage collector, which runs rarely, would free the cycles.
+        # Break reference cycles with this object, which otherwise exist until the garbage collector runs, which is
+        # rare.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 
     def pause_writing(self) -> None:
-        # The client does not read: accept no more requests, and drop it unless it reads soon.
+        # The client does not read: accept no further requests, and drop the connection unless the client reads soon.
         self._writable.clear()
         if self._transport is not None:
             self._transport.pause_reading()
@@ -178,7 +179,7 @@ class ServerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         parser = self._parser
         if self._closing or parser is None or self._transport is None or self._transport.is_closing():
-            return  # also when the client disconnected after several requests at once
+            return  # or the client has disconnected after it sent several requests
         self._received = 0
         if len(self._waiting) >= PIPELINED:
             self._refuse(429)
@@ -214,7 +215,7 @@ class ServerConnection(asyncio.Protocol):
         response = self._answer(asked)
         if not isinstance(response.body, bytes):
             if method != "HEAD":
-                self._closing = True  # it is the last answer on this connection
+                self._closing = True  # this is the last answer on this connection
                 if response.lasts == "until the client goes":
                     self._tell_lasting(self)
                 self._stream = asyncio.get_running_loop().create_task(self._send_pieces(response, version))
@@ -268,10 +269,11 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece and close; HTTP/1.0 has no chunks, so the end of the connection ends the body."""
+        """Send a body piece by piece, then close. HTTP/1.0 has no chunks, so the end of the connection ends the
+        body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
-        self._wait(IDLE_SECONDS)  # the first piece may take as long as the others
+        self._wait(IDLE_SECONDS)  # the first piece may take as long as later pieces
         async with aclosing(response.body) as pieces:
             try:
                 self._write(_head(response, version, ["Connection: close", *["Transfer-Encoding: chunked"] * chunked]))
@@ -307,7 +309,8 @@ class ServerConnection(asyncio.Protocol):
             self._wait(REQUEST_SECONDS)
 
     def _linger(self) -> None:
-        """Close for writing, and completely when the client closes: closing with unread data resets the connection."""
+        """Close for writing; close completely when the client closes, because a close with unread data resets the
+        connection."""
         if not self._closing and self._transport is not None:
             self._closing = True
             self._transport.write_eof()
@@ -317,7 +320,7 @@ class ServerConnection(asyncio.Protocol):
         return self._closing
 
     def _wait(self, seconds: float) -> None:
-        """Drop the connection after this time, unless the method is called again."""
+        """Drop the connection after `seconds`, unless this method is called again before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)

@@ -1,6 +1,6 @@
-"""Requests, responses and routes of our HTTP pages: a page is a function from a request to a response.
+"""Requests, responses and routes of the HTTP servers. A page is a function that takes a Request and returns a Response.
 
-server.py listens, connection.py parses and sends; the pages are in other rooms.
+server.py listens, connection.py parses and sends; other packages contain the pages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 
 
 class Request(NamedTuple):
-    """A request: the method, and path and query as sent, still percent-encoded.
+    """A request: the method, and the path and the query as sent (percent-encoded).
 
-    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers, '' for a missing one;
-    `neighbour` is the header User-Agent of a client on this node, '' for other clients. `peer` is the client's address
-    and `local` the server's, '' on a unix socket.
+    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers; '' if missing. `neighbour` is
+    the User-Agent header of a client on this node; '' for other clients. `peer` is the client's address, and `local`
+    the server's address; '' on a unix socket.
     """
 
     method: str
@@ -50,11 +50,11 @@ Pieces = AsyncGenerator[bytes, None]
 
 
 class Response(NamedTuple):
-    """A response; the body is left out for HEAD.
+    """A response; for HEAD its body is not sent.
 
-    A body that is a generator is sent piece by piece, as fast as the client reads; the event loop runs in between. The
-    generator is closed when the client disconnects. A response that `lasts` until the client disconnects is not counted
-    by admission.py, so the page must limit the number of such responses.
+    If the body is a generator, its pieces are sent as fast as the client reads, and the event loop runs between pieces.
+    The generator is closed when the client disconnects. A response that `lasts` until the client disconnects is not
+    counted by admission.py, so the page must limit the number of such responses.
     """
 
     status: int
@@ -64,18 +64,19 @@ class Response(NamedTuple):
 
 
 def refused(status: int, text: str) -> Response:
-    """Return the response to a refused request; the reason may quote text of the client or of an object."""
+    """Return the response to a refused request; the text may quote the client or an object."""
     return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 
 Handler = Callable[[Request], Response]
-"""Answers a request of any method, quickly, on the event loop. After an exception the client gets status 500."""
+"""A function that answers a request of any method. It runs on the event loop, so it must be fast. After an exception
+the client gets status 500."""
 
 READ: Final = frozenset(("GET", "HEAD"))
 
 
 def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozenset()) -> Handler:
-    """Return a handler that chooses a page by its exact path, and answers 404 for all other paths.
+    """Return a handler that selects a page by its exact path, and answers 404 for unknown paths.
 
     Methods other than GET and HEAD get 405, except on the paths in `any_method`.
     """
@@ -101,28 +102,29 @@ def read_only(handler: Handler) -> Handler:
 
 
 def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
-    """Return the reason to refuse a request by its Host header, None to answer it: protection against DNS rebinding.
+    """Return the reason to refuse a request because of its Host header; None if it may be answered. This protects
+    against DNS rebinding.
 
     `host` is '' if the header is missing, for example in requests of load balancers; `local_address` is the server's
     address of the connection; `known` are names in lower case that the operator configured.
 
-    A page of evil.example in a browser on this node may have its name resolved to 127.0.0.1 and read the answers, but
-    its requests name evil.example as the host. So on loopback a Host must be an address, localhost or a known name. On
-    other addresses every name is answered: Prometheus and load balancers may use a name, and other clients of that
-    network need no browser.
+    If evil.example resolves to 127.0.0.1, its page in a browser on this node could read the answers, but its requests
+    have the host evil.example. So on loopback the Host must be an address, localhost or a known name. On other
+    addresses every name is accepted, because Prometheus and load balancers may use a name, and an attacker in that
+    network needs no browser.
     """
     local = pack(local_address)
     if not host or local is None or not is_loopback(local):
         return None
     name = host_name(host)
-    candidates = (name.partition("%")[0], host.partition("%")[0])  # the second is ::1 without brackets
+    candidates = (name.partition("%")[0], host.partition("%")[0])  # the second one handles ::1 without brackets
     if name == "localhost" or name in known or any(map(pack, candidates)):
         return None
     return "on this address only a Host header of localhost or an IP address is answered (against DNS rebinding)"
 
 
 def host_name(host: str) -> str:
-    """Return a Host header in lower case without its port and last dot, an IPv6 address without its brackets."""
+    """Return the name in a Host header in lower case: without port, final dot, and the brackets of an IPv6 address."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, _, port = host.rpartition(":")

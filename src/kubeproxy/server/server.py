@@ -24,13 +24,13 @@ _log = logging.getLogger("kubeproxy.server")
 
 RETRY_SECONDS: Final = 5.0  # seconds between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 128
-_ACCEPTED: Final = 16  # connections accepted in a turn of the event loop: some 2 ms
+_ACCEPTED: Final = 16  # connections accepted per turn of the event loop, which takes some 2 ms
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket. Raises OSError.
 
-    A socket at an unspecified address (0.0.0.0 or ::) accepts the two families, as in Go; at other IPv6 addresses it
+    At an unspecified address (0.0.0.0 or ::) the socket accepts both families, as in Go; at other IPv6 addresses it
     accepts only IPv6.
     """
     wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared with the configured address
@@ -45,7 +45,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_exactly(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket of the family of its address, also of an unspecified one. Raises OSError."""
+    """Return a listening TCP socket that accepts only the family of its address, even if this is unspecified. Raises
+    OSError."""
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
 
 
@@ -64,11 +65,11 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
 
 
 class HttpServer(Struct):
-    """One handler served on one address; to be used on the event loop's thread.
+    """Serves one handler on one address. All calls must be on the event loop's thread.
 
-    `name` is for the log, such as 'healthz'; `bind` makes its socket; `admission` counts the connections of all
-    servers of the process, except those with a lasting answer; `names` are Host names that are answered on loopback.
-    """
+    `name` is the name for the log, such as 'healthz'; `bind` creates the socket; `admission` counts the connections of
+    all servers in the process, except those with a lasting answer; `names` are Host names that are accepted on
+    loopback."""
 
     name: str
     handler: Handler
@@ -82,7 +83,7 @@ class HttpServer(Struct):
     _stopped: bool = False
 
     def start(self, address: tuple[str, int]) -> None:
-        """Listen on (host, port). Raises ApplyError with the address if it is taken."""
+        """Listen on (host, port). Raises ApplyError, which names the address, if this fails."""
         try:
             if not self.admission.may_listen():
                 raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
@@ -95,7 +96,7 @@ class HttpServer(Struct):
     def start_retrying(
         self, address: tuple[str, int], failed: Callable[[ApplyError], None], interval: float = RETRY_SECONDS
     ) -> None:
-        """Listen as `start` does; after a failure, call `failed` and try again every `interval` seconds."""
+        """Listen on (host, port); after a failure, call `failed` and try again every `interval` seconds."""
         try:
             self.start(address)
         except ApplyError as error:
@@ -133,8 +134,8 @@ class HttpServer(Struct):
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    # asyncio.Server is not used for two reasons: its start is a coroutine, and if it is closed between an accept() and
-    # the start of the connection's task, the connection's socket leaks (CPython 3.11).
+    # asyncio.Server is not used, because its start is a coroutine, and because the socket of a connection leaks if the
+    # server is closed between accept() and the start of the connection's task (CPython 3.11).
 
     def _listen(self, sock: socket.socket) -> None:
         if not self._stopped:

@@ -1,4 +1,4 @@
-"""Makes text of other programs and users safe for logs, pages and terminals: removes secrets and control characters.
+"""Sanitises text from other programs and users for logs, pages and terminals: removes secrets and control characters.
 
 Names of objects, and messages of the API server, are written by other programs and by users.
 """
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-LINE: Final = 4096  # limit of characters in a line of a log or page; the number of omitted characters is added
-_SEARCHED: Final = 16 * LINE  # number of characters in which secrets are searched, to limit the time
+LINE: Final = 4096  # the maximum length of a line in logs and pages; a longer line is cut
+_SEARCHED: Final = 16 * LINE  # secrets are searched in at most this number of characters, to limit the time
 
 _REDACTED: Final = r"\1<redacted>"
 _SECRETS: Final = re.compile(
@@ -22,12 +22,12 @@ _SECRETS: Final = re.compile(
 _JWT: Final = re.compile(r"(\b)eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 # The user and password in a URL such as https://user:password@host.
 _USER: Final = re.compile(r"(://)[^\s/@\"']+(?=@)")
-# Each match of these expressions has one of these words: searching the words first saves 10 us per log line.
+# Each match contains one of these words. Searching for the words first saves 10 us per log line.
 _HINTS: Final = ("eyj", "bearer", "basic", "token", "password", "client-key", "://")
 
 
 def redact(text: str) -> str:
-    """Return the text without bearer tokens, passwords and users in URLs."""
+    """Remove bearer tokens, and users and passwords in URLs, from a text."""
     lowered = text.lower()
     if any(hint in lowered for hint in _HINTS):
         return _USER.sub(_REDACTED, _JWT.sub(_REDACTED, _SECRETS.sub(_REDACTED, text)))
@@ -35,7 +35,7 @@ def redact(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the text without secrets; a long text is cut, with the number of omitted characters."""
+    """Remove secrets from a text; cut a long text, and append the number of omitted characters."""
     shown = redact(text[:_SEARCHED])
     if len(shown) <= LINE and len(text) <= _SEARCHED:
         return shown
@@ -43,10 +43,10 @@ def clean(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text as one line, with escapes like \n and \u202e for all characters that Unicode classes as not
+    r"""Return a text as one line, with escapes like \n and \u202e for all characters that Unicode defines as not
     printable.
 
-    Among these are line ends, the character that begins ANSI escapes, and marks that turn the direction of writing.
+    These include line ends, the start of ANSI escapes, and characters that change the direction of writing.
     """
     if text.isprintable():
         return text
@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return the JSON of a value in one line, with JSON's escapes for characters that are not printable."""
+    """Return a value as JSON in one line, with JSON's escapes for characters that are not printable."""
     data = msgspec.json.encode(value)
     if data.isascii() and b"\x7f" not in data:
         return data
@@ -67,5 +67,5 @@ def _json_escape(char: str) -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time since the epoch as RFC 3339 in UTC, in the form of Go's JSON."""
+    """Return seconds since the epoch as an RFC 3339 time in UTC, in the form of Go's JSON."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -1,1 +1,1 @@
-"""Derives settings, modes and sources of objects of a proxy on this node from the options."""
+"""Derives a proxy's settings, mode and source of objects on this node from its options."""

@@ -1,4 +1,4 @@
-"""Settings of this node at the start, and properties of the host: name, address families, sysctls, OOM score.
+"""Determines this node's settings at the start: name, address families, sysctls, OOM score.
 
 Source: docs/reference.md "Start" 3, 6 to 9 and 12.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger("kubeproxy.host")
 
 
 def node_name(override: str) -> str:
-    """Return the Node's name: the override, else the host's name, trimmed and in lower case."""
+    """Return the Node's name: the override, or else the host's name, trimmed and in lower case."""
     name = (override or socket.gethostname()).strip().lower()
     if not name:
         raise ConfigError("hostnameOverride: the host has no name; set hostnameOverride to the Node's name")
@@ -39,7 +39,8 @@ def node_name(override: str) -> str:
 
 
 def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple[Family, ...]:
-    """Return the families that the kernel supports. Raises Unsupported when a known primary family is missing."""
+    """Return the families that the kernel supports. Raises Unsupported if the primary family is known but not
+    supported."""
     disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
     found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
@@ -52,11 +53,11 @@ def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple
 
 
 _CHECKED_AGAIN = (0.1, 0.4)
-"""Pauses in seconds before a failed check of the families is repeated."""
+"""Seconds before each repetition of a failed check of the families."""
 
 
 class Supported(NamedTuple):
-    """The families that a mode supports on this node, and the other family's missing requirement, '' for none."""
+    """The families that a mode supports on this node, and the missing requirement of the other family ('' if none)."""
 
     families: tuple[Family, ...]
     lack: str = ""
@@ -70,12 +71,12 @@ class Supported(NamedTuple):
 def supported(
     found: tuple[Family, ...], primary: Family | None, check: Callable[[Sequence[Family]], None]
 ) -> Supported:
-    """Return the families that pass `check`, which raises Unsupported when a requirement of a family is missing.
+    """Return the families that pass `check`, which raises Unsupported if a family's requirement is missing.
 
-    Only the primary family is required. The other family may be missing, for example if ip6tables or its nat table does
-    not exist. While the primary family is unknown (None), either family may be missing. A failed check is repeated,
-    because memory may be short for a moment, and the result is final until the next start. Raises Unsupported when no
-    family is left. Source: platformCheckSupported of cmd/kube-proxy.
+    Only the primary family is required; the other may be missing, for example if ip6tables or its nat table does not
+    exist. If the primary family is unknown (None), either may be missing. A failed check is repeated, because memory
+    may be short for a moment, but the result applies until the next start. Raises Unsupported if no family passes.
+    Source: platformCheckSupported of cmd/kube-proxy.
     """
     lacks: list[Unsupported] = []
     for pause in (0.0, *_CHECKED_AGAIN):
@@ -123,7 +124,8 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
 
 
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's addresses without those of the interfaces that have addresses of Services."""
+    """Return this node's packed addresses by family, without those on the interfaces `without` (for addresses of
+    Services)."""
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
@@ -131,15 +133,15 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
 
 
 LARGEST_SCALED: Final = 1_048_576
-"""Largest table size computed from the number of CPUs, of which there may be hundreds (kube-proxy 1.36)."""
+"""The maximum table size that is computed from the number of CPUs, of which there may be hundreds (kube-proxy 1.36)."""
 
 
 def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
-    """Return the sysctls of a conntrack block in order, for a number of CPUs, by default that of this machine.
+    """Return the sysctls for a conntrack block, in order. `cpus` defaults to the number of CPUs of this machine.
 
-    The size of the table is maxPerCore times the CPUs, limited to LARGEST_SCALED; up to that limit it is at least min.
-    A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36 pkg/proxy/conntrack/sysctls.go.
-    """
+    The table size is maxPerCore times the CPUs and at least min; but if maxPerCore times the CPUs exceeds
+    LARGEST_SCALED, the size is LARGEST_SCALED. A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36
+    pkg/proxy/conntrack/sysctls.go."""
     scaled = conntrack.max_per_core * (cpus or os.cpu_count() or 1)
     size = LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, conntrack.min)
     wanted = (
@@ -180,7 +182,7 @@ def check_families(wanted: Settings) -> None:
 
 
 def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> None:
-    """Log a warning about configured addresses that do not fit the families of the Node, None for an unknown one.
+    """Log a warning about configured addresses that do not fit the families of the Node (None if it is unknown).
 
     Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy.
     """
@@ -216,7 +218,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield a sentence for each field that has addresses, but none of the family of the Node's first address."""
+    """Yield a sentence for each field that contains addresses, but none of the family of the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -235,7 +237,7 @@ def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node:
 
 
 def _network(place: str) -> list[str]:
-    """Return the network of a server's single address, none for the unspecified address."""
+    """Return the network that contains only a server's address; [] for the unspecified address."""
     text, _ = split_host_port(place) or ("", "")
     address = pack(text)
     return [f"{text}/{8 * len(address)}"] if address is not None and any(address) else []
@@ -246,7 +248,7 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the Node's families, or without a Node the served ones, that have no network in clusterCIDR."""
+    """Yield the Node's families (without a Node the served families) that have no network in clusterCIDR."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (
@@ -262,7 +264,7 @@ def _without_network(wanted: Settings) -> list[Family]:
 def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
     """Raise ConfigError when, in NodeCIDR mode, no podCIDR is of the Node's primary family.
 
-    The primary family is that of bindAddress, else of the first of the Node's addresses.
+    The primary family is the family of bindAddress, else of the Node's first address.
     """
     cidrs = pod_cidrs(node)
     if wanted.local_mode != "NodeCIDR" or not cidrs:

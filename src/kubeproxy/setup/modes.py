@@ -1,4 +1,4 @@
-"""The proxy modes by name, and the removal of the rules of other modes. The list is in config/modes.py."""
+"""Finds proxy modes by name, and removes the rules of other modes. The list of modes is in config/modes.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubeproxy.errors import Unsupported
 
 
 def named(name: str) -> Mode:
-    """Return a mode. Raises Unsupported for a mode that this version lacks."""
+    """Return the mode with this name. Raises Unsupported if this version does not have it."""
     if name not in MODES:
         raise Unsupported(f"mode: {name} is not in this version; use one of {', '.join(MODES)}")
     mode: Mode = import_module(f"kubeproxy.backends.{name}").MODE
@@ -23,7 +23,8 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces with addresses of Services; after a change of the mode such an interface may remain."""
+    """Return the interfaces with addresses of Services in all modes, because they may remain after a change of the
+    mode."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 
@@ -31,7 +32,7 @@ def remove_others(current: Mode) -> list[str]:
     """Remove the rules of other modes and of another kube-proxy from this node; return the failures."""
     running = current.operations()
     failures = [failure for mode in every() if mode.name != current.name for failure in mode.cleanup(running.keeps)]
-    # Two modes may report the same failure.
+    # Remove duplicates, because two modes may report the same failure.
     return list(dict.fromkeys([*failures, *running.remove_displaced()]))
 
 

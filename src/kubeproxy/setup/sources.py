@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-NODE_TIMEOUT = 30.0  # seconds for which the Go kube-proxy polls its Node before it falls back to loopback
-NODE_CIDR_TIMEOUT = 300.0  # seconds for which it waits for the pod networks in NodeCIDR mode
+NODE_TIMEOUT = 30.0  # as in the Go kube-proxy, which then uses loopback in place of the Node's address
+NODE_CIDR_TIMEOUT = 300.0  # the same in NodeCIDR mode, for the Node's pod networks
 
 Patch = Callable[[str, bytes], Awaitable[int]]
-"""Sends a JSON patch to a path; returns the HTTP status. Raises SourceError or OSError."""
+"""A function that sends a JSON patch to a path, and returns the HTTP status. Raises SourceError or OSError."""
 
 
 class ManifestSources:
     """A folder of YAML and JSON files. ApiSources has the same methods and attributes."""
 
     knows_nodes = False
-    """Whether the absence of a Node means that it was deleted. Otherwise the source may omit Nodes."""
+    """Whether a missing Node was deleted. If False, the source may omit Nodes."""
 
     post: Post | None = None
-    """Sends events, None without an API server."""
+    """Sends Events; None without an API server."""
 
     patch: Patch | None = None
-    """Changes an object in place, None without an API server."""
+    """Patches an object; None without an API server."""
 
     plugin = ""
-    """The program that is run for credentials, '' for none."""
+    """The credential plugin; '' if there is none."""
 
     node_timeout = 0.0
     """Seconds to wait for the Node before programming without it."""
@@ -65,19 +65,19 @@ class ManifestSources:
         return {"manifests": self._source.run()}
 
     def stale(self) -> str | None:
-        """Return the reason why the state may be old, None if it is current."""
+        """Return the reason why the objects may be outdated; None if they are current."""
         return None
 
     def reach(self) -> Reach | None:
-        """Return the state of the connection to the API server, None without one."""
+        """Return the state of the connection to the API server; None without an API server."""
         return None
 
     def servers(self) -> frozenset[tuple[str, int]]:
-        """Return the addresses and ports by which the API server is reached."""
+        """Return the addresses and ports at which the API server is reached."""
         return frozenset()
 
     def follow_servers(self, changed: Callable[[], None]) -> None:
-        """Set a function that is called before each connection to a new address of the API server."""
+        """Set a function to call before each connection to a new address of the API server."""
 
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
@@ -157,7 +157,7 @@ class _ApiSources:
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         from kubeproxy.api.lists import zones_of  # noqa: PLC0415 - loaded for the first question
 
-        # Do not wait for an unreachable server.
+        # The close does not wait for an unreachable server.
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def nodes(self) -> Mapping[bytes, str]:
@@ -190,10 +190,10 @@ Sources = ManifestSources | _ApiSources
 
 
 class RateLimit:
-    """clientConnection.qps and burst: limits of the rate and the burst of requests; a negative qps means no limit.
+    """Limits requests by clientConnection.qps and burst; a negative qps means no limit.
 
-    The limit applies to requests for events, because their number is unbounded. Lists and watches are few, and are not
-    delayed. As in client-go, 0 means the default (5 and 10).
+    The limit applies only to requests that send Events, whose number is unbounded; there are few lists and watches. As
+    in client-go, 0 means the default (5 and 10).
     """
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
