@@ -1,1 +1,2 @@
-"""kube-proxy for Linux nodes, in Python. See docs/architecture.md for the rooms and the way of a change."""
+"""kube-proxy for Linux nodes, in Python. docs/architecture.md describes the packages ("rooms"), and a change from the
+event to the kernel."""

@@ -77,14 +77,14 @@ def _say(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        sys.stdout = None  # otherwise the interpreter flushes standard output again at exit, and prints an error
+        sys.stdout = None  # otherwise the interpreter would flush standard output again at exit, and print an error
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, such as `head`
             sys.exit(1)
         raise KubeProxyError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def version_text(wanted: str) -> str:
-    """Return the text of --version, in the form of other components; "raw" is the long form."""
+    """Return the text of --version, in the form of other Kubernetes components; "raw" selects the long form."""
     built = build()
     if wanted != "raw":
         return f"Kubernetes {KUBERNETES_VERSION}.0+python.{built.name.replace('+', '.')}"

@@ -1,4 +1,4 @@
-"""The errors of the program, ordered by reaction. See docs/architecture.md, "Errors, by reaction"."""
+"""The errors of the program; a class for each reaction to an error. See docs/architecture.md, "Errors, by reaction"."""
 
 
 class KubeProxyError(Exception):
@@ -6,11 +6,12 @@ class KubeProxyError(Exception):
 
 
 class ConfigError(KubeProxyError):
-    """Wrong flags or configuration; the message starts with the path of the field. The process exits with 1."""
+    """Invalid flags or configuration; the message starts with the path of the field. The process exits with 1."""
 
 
-class Unsupported(KubeProxyError):  # noqa: N818 - it describes a property of the node
-    """This node cannot run the mode; the message has the missing requirement and the remedy. Exit with 1."""
+class Unsupported(KubeProxyError):  # noqa: N818 - the name describes the node
+    """This node cannot run the mode; the message names the missing requirement and the fix. The process exits with
+    1."""
 
 
 class ApplyError(KubeProxyError):
@@ -18,16 +19,17 @@ class ApplyError(KubeProxyError):
 
 
 class ChangedByOthersError(ApplyError):
-    """Another program changed the rules that the message names: an ApplyError that is also reported as an event."""
+    """Another program changed the rules that the message names. This ApplyError is also reported as an Event."""
 
 
 class SourceError(KubeProxyError):
-    """The API server or a manifest could not be read: tried again with backoff, and then listed anew."""
+    """The API server or a manifest could not be read. The source tries again with backoff, and lists all objects
+    again."""
 
 
 class QuestionError(KubeProxyError):
-    """A question cannot be answered; the message has the reason, and possible questions."""
+    """A question is invalid; the message gives the reason and the possible questions."""
 
 
 class NoAnswerError(KubeProxyError):
-    """The proxy could not be queried; the message has the remedy."""
+    """The proxy could not be queried; the message gives the fix."""

@@ -1,6 +1,6 @@
 """Counters, gauges and histograms with labels, and their Prometheus text form (exposition format 0.0.4).
 
-Not the Prometheus client, because its import takes 25-50 ms and 5 MB. Not thread safe: metrics change and are
+The Prometheus client is not used, because its import takes 25-50 ms and 5 MB. Not thread-safe: metrics change and are
 rendered on the event loop's thread.
 """
 
@@ -28,7 +28,7 @@ class GaugeMetric:
         self.value = value
 
     def follow(self, function: Callable[[], float]) -> None:
-        """Set the number to the function's value at each rendering; the function must be quick and not raise."""
+        """At each rendering, set the number to the function's value. The function must be fast and not raise."""
         self._function = function
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
@@ -50,12 +50,13 @@ class CounterMetric(GaugeMetric):
         self.value += by
 
     def set(self, value: float) -> None:
-        """Set a total that is counted elsewhere, as by the kernel; a total below the earlier one is ignored."""
+        """Set the total that another program, such as the kernel, has counted. A total below the earlier total is
+        ignored."""
         self.value = max(self.value, value)
 
 
 class Histogram:
-    """Counts of observations up to each bound, and their sum."""
+    """The number of observations up to each bound, and the sum of all observations."""
 
     __slots__ = ("_bounds", "_counts", "_labels", "total")
 
@@ -76,7 +77,7 @@ class Histogram:
         return sum(self._counts)
 
     def samples(self) -> Iterable[tuple[str, str, float]]:
-        """Return samples as GaugeMetric does: the cumulative buckets, the sum and the count."""
+        """Return samples in the form of GaugeMetric.samples: the cumulative buckets, the sum and the count."""
         seen = 0
         for label, number in zip(self._labels, self._counts, strict=True):
             seen += number
@@ -89,7 +90,7 @@ C = TypeVar("C", CounterMetric, GaugeMetric, Histogram)
 
 
 class MetricFamily(Generic[C]):
-    """All time series of one name: one for each combination of label values that `labels` was called with."""
+    """All time series with one name: one series for each combination of label values with which `labels` was called."""
 
     __slots__ = ("_children", "_make", "_names", "help", "kind", "name")
 
@@ -102,7 +103,7 @@ class MetricFamily(Generic[C]):
         self._children: dict[tuple[str, ...], C] = {}
 
     def labels(self, *values: str) -> C:
-        """Return the series of these label values, in the order of the label names; created at the first call."""
+        """Return the series with these label values (in the order of the label names); the first call creates it."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self._names):
@@ -115,11 +116,11 @@ class MetricFamily(Generic[C]):
         self._children.clear()
 
     def render(self) -> Iterable[str]:
-        """Yield the lines of the text; no lines while there is no series."""
+        """Yield the lines of the text; none while there is no series."""
         if self._children:
             yield _head(self.name, self.kind, self.help)
         for values, child in sorted(self._children.items()):
-            # Sorted by label name, as the Go client does.
+            # Sorted by label name, as in the Go client.
             pairs = sorted(zip(self._names, values, strict=True))
             own = ",".join(f'{name}="{_escaped(value, quoted=True)}"' for name, value in pairs)
             for suffix, more, value in child.samples():
@@ -152,12 +153,12 @@ class MetricRegistry:
         return self._add(MetricFamily(name, "gauge", text, labels, GaugeMetric))
 
     def histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> MetricFamily[Histogram]:
-        """Create a family of histograms with these ascending upper bounds; infinity is added."""
+        """Create a family of histograms with these ascending upper bounds and infinity."""
         texts = [f'le="{number_text(bound)}"' for bound in (*bounds, math.inf)]
         return self._add(MetricFamily(name, "histogram", text, labels, lambda: Histogram(bounds, texts)))
 
     def collect(self, collector: Callable[[], Iterable[Single]]) -> None:
-        """Add the series that the function returns at each rendering; the function must be quick and not raise."""
+        """At each rendering, add the series that the function returns. The function must be fast and not raise."""
         self._collectors.append(collector)
 
     def render(self) -> bytes:
@@ -193,6 +194,6 @@ def number_text(value: float) -> str:
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return text.removesuffix(".0")
     digits = text.partition("e")[0].replace(".", "").strip("-0")
-    # With so many digits, formatting rounds some powers of two to a neighbour: only the exponent is taken from it.
+    # Only the exponent is used, because with this number of digits formatting rounds some powers of two incorrectly.
     exponent = f"{value:.{len(digits) - 1}e}".partition("e")[2]
     return f"{'-' * (value < 0)}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{exponent}"

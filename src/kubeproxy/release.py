@@ -1,4 +1,4 @@
-"""Identity of this build: its version, the git commit, and whether the source tree had uncommitted changes."""
+"""The identity of this build: its version, the git commit, and whether the source tree had uncommitted changes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NUMBER: Final = "0.1.0"
-"""The next release: version 0.1.0 is a clean tree at the tag v0.1.0, and any other tree a development version."""
+"""The number of the next release. Only a clean tree at the tag v0.1.0 is version 0.1.0; any other tree is a development
+version."""
 
 SAME_BUILD: Final = "restart the proxy, or run the command in the proxy's container"
-"""The advice if command and proxy are of different builds."""
+"""The advice if the command and the proxy are different builds."""
 
 _WRITTEN = Path(__file__).with_name("BUILD")
 _CHECKOUT = Path(__file__).parents[2]
@@ -32,10 +33,9 @@ class Build(NamedTuple):
 
 @cache
 def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
-    """Return the build's identity: from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git. The
-    texts in the wheel and in KUBE_PROXY_BUILD are the fields separated by spaces. The result is cached: an upgrade may
-    replace the files of a running proxy, and a checkout may change to other commits.
-    """
+    """Return the build's identity from the wheel (hatch_build.py), else from KUBE_PROXY_BUILD, else from git. The wheel
+    and KUBE_PROXY_BUILD contain the fields, separated by spaces. The result is cached, because an upgrade may replace
+    the files of a running proxy, and a checkout may change its commit."""
     try:
         text = written.read_text(encoding="ascii")
     except OSError:
@@ -44,7 +44,7 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
 
 
 def different(running: str) -> str:
-    """Return a text for an operator whose command is of another version than the proxy."""
+    """Return a text for an operator who runs a command of another version than the proxy."""
     return f"the proxy runs version {running}, this command is {build().name}: {SAME_BUILD}"
 
 
@@ -72,7 +72,7 @@ def of_checkout(root: Path) -> Build:
 
 
 def architecture() -> str:
-    """Return the architecture of this machine, by Go's name."""
+    """Return the architecture of this machine, with its name in Go."""
     machine = os.uname().machine
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 

@@ -1,4 +1,4 @@
-"""Counts in texts: the noun and the verb agree with the number."""
+"""Writes counts in texts, with a noun and a verb that agree with the number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Further processes of this program, for work that would block the proxy's event loop: findings of `doctor` and new
-connections for open pages, and answers of `kube-proxy why` to the questions of these pages. Such a process reads lines
-from its standard input and ends at the end of the input, so that it also ends when the proxy is killed.
-"""
+"""Runs `kube-proxy companion` in further processes, for work that would block the proxy's event loop: findings of
+`doctor` and new connections for open pages, and answers of `kube-proxy why` to questions on these pages. A companion
+reads lines from standard input and ends when the input ends, so it also ends if the proxy is killed."""
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Change, Planner
 
 Tell = Callable[[str, Any], None]
-"""Sends an event of a kind to all pages: a value to encode as JSON, or bytes of JSON."""
+"""A function that sends an event of a kind to all pages. The event is a value to encode as JSON, or bytes of JSON."""
 
-EACH: Final = 30.0  # minimum seconds between two periodic checks for problems
-LEAST: Final = 5.0  # minimum seconds between the end of a check and the next check that a page requests
+EACH: Final = 30.0  # the minimum number of seconds between two periodic checks for problems
+LEAST: Final = 5.0  # the minimum number of seconds between the end of a check and the next check on request
 SOON: Final = 2.0  # seconds from a change of a family's state to the next check
-SHARE: Final = 0.002  # maximum share of a CPU for the checks for problems. Expensive checks run less often.
+SHARE: Final = 0.002  # the maximum share of a CPU for periodic checks, so expensive checks run less often
 _STEP: Final = 200
-_MOST_OBJECTS: Final = 100  # maximum number of unusable fields of objects in an event
+_MOST_OBJECTS: Final = 100  # the maximum number of unusable fields of objects in an event
 
 
 class Flows:
-    """Counts of new connections, from a process that reads conntrack and receives the frontends of Services."""
+    """Sends counts of new connections. A companion, which gets the frontends of Services, counts them in conntrack."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode
@@ -46,11 +45,11 @@ class Flows:
         self._companion = Companion(["flows"], self._received, self._ended, self._greet)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Count until cancelled."""
         await self._companion.run()
 
     def settled(self, changes: Iterable[Change]) -> None:
-        """Pass on changed frontends."""
+        """Pass changed frontends on to the companion."""
         for change in changes:
             before, after = change.before.plans, change.after.plans
             if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
@@ -86,7 +85,7 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """Sends the findings of `kube-proxy doctor`, from a second process, and unusable fields of objects."""
+    """Sends the findings of `kube-proxy doctor`, which a companion collects, and unusable fields of objects."""
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner
@@ -95,7 +94,7 @@ class Problems:
         self._asked = asyncio.Event()
         self._after = 0.0
         self._looked: float | None = None
-        self._ended_at = -LEAST  # on the loop's clock
+        self._ended_at = -LEAST  # the end of the last check, in the event loop's time
         self._answered = asyncio.Event()
         self._findings: list[Mapping[str, str]] = []
         self._seconds = 0.0
@@ -114,12 +113,12 @@ class Problems:
             tasks.create_task(self._look())
 
     def look_soon(self) -> None:
-        """Check again after SOON seconds."""
+        """Start a check after SOON seconds."""
         self._after = SOON
         self._asked.set()
 
     def look_again(self) -> float:
-        """Start a check as soon as allowed; return the seconds until then."""
+        """Start a check as soon as LEAST permits; return the seconds until then."""
         if self._looking:
             return 0.0
         self._after = max(0.0, self._ended_at + LEAST - asyncio.get_running_loop().time())
@@ -148,7 +147,7 @@ class Problems:
 
     @property
     def _each(self) -> float:
-        """Seconds between periodic checks. The more CPU time a check takes, the longer is this pause."""
+        """The seconds between periodic checks. The more CPU time a check takes, the longer is this pause."""
         return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
@@ -215,12 +214,12 @@ log = logging.getLogger("kubeproxy.page")
 
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
-TIMEOUT: Final = 2.0  # seconds to wait for the end of the process before it is killed
-_LONGEST: Final = 1 << 20  # maximum bytes of a line of its output, and of its unread input
+TIMEOUT: Final = 2.0  # seconds to wait for the end of a companion before it is killed
+_LONGEST: Final = 1 << 20  # the maximum size of a line of its output, and of its unread input, in bytes
 
 
 def ourselves() -> list[str]:
-    """Return the command that starts this program, installed or a zipapp, as a second process."""
+    """Return the command that starts this program, installed or as a zipapp, in another process."""
     from zipfile import is_zipfile  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     program = Path(sys.argv[0])
@@ -231,8 +230,7 @@ def ourselves() -> list[str]:
 
 class Companion(Struct):
     """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends. `on_line` gets each line of its
-    output, `ended` a sentence when it ends by itself. `greet` yields its first input.
-    """
+    output; `ended` gets a sentence when it ends by itself; `greet` yields its first input."""
 
     words: Sequence[str]
     on_line: Callable[[bytes], None]
@@ -243,18 +241,18 @@ class Companion(Struct):
     _greeted: bool = False
 
     def tell(self, line: bytes) -> None:
-        """Send a line to the process; a process that is not ready yet gets the same information from `greet`."""
+        """Send a line to the process. A process that is not ready yet later gets the same information from `greet`."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return
-        if process.stdin.transport.get_write_buffer_size() > _LONGEST:  # it does not read
+        if process.stdin.transport.get_write_buffer_size() > _LONGEST:  # the process does not read
             self._greeted = False
             process.kill()
             return
         process.stdin.write(line)
 
     async def run(self) -> None:
-        """Keep the process running until cancelled; the process has ended on return."""
+        """Keep the process running until cancelled. When this method returns, the process has ended."""
         backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
         while True:
             try:
@@ -302,27 +300,27 @@ async def end(process: Process) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT):
                 while process.stdout is not None and await process.stdout.read(_LONGEST):
-                    pass  # a pipe must be read to its end before it closes
+                    pass  # read the pipe to its end, because it closes only then
                 await process.wait()
                 return
 
 
-QUESTION_SECONDS: Final = 10.0  # timeout of a question in seconds, including the wait for earlier questions
+QUESTION_SECONDS: Final = 10.0  # the timeout of a question in seconds, including the wait for earlier questions
 
 
 class UnansweredError(KubeProxyError):
-    """A question was not answered; the message has the reason."""
+    """A question was not answered; the message is the reason."""
 
 
 class FormQuestions(Struct):
-    """Answers one question at a time. `socket` is the path of this proxy's control socket, '' for none."""
+    """Answers one question at a time. `socket` is the path of this proxy's control socket; '' if there is none."""
 
     socket: str
     command: Callable[[], list[str]] = ourselves
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def why(self, question: Mapping[str, str]) -> bytes:
-        """Send a question; return the answer as JSON. Raises UnansweredError."""
+        """Answer a question of `why` as JSON. Raises UnansweredError."""
         if not self.socket:
             raise UnansweredError(
                 "--control-socket is empty, so this proxy has no control socket: remove the flag, or give it a path"

@@ -1,7 +1,7 @@
-"""Events for open pages: one message for all of them, at most four times a second. Nothing runs while no page is open:
-the first page starts the tasks, and they end LINGER seconds after the last page. Messages are not stored for a page
-that does not read: it skips messages, and then gets a new greeting, so that it loads everything again.
-"""
+"""Sends events to open pages: the same message to all pages, at most four times per second. While no page is open,
+nothing runs: the first page starts the tasks, and they end LINGER seconds after the last page. For a page that does not
+read, messages are not stored: the page misses them, and then gets a new greeting, after which it loads everything
+again."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from kubeproxy.page.news import News
 log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
-PAUSE: Final = 0.25  # minimum seconds between two messages to the pages
-IDLE: Final = 1.0  # maximum seconds between two messages
+PAUSE: Final = 0.25  # the minimum number of seconds between two messages to the pages
+IDLE: Final = 1.0  # the maximum number of seconds between two messages
 ALIVE: Final = 15.0
-"""Seconds without an event before a page gets a comment, so that HTTP proxies keep the connection."""
+"""After this many seconds without an event a page gets a comment, so that HTTP proxies keep the connection."""
 LINGER: Final = 3.0
 """Seconds for which the tasks continue after the last page, so that a page that reloads finds the same state."""
-WAITING: Final = 8  # maximum number of messages that wait for a page
+WAITING: Final = 8  # the maximum number of messages in the queue of a page
 
 _RETRY: Final = b"retry: 1000\n\n"
 _COMMENT: Final = b":\n\n"
 
 
 def event(kind: str, data: bytes) -> bytes:
-    """Return a server-sent event; `data` is JSON without newlines."""
+    """Encode a server-sent event; `data` is JSON without newlines."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 class OpenPage:
-    """An open page: its queued messages, and whether it skipped any (`behind`)."""
+    """An open page: its queued messages, and whether it has missed messages (`behind`)."""
 
     def __init__(self) -> None:
         self.behind = False
@@ -58,7 +58,8 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Wait for messages and return them; b'' if the page skipped messages, a comment after ALIVE seconds."""
+        """Wait for messages and return them; return b'' if the page has missed messages, and a comment after ALIVE
+        seconds."""
         await wait_briefly(self._woken, ALIVE)
         self._woken.clear()
         pieces = b"".join(self._pieces)
@@ -68,13 +69,12 @@ class OpenPage:
 
 class Feed:
     # ruff: noqa: D102 - observer.Audience documents its methods
-    """Sends events to pages; it is an observer.Audience while a page is open.
+    """Sends events to pages. While a page is open, it is the observer.Audience.
 
-    Opened by the first page and closed on the event loop.
+    The first page opens it; all calls must be on the event loop's thread.
 
-    `facts` returns the facts for a greeting. `listen` sets the audience of changes, None for none. `looks` creates the
-    counts and checks in other processes.
-    """
+    `facts` returns the facts for a greeting. `listen` sets the audience, or None. `looks` creates the companions for
+    counts and checks."""
 
     def __init__(
         self,
@@ -97,16 +97,16 @@ class Feed:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further page is accepted."""
+        """Whether the maximum number of pages is open."""
         return len(self._pages) >= MOST_PAGES
 
     @property
     def is_open(self) -> bool:
-        """Whether tasks for pages run."""
+        """Whether the tasks for pages are running."""
         return bool(self._tasks)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the stream of a page while it is open."""
+        """Yield the pieces of a page's event stream while the page is open."""
         if self.is_full:
             return
         page = OpenPage()
@@ -125,7 +125,7 @@ class Feed:
             self._close_later()
 
     def tell(self, kind: str, message: Any) -> None:
-        """Add an event to the next message. Pages that open later also get the last event of the kind "problems"."""
+        """Add an event to the next message. Pages that open later get the last event of the kind "problems", too."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
         if kind == "problems":
@@ -142,7 +142,7 @@ class Feed:
         self._stirred.set()
 
     def look_again(self) -> float | None:
-        """Request a check for problems; return the seconds until it starts, None while no page is open."""
+        """Request a check for problems; return the seconds until it starts; None while no page is open."""
         return self._problems.look_again() if self.is_open else None
 
     async def close(self) -> None:
@@ -192,13 +192,13 @@ class Feed:
         self._pending.clear()
 
     async def run(self) -> None:
-        """Send messages until cancelled: soon after each event, and after IDLE seconds without an event."""
+        """Send messages until cancelled: shortly after each event, and after IDLE seconds without an event."""
         while True:
             await wait_briefly(self._stirred, IDLE - PAUSE)
             self._stirred.clear()
             try:
                 data = self._message()
-            except Exception:  # if the task ended, the pages would show a cluster without changes
+            except Exception:  # must not end the task, because then the pages would show no further changes
                 log.exception("The message to the open pages could not be built")
             else:
                 for page in self._pages:

@@ -1,7 +1,5 @@
-"""Collects the changes since the last message to the pages into the next message, with rows for the list of Services.
-It does not use the event loop or the pages. The size is limited, regardless of the number of changes between two
-messages.
-"""
+"""Builds the next message to the pages from the changes since the last message, with rows for the list of Services. It
+uses neither the event loop nor the pages. The size of a message is limited, however many changes there are."""
 
 from __future__ import annotations
 
@@ -20,13 +18,14 @@ from kubeproxy.model.planner import Change
 from kubeproxy.report.journal import Journal, fullness, services_of, spread
 
 MOST_ROWS: Final = 200
-"""Maximum number of rows in a message; if more Services changed, the page loads all Services again."""
+"""The maximum number of rows in a message; if more Services have changed, the page loads all Services again."""
 MOST_CHANGES: Final = 20
 Message = dict[str, Any]
 
 
 class News:
-    """Collects changes; `revision` counts settled ones, from an unused number. `journal` has the changes themselves."""
+    """Collects changes for the next message. `revision` counts settled changes, from a number that was never used
+    before. `journal` contains the changes."""
 
     # ruff: noqa: D102 - observer.Audience documents arrived() and settled()
 
@@ -43,18 +42,18 @@ class News:
         self._planner = snapshot.planner
         self._clock = clock
         self._wall_clock = wall_clock
-        self.seen: dict[ServiceName, float] = {}  # the times of changes while pages were open
+        self.seen: dict[ServiceName, float] = {}  # the time of each Service's last change while pages were open
         self.begin()
 
     def begin(self) -> None:
-        """Discard all changes, because no page was open."""
+        """Discard the changes from the time when no page was open."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
         self.seen.clear()
         self._touched: dict[ServiceName, None] = {}
         self._number, self._count = self.journal.number, self.journal.changes
         self._reload = False
         self._since = self._clock()
-        self.troubles = self._trouble()  # the states of the families in the last message, for comparison
+        self.troubles = self._trouble()  # the states of the families in the last message, to notice a change
 
     def arrived(self, events: Sequence[Event]) -> None:
         self._reload |= any(isinstance(event, Replaced) for event in events)
@@ -74,7 +73,7 @@ class News:
             self._touched[name] = None
 
     def take(self) -> Message:
-        """Return the message for pages, and reset."""
+        """Return the next message for pages, and start a new one."""
         now, at = self._clock(), self._wall_clock()
         seconds, self._since = max(now - self._since, 1e-3), now
         (_, fresh), count = self.journal.past(self._number), self.journal.changes - self._count
@@ -102,7 +101,7 @@ class News:
             return {"rows": [], "gone": [], "reload": True}
         rows, gone = [], []
         for name in touched:
-            if self._planner.is_dirty(name):  # a later message, after compilation, has its row
+            if self._planner.is_dirty(name):  # a later message, after the compilation, contains its row
                 self._touched[name] = None
             elif (row := row_of(self._snapshot, name, self.seen.get(name, 0.0))) is not None:
                 rows.append(row)
@@ -112,7 +111,8 @@ class News:
         return {"rows": rows, "gone": gone}
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether it is refused, differs or is complete: states of Services depend on this."""
+        """Return for each family whether it is refused, differs, or is complete, because states of Services depend on
+        this."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -120,14 +120,14 @@ class News:
 
 
 Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]
-"""Name, state, numbers of ready and of all endpoints, type, letters of `flags` and T if terminating endpoints alone
-serve, addresses, time of the last change, ports without an available endpoint."""
+"""The row of a Service: name, state, numbers of ready and of all endpoints, type, letters of `flags` (and T if only
+terminating endpoints serve), addresses, time of the last change, ports without an available endpoint."""
 
-_LEAVING: Final = {"deleting": "pending"}  # states of /debug/state that the page shows as one state
+_LEAVING: Final = {"deleting": "pending"}  # states of /debug/state that the page shows as another state
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
-    """Return the short row of a Service, None if deleted; `seen` is the time of its last observed change, or 0."""
+    """Return the row of a Service; None if it is deleted. `seen` is the time of its last observed change, or 0."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None

@@ -1,6 +1,6 @@
 """The page: its routes below /ui/, the answers to its requests, and the access rules. Loaded at the first request.
-Short answers are written at once, the list of Services in steps of a hundred, with the event loop running in between.
-"""
+Short answers are written at once; the list of Services is written in steps of a hundred, between which the event loop
+runs."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
-_RUN: Final = 100  # number of Services that are written before the event loop runs again
+_RUN: Final = 100  # the number of Services that are written before the event loop runs again
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
 Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
-"""Returns the answer of `kube-proxy why -o json`. Raises UnansweredError."""
+"""A function that returns the answer of `kube-proxy why -o json`. Raises UnansweredError."""
 
 
 def page_pages(
     access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
 ) -> dict[str, Handler]:
-    """Return the routes of the page, none if no client has access; `ask` answers questions in another process."""
+    """Return the routes of the page; none if no client has access. `ask` answers questions in another process."""
     if not access.networks:
         return {}
     answers = {
@@ -60,7 +60,7 @@ def page_pages(
     }
 
     def moved(_: Request) -> Response:
-        # A relative path, for HTTP proxies that serve the page below another path.
+        # The path is relative, because an HTTP proxy may serve the page below another path.
         return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
 
     pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: _document}
@@ -123,16 +123,15 @@ def _service(request: Request, desk: Desk) -> Response:
     async def later() -> AsyncGenerator[bytes, None]:
         yield answer(await places.zones(service))
 
-    # Without zones to read the answer is one piece, because an answer in pieces ends its connection, and a page sends
-    # several requests a second while endpoints change.
+    # If no zones must be read, the answer is one piece, because an answer in pieces closes the connection, and a page
+    # sends several requests per second while endpoints change.
     zones = places.held(service) if any(one.endpoints for held in found for one in held.slices.values()) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint of a Service's slices, by address and port, with the conditions that determine its use. If a
-    slice has no ports, because no container has the named targetPort, its endpoints have an address only.
-    """
+    """Yield every endpoint in a Service's slices, sorted by address and port, with its conditions. If a slice has no
+    ports, because no container has the named targetPort, its endpoints have only an address."""
     for held in found:
         for name, piece in held.slices.items():
             for endpoint in piece.endpoints:
@@ -263,7 +262,8 @@ def _page() -> Response:
 
 
 def joined() -> bytes:
-    """Return site/page.html with each line {{NAME}} replaced by the file of that name beside it. Raises OSError."""
+    """Return site/page.html, in which each line {{NAME}} is replaced by the file NAME of the same folder. Raises
+    OSError."""
     from importlib import resources  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     site = resources.files(__package__).joinpath("site")
@@ -272,7 +272,8 @@ def joined() -> bytes:
 
 
 def page(html: bytes) -> Response:
-    """Return a page's response; the hashes in its CSP allow only its own scripts and styles."""
+    """Return the response with a page. The hashes in its Content-Security-Policy allow only its own scripts and
+    styles."""
     policy = (
         "default-src 'none'",
         " ".join(["script-src", *(_hashes(html, b"script") or ["'none'"])]),
@@ -297,22 +298,22 @@ def _hashes(html: bytes, element: bytes) -> list[str]:
 
 
 _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
-"""Accepted values of Sec-Fetch-Site: missing (no browser), the page itself, and an address that a user typed."""
+"""The accepted values of Sec-Fetch-Site: missing (not a browser), the page itself, an address that a user typed."""
 
 
 class Content(Enum):
-    """The requested content: the page, without data of this node and open to links, or data of the node."""
+    """The requested content: the page, which contains no data of this node, so that links from other sites may open it;
+    or data of the node."""
 
     PAGE = "the page"
     STATE = "the state of the node"
 
 
 def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
-    """Return the reason why a request is refused, None if the request is allowed. The decision depends on the client's
-    address, the Host header, and the site in a browser's headers. A browser sends requests on behalf of any web page
-    that is open in it. Requests of other sites are recognised by two headers: Host has the other site's name, even if
-    it resolves to our address (DNS rebinding), and Sec-Fetch-Site and Origin name the requesting site.
-    """
+    """Return the reason to refuse a request; None if it is allowed. The decision depends on the client's address, the
+    Host header, and the site in a browser's headers. A browser sends requests for any web page that is open in it.
+    Headers identify requests of other sites: Host contains the other site's name, even if it resolves to our address
+    (DNS rebinding); Sec-Fetch-Site and Origin name the requesting site."""
     peer = _address(request.peer)
     if peer is None or not within(peer, access.networks):
         return (
@@ -334,7 +335,8 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
 
 
 def _is_known(name: str, local: str, access: PageAccess) -> bool:
-    """Return whether a Host's name is ours: localhost, loopback, the connection's local address, or in --page-hosts."""
+    """Return whether a Host's name belongs to this page: localhost, loopback, the connection's local address, or a name
+    in --page-hosts."""
     if name == "localhost" or name in access.hosts:
         return True
     address = _address(name)
@@ -348,7 +350,7 @@ def _address(text: str) -> bytes | None:
 
 
 class Whole:
-    """The page of one proxy."""
+    """The page of one proxy with its feed."""
 
     def __init__(self, desk: Desk, journal: Journal) -> None:
         snapshot, options = desk.snapshot, desk.snapshot.options

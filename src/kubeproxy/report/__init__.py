@@ -1,1 +1,1 @@
-"""Consequences of a commit: metrics, health, events, stale UDP flows, log lines, systemd's status."""
+"""Reports the work of the proxy in metrics, health, Events, log lines and systemd's status; removes stale UDP flows."""

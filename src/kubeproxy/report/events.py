@@ -1,5 +1,5 @@
-"""Kubernetes Events (events.k8s.io/v1) on the objects of users: built, aggregated, limited, sent. Recording never fails
-and never waits; `run` sends. Without an API server events are only logged. Aggregation and limits as in client-go
+"""Builds, aggregates, limits and sends Kubernetes Events (events.k8s.io/v1) about users' objects. Recording never fails
+and never waits; `run` sends. Without an API server, Events are only logged. Aggregation and limits are as in client-go
 (tools/events, tools/record).
 """
 
@@ -23,8 +23,8 @@ _log = logging.getLogger("kubeproxy.report")
 
 CONTROLLER: Final = "kube-proxy"
 SERIES_SECONDS: Final = 6 * 60.0  # equal events within this time form one series
-PATCH_SECONDS: Final = 60.0  # minimum seconds between two writes of a growing series
-BURST: Final = 25  # burst of events about one object; then one per REFILL_SECONDS
+PATCH_SECONDS: Final = 60.0  # the minimum number of seconds between two writes of a growing series
+BURST: Final = 25  # the number of events about one object in a burst; then one per REFILL_SECONDS
 REFILL_SECONDS: Final = 5 * 60.0
 REMEMBERED: Final = 4096  # series and objects
 QUEUED: Final = 1000
@@ -35,13 +35,13 @@ RETRY_SECONDS: Final = 10.0
 EventType = Literal["Normal", "Warning"]
 
 Post = Callable[[str, str, bytes], Awaitable[int]]
-"""Sends a request (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies are JSON merge
-patches. Raises SourceError or OSError when the server cannot be reached; the caller repeats the request.
-"""
+"""A function that sends a request (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies
+are JSON merge patches. Raises SourceError or OSError if the server cannot be reached; then the caller repeats the
+request."""
 
 
 class ObjectReference(NamedTuple):
-    """The object of an event; a Node's uid is its name, as in events of kubelet and the Go kube-proxy."""
+    """The object of an event. For a Node, the uid is its name, as in events of the kubelet and the Go kube-proxy."""
 
     kind: str
     name: str
@@ -51,7 +51,8 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The fields that a series shares: unlike in client-go also the note, which names the unusable field."""
+    """The fields that all events of a series share. Unlike in client-go, they include the note, which names the
+    field."""
 
     regarding: ObjectReference
     kind: EventType
@@ -61,7 +62,7 @@ class _Key(NamedTuple):
 
 
 class _Series(Struct):
-    """One event at the API server, and the count of its repetitions."""
+    """An event at the API server, and the number of its repetitions."""
 
     path: str
     last_seen: float
@@ -71,7 +72,7 @@ class _Series(Struct):
 
 
 class EventRecorder(Struct):
-    """Records events of the proxy on the Node `host`. On the event loop's thread."""
+    """Records events of the proxy on the Node `host`. All calls must be on the event loop's thread."""
 
     host: str
     post: Post | None
@@ -85,7 +86,7 @@ class EventRecorder(Struct):
     _complained: bool = False
 
     def record(self, regarding: ObjectReference, kind: EventType, reason: str, action: str, note: str) -> None:
-        """Record an event: `reason` and `action` in CamelCase, `note` as a sentence."""
+        """Record an event. `reason` and `action` are in CamelCase; `note` is a sentence."""
         note = _shortened(note)
         level = logging.WARNING if kind == "Warning" else logging.INFO
         where = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
@@ -104,7 +105,7 @@ class EventRecorder(Struct):
             self._create(key, now)
 
     def on_node(self, kind: EventType, reason: str, note: str, action: str = "StartKubeProxy") -> None:
-        """Record an event on the Node of the proxy, by default about its start."""
+        """Record an event about the proxy's Node; by default its action is the start of the proxy."""
         self.record(ObjectReference("Node", self.host, "", self.host), kind, reason, action, note)
 
     async def run(self, retry: float = RETRY_SECONDS) -> None:
@@ -117,7 +118,7 @@ class EventRecorder(Struct):
             await wait_briefly(self._wake, PATCH_SECONDS)
 
     def flush(self) -> None:
-        """Queue a write of each series that grew since its last write; remove the series that ended."""
+        """Queue a write of each series that has grown since its last write; remove series that have ended."""
         now = self.clock()
         for key, series in list(self._series.items()):
             if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
@@ -132,7 +133,7 @@ class EventRecorder(Struct):
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        # The name is unique on this node. As in client-go, it is the object's name with a time that never repeats.
+        # As in client-go, the name is the object's name with a time; no time is used twice, so the name is unique.
         self._last_name = max(self._last_name + 1, int(self.wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)
@@ -182,7 +183,7 @@ class EventRecorder(Struct):
             except (SourceError, OSError) as error:
                 self._complain("%s", error)
             except Exception as error:
-                # An error about an event must not end the proxy.
+                # An error in sending an event must not end the proxy.
                 self._complain("%r", error)
                 return
             else:
@@ -191,7 +192,7 @@ class EventRecorder(Struct):
                     return
                 if status != 429 and status < 500:
                     self._complain("the API server answered %d", status)
-                    self._series.pop(key, None)  # deleted, or refused: the next event starts a new series
+                    self._series.pop(key, None)  # the event was deleted or refused: the next event starts a new series
                     return
                 self._complain("the API server answered %d", status)
             await asyncio.sleep(retry)
@@ -208,7 +209,7 @@ _V = TypeVar("_V")
 
 
 def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
-    """Return a cached value, created if missing; the least recently used entries are removed."""
+    """Return a value from the cache; create it if it is missing, and remove the least recently used entries."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()
@@ -220,7 +221,7 @@ def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> 
 
 
 def _shortened(note: str) -> str:
-    """Return the text cut to the API server's limit of 1,024 bytes, at a character boundary."""
+    """Cut a text at a character boundary to the API server's limit of 1,024 bytes."""
     encoded = note.encode(errors="replace")
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()

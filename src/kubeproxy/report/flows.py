@@ -1,6 +1,6 @@
-"""Removal of stale UDP flows: entries of connection tracking that a change made invalid. kernel/conntrack/udp_flows.py
-removes them. A deleted Service counts as a Service without endpoints. Source: docs/reference.md "Conntrack clean-up".
-"""
+"""Finds stale UDP flows, which are entries of connection tracking that a change made invalid, and removes them through
+kernel/conntrack/udp_flows.py. A deleted Service counts as a Service without endpoints. Source: docs/reference.md
+"Conntrack clean-up"."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ UDP = 17
 
 LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
-"""Seconds until the second search for the flows of a change: a packet that is under way during the change adds its flow
-to connection tracking only when it leaves, maybe after the first search.
-"""
+"""Seconds until the second search for a change's stale flows. A packet that the kernel processes during the change adds
+its flow to connection tracking only when the packet leaves, perhaps after the first search."""
 
 ANSWER_TIME = 0.2
-"""Seconds for a removed endpoint's answers before its flows are deleted; the Go kube-proxy waits up to a second."""
+"""Seconds in which a removed endpoint may still answer, before its flows are deleted; the Go kube-proxy waits up to a
+second."""
 
-RETRY = 10.0  # seconds until flows that could not be removed are searched again; a change shortens this time
-DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
+RETRY = 10.0  # seconds until a failed removal is repeated; a change shortens this time
+DISTURBED_PAUSE = 0.2  # seconds until the flows of a family are checked again while it is disturbed
 MOST_REMEMBERED = 1 << 16
-"""Limit of frontends whose removal is repeated: every one fails without the module nf_conntrack_netlink."""
+"""The maximum number of frontends for which a failed removal is repeated. Without the module nf_conntrack_netlink every
+removal fails."""
 
 MOST_LOST = 100
-"""Limit of a frontend's lost endpoints to try again; beyond it, all endpoints that do not serve count as lost."""
+"""The maximum number of a frontend's lost endpoints that are stored for another attempt; if there are more, all
+endpoints that do not serve count as lost."""
 
-UNTRANSLATED = b""  # in place of an endpoint: the frontend itself, for a flow without translation
+UNTRANSLATED = b""  # stands, in place of an endpoint, for the frontend itself: a flow without translation
 NOTHING_LOST: Endpoints = frozenset()
 
 PortsOf = Callable[[ServicePortKey], Collection[int]]
-"""Returns the ports of this proxy's listeners for a service port."""
+"""A function that returns the ports of this proxy's listeners for a service port."""
 
 
 class Ports(frozenset[bytes]):
-    """Endpoints by port only (two bytes), with any address: the listeners on this node."""
+    """A container of endpoints that match by port (two bytes), whatever their address: the listeners on this node."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
@@ -65,7 +67,8 @@ class Key(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Stale flows of a frontend: to the endpoints in `lost`, or, if that is None, to all not in `serving`."""
+    """Selects stale flows of a frontend: flows to the endpoints in `lost`; if `lost` is None, to all endpoints not in
+    `serving`."""
 
     serving: Endpoints
     lost: Endpoints | None
@@ -75,7 +78,7 @@ Looks = dict[Key, Suspects]
 
 
 def joined(looks: Iterable[Looks]) -> Looks:
-    """Return several searches as one search, with the present `serving`."""
+    """Combine several searches into one search, with the last `serving`."""
     found: Looks = {}
     for look in looks:
         for key, (serving, lost) in look.items():
@@ -85,7 +88,7 @@ def joined(looks: Iterable[Looks]) -> Looks:
 
 
 def remembered(wanted: Looks, fresh: Looks) -> Looks:
-    """Return the failed search `wanted` joined with a new search, within the limits."""
+    """Combine the failed search `wanted` with a new search, within the limits."""
     found = joined((wanted, fresh))
     for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
         del found[key]
@@ -96,15 +99,14 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 
 
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
-    """Return the UDP frontends of changes, and their flows that became stale.
+    """Return a search for the flows of UDP frontends that these changes made stale.
 
-    A flow leads to an endpoint that served when the flow began. So a removed endpoint makes flows stale, and an added
-    endpoint does not. A flow has no translation if it began before the frontend existed, or at the moment in which the
-    frontend began or stopped serving a kind of client: a packet passes the translating rules before the refusing rules,
-    and if the ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no
-    rule of the frontend applies. `certain`: the kernel had the state before the changes. Without it, every flow to an
-    endpoint that does not serve counts as stale.
-    """
+    A flow leads to an endpoint that served when the flow began, so only a removed endpoint makes flows stale, not an
+    added endpoint. A flow has no translation if it began before the frontend existed, or just when the frontend began
+    or stopped serving this kind of client: a packet passes the translating rules before the refusing rules, and if the
+    ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no rule of the
+    frontend applies. `certain`: the kernel had the state before the changes; otherwise every flow to an endpoint that
+    does not serve counts as stale."""
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
     suspected: Looks = {}
@@ -118,12 +120,11 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 
 
 def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
-    """Return the search for a mode with listeners, in which flows are stale unless they go to an open listener.
+    """Return the search for a mode with listeners. In such a mode flows are stale unless they go to an open listener.
 
-    A removed endpoint makes no flow stale, because the listener handles the removal. Only a change of listeners makes
-    flows stale. The port of a closed listener may become that of another service port, so each service port has its own
-    ports.
-    """
+    A removed endpoint makes no flow stale, because the listener handles the removal; only a change of listeners does.
+    Each service port has its own set of ports, because the port of a closed listener may be used again by another
+    service port."""
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
     for key, service_port in _keys((change.after for change in changes), family):
         open_now[key] |= {PORT_BYTES[port] for port in ports_of(service_port)}
@@ -143,7 +144,7 @@ def _routes(compiled: Compiled) -> list[object]:
 
 
 class _Frontend(NamedTuple):
-    """A frontend's endpoints, and the origins and source ranges of the clients with translated flows."""
+    """A frontend's endpoints, and the origins and source ranges of the clients whose flows are translated."""
 
     serving: Endpoints
     clients: tuple[object, ...]
@@ -179,7 +180,7 @@ def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[Service
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the stale flows by their translation, None if all flows to these frontends must be searched."""
+    """Return the translations of the stale flows; None if all flows to these frontends must be searched."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -192,7 +193,8 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """The serving endpoints by the kernel's key of a frontend, which may change while its table is read."""
+    """A mapping from the kernel's key of a frontend to its serving endpoints. It may change while the kernel's table is
+    read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -201,7 +203,7 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends' keys. This must be fast, because each flow of the kernel is looked up."""
+        """Return the frontends' keys. Lookups in them must be fast, because each of the kernel's flows is looked up."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -212,12 +214,11 @@ class _Now(Mapping[bytes, Endpoints]):
 
 
 class FlowCleaner:
-    """Removes stale UDP flows in a thread, one run at a time; `relays` has the families with listeners.
+    """Removes stale UDP flows in a thread, one run at a time. `relays` contains the families with listeners.
 
-    It waits while the kernel's state may differ from the committed plans: during a full sync, after a refusal until the
-    next commit, and while `disturbed` of the family returns True. In these times another kube-proxy may have written
-    newer plans, so flows that are stale by the plans of this proxy may be valid.
-    """
+    It waits while the kernel's state may differ from the committed plans: during a full sync, from a refusal until the
+    next commit, and while `disturbed` returns True for the family. At these times another kube-proxy may have written
+    newer plans, so flows that are stale by this proxy's plans may be valid."""
 
     def __init__(
         self,
@@ -248,12 +249,11 @@ class FlowCleaner:
             self._nodeport_ips[family] = ours.nodeport_ips if ours is not None else ()
 
     def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
-        """Record changes of UDP frontends, of some families or of all, for `run`.
+        """Record changes of UDP frontends in some or all families, for `run`.
 
-        `full`: after a full sync, `changes` has all Services, because the state of the kernel before the full sync is
-        unknown: it precedes the start, or a sync failed half-way, or another program removed our rules. Flows that
-        began in this state without translation stay untranslated.
-        """
+        `full`: the commit was a full sync, and `changes` contains all Services, because the kernel's state before it is
+        unknown: this was the first sync, an earlier sync failed half-way, or another program removed our rules. Flows
+        that began in that state without translation remain untranslated."""
         for family in families or tuple(self._first):
             self._held.discard(family)
             first = self._first[family]
@@ -272,7 +272,8 @@ class FlowCleaner:
         self._held.add(family)
 
     def committing(self, family: Family, changes: Sequence[Change]) -> None:
-        """Keep flows to endpoints that these changes add: the kernel may use them before `changed` is called."""
+        """Keep flows to endpoints that these changes add, because the kernel may use the endpoints before `changed` is
+        called."""
         looks = (self._first[family], self._underway[family], *(look for _, look in self._second[family]))
         if family in self._relays or not any(looks):
             return
@@ -282,7 +283,7 @@ class FlowCleaner:
                 look[key] = look[key]._replace(serving=look[key].serving | coming[key].serving)
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
-        """Check all flows to UDP frontends again, after the rules of another proxy were removed."""
+        """Check all flows to UDP frontends again, because the rules of another proxy were removed."""
         udp = [name for name, entry in compiled.items() if entry.has(UDP)]
         self.changed([Change(name, compiled[name], compiled[name]) for name in udp], full=True)
 
@@ -308,17 +309,18 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # a family that committed just now does not wait, such as the second family at the start
-                # Reading the kernel's whole table takes 9 ms at its usual size: use at most a tenth of the time.
+                    continue  # do not wait for a family that has just committed, such as the second family at the start
+                # Reading a table of the usual size takes 9 ms. Rest long enough that reading takes at most a tenth of
+                # the time.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
     def _may_answer(self) -> bool:
-        """Return whether all new stale flows go to endpoints that served until just now."""
+        """Return whether all new stale flows lead to endpoints that served until just now."""
         lost = [look.lost for first in self._first.values() for look in first.values()]
         return bool(lost) and all(found is not None and UNTRANSLATED not in found for found in lost)
 
     def due(self, family: Family, now: float) -> Looks:
-        """Return the searches due at `now`, in seconds; new searches are repeated after SECOND_LOOK."""
+        """Return the searches that are due at `now` (seconds). A new search is repeated after SECOND_LOOK."""
         first, self._first[family] = self._first[family], {}
         second = self._second[family]
         looks = [first]
@@ -329,7 +331,7 @@ class FlowCleaner:
         return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> float:
-        """Remove stale flows; return the seconds until the next attempt, 0 after success."""
+        """Remove stale flows; return the seconds until the next attempt; 0 means success."""
         began = time.monotonic()
         try:
             deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])
@@ -345,12 +347,12 @@ class FlowCleaner:
         return 0.0
 
     def _is_certain(self, family: Family) -> bool:
-        """Return whether the kernel has the committed plans of a family: nothing known contradicts this."""
+        """Return whether the kernel has the committed plans of a family, as far as the proxy knows."""
         disturbed = self._disturbed.get(family)
         return family not in self._held and not (disturbed and disturbed())
 
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int | None:
-        """Remove stale flows; return their number, None if the removal must be tried again later."""
+        """Remove stale flows; return their number; None if the removal must be repeated later."""
         certain = partial(self._is_certain, family)
         if not certain():
             return None

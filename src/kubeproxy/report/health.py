@@ -1,7 +1,6 @@
-"""Health and readiness of the proxy itself: the pages /healthz, /livez and /readyz on port 10256. The health check
-ports of Services (healthCheckNodePort), by which load balancers find nodes with endpoints. Notifications to systemd.
-Bodies and rules as in pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36; /readyz is ours.
-"""
+"""Serves the proxy's own health and readiness (/healthz, /livez and /readyz on port 10256) and the health check ports
+of Services (healthCheckNodePort), with which load balancers find nodes with endpoints; notifies systemd. Bodies and
+rules are as in pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36, which has no /readyz."""
 
 from __future__ import annotations
 
@@ -27,18 +26,17 @@ from kubeproxy.server.text import clean, json_bytes, printable, timestamp
 NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 ReadyCheck = Callable[[], str | None]
-"""Returns the reason why the proxy is not ready, or None. Quick, and raises nothing."""
+"""A function that returns the reason why the proxy is not ready, or None. It must be fast and not raise."""
 
 
 class ProxyHealth(Struct):
     """Health of the programming of each address family ('IPv4', 'IPv6').
 
-    A family is unhealthy when its oldest queued change is older than twice the sync period (in seconds). Unlike in the
-    Go kube-proxy, this also applies to a family that was never synced. Before the first complete list nothing is
-    queued, so a proxy without a list is not restarted; a restart would not help. /healthz also fails until all families
-    were synced once, and while `node_eligible` is false, which the caller sets. The Go kube-proxy does not listen
-    before the Node is known.
-    """
+    A family is unhealthy if its oldest queued change is older than twice the sync period (seconds); unlike in the Go
+    kube-proxy, also if the family was never synced. Before the first complete list nothing is queued, so a proxy
+    without a list is healthy, because a restart would not help. /healthz also fails until all families have been synced
+    once, and while `node_eligible`, which the caller sets, is false. (The Go kube-proxy does not listen until the Node
+    is known.)"""
 
     metrics: ProxyMetrics
     sync_period: float
@@ -50,25 +48,25 @@ class ProxyHealth(Struct):
     _checks: dict[str, ReadyCheck] = {}
 
     def queued(self, family: str) -> None:
-        """Record that a change is queued; the oldest change determines the health."""
+        """Record that a change is queued; the age of the oldest queued change determines the health."""
         self._queued.setdefault(family, self.clock())
 
     def updated(self, family: str) -> None:
-        """Record that everything queued was programmed."""
+        """Record that all queued changes are programmed."""
         self._queued.pop(family, None)
         self._updated[family] = self.wall_clock()
 
     def healthy(self) -> bool:
-        """Return whether all families are healthy: serviceProxyHealthy of the health checks of Services."""
+        """Return whether all families are healthy: `serviceProxyHealthy` in the answers of Services' health checks."""
         return not any(self._late(family) for family in self._queued)
 
     def last_updated(self, family: str) -> str | None:
-        """Return the last time at which everything queued was programmed, None for never."""
+        """Return the last time when all queued changes were programmed; None if there was none."""
         updated = self._updated.get(family)
         return None if updated is None else timestamp(updated)
 
     def ready_when(self, name: str, check: ReadyCheck) -> None:
-        """Add a check for readiness, such as 'api' or 'kernel', or replace the one of that name."""
+        """Add or replace the readiness check with a name, such as 'api' or 'kernel'."""
         self._checks[name] = check
 
     def unready(self) -> dict[str, str]:
@@ -111,7 +109,8 @@ class ProxyHealth(Struct):
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # For a healthy proxy lastUpdated is the current time. In older releases it was the time of the last sync.
+            # If the proxy is healthy, lastUpdated is the current time. In older releases it was the time of the last
+            # sync.
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,
@@ -132,7 +131,7 @@ class ProxyHealth(Struct):
 _log = logging.getLogger("kubeproxy.report")
 
 
-# The indentation is the Go kube-proxy's: load balancers may search the text.
+# The indentation is as in the Go kube-proxy, because load balancers may search for text.
 _BODY: Final = b"""{
 \t"service": {
 \t\t"namespace": %b,
@@ -144,7 +143,7 @@ _BODY: Final = b"""{
 
 
 class LocalEndpoints(NamedTuple):
-    """The content of a health check: the Service, and the number of its endpoints on this node."""
+    """The content of a health check's answer: the Service, and the number of its endpoints on this node."""
 
     namespace: str
     name: str
@@ -152,20 +151,22 @@ class LocalEndpoints(NamedTuple):
 
 
 class HealthCheckAddress(NamedTuple):
-    """The place of a health check: a port, on the addresses on which NodePorts of a family answer."""
+    """The address of a health check: a port on all addresses on which NodePorts of a family answer."""
 
     family: Family
     port: int
 
 
 Failed = Callable[[str, str, int, str], None]
-"""Called once when a port cannot be opened: namespace, name, port, reason (event FailedToStartServiceHealthcheck)."""
+"""A function that is called once if a port cannot be opened: namespace, name, port, reason (event
+FailedToStartServiceHealthcheck)."""
 
 _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 
 
 class ServiceHealth(Struct):
-    """The health check ports of this node, on the event loop's thread; one in use is tried every `retry` seconds."""
+    """Serves the health check ports of this node. If a port is in use, it tries again every `retry` seconds. All calls
+    must be on the event loop's thread."""
 
     healthy: Callable[[], bool]
     failed: Failed
@@ -177,7 +178,7 @@ class ServiceHealth(Struct):
     _reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Set the node's addresses on which the ports are served, None for all addresses of a family; open ports move
+        """Set the node's addresses on which the ports are served; None means all addresses of a family. Open ports move
         to these addresses. No port is served before the first call, or for a family without addresses.
         """
         before = self._addresses
@@ -211,7 +212,7 @@ class ServiceHealth(Struct):
         _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
         group = self._servers[place] = []
         for address in self._addresses[family]:
-            # Every path and method is answered, as in the Go kube-proxy: HAProxy sends OPTIONS *.
+            # As in the Go kube-proxy, every path and method gets an answer: HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
             server.start_retrying((address, port), lambda error: self._report(place, error), self.retry)
@@ -219,7 +220,7 @@ class ServiceHealth(Struct):
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
         for server in self._servers.pop(place):
-            server.close()  # the address is free at once for another Service or program
+            server.close()  # makes the address available at once for another Service or program
             task = asyncio.get_running_loop().create_task(server.stop())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -249,10 +250,9 @@ STATUS_SECONDS: Final = 5.0
 
 
 class Notifier:
-    """Notifies systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify). Errors never fail the proxy.
-    `address` is a socket's path, or its abstract name after an @, to which each notification is a datagram; '' sends
-    none. `watchdog`: systemd kills a service that sends no WATCHDOG=1 for this number of seconds, 0 for never.
-    """
+    """Notifies systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify). Errors are ignored. Each
+    notification is a datagram to `address`: a socket's path, or @ and its abstract name; '' sends none. `watchdog` is
+    the number of seconds without WATCHDOG=1 after which systemd kills the service; 0 means never."""
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -262,7 +262,7 @@ class Notifier:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """Remove systemd's variables from the environment, so that no child process uses them."""
+        """Read systemd's variables, and remove them from the environment, so that no child process uses them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = pid in {"", str(os.getpid())}

@@ -1,6 +1,5 @@
-"""The last changes and problems of this proxy, and its figures for each second of the last 15 minutes. They are in
-memory only, with at most MOST entries and BYTES bytes, so that questions about the past cost a sync nothing.
-"""
+"""Stores the last changes and problems of this proxy (at most MOST entries and BYTES bytes), and figures for each
+second of the last 15 minutes. They are only in memory, so that questions about the past do not slow a sync down."""
 
 from __future__ import annotations
 
@@ -24,25 +23,26 @@ from kubeproxy.report.metrics import NETFILTER, conntrack
 from kubeproxy.server.text import redact, timestamp
 from kubeproxy.wording import counted
 
-if TYPE_CHECKING:  # a command that decodes entries does not load this
+if TYPE_CHECKING:  # not loaded by a command that decodes entries
     from kubeproxy.engine.engine import Engine
 
 MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""Changes without a time of arrival, in one call, and problems of objects, in one second, that get entries each."""
-LARGE: Final = 400  # endpoints of all ports above which a change does not count the added and the removed ones
-_ARRIVALS: Final = 2048  # maximum number of Services with a stored time of arrival
-_NOTICED: Final = 2.0  # seconds after its beginning in which a problem is noticed; a later one names its beginning
-_LONGEST: Final = 500  # characters of a text
+"""The number of changes without a time of arrival (per call), and of problems of objects (per second), that get an
+entry each."""
+LARGE: Final = 400  # with more endpoints over all ports, a change's text does not count added and removed endpoints
+_ARRIVALS: Final = 2048  # the maximum number of Services with a stored time of arrival
+_NOTICED: Final = 2.0  # if a problem is noticed more than this number of seconds after its beginning, the text says so
+_LONGEST: Final = 500  # the maximum number of characters in a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 
 
 class Happened(Struct, frozen=True, gc=False):
-    """A settled `change`, or the beginning (`problem`) or `end` of a problem. `service` is NAMESPACE/NAME, '' for the
-    node or for many Services. `ms` is the delay of a change from the event's arrival to the kernel, None if unknown.
-    """
+    """An entry: a settled `change`, the beginning of a `problem`, or its `end`. `service` is NAMESPACE/NAME; '' for the
+    node or for many Services. `ms` is the delay in milliseconds from an event's arrival until the kernel has the
+    change; None if unknown."""
 
     number: int
     at: float  # seconds since the epoch
@@ -53,18 +53,17 @@ class Happened(Struct, frozen=True, gc=False):
 
 
 class Past(NamedTuple):
-    """Entries, the oldest first, and the time since the epoch after which none was removed."""
+    """Entries, oldest first, and the time (seconds since the epoch) after which no entry is missing."""
 
     kept_since: float
     entries: list[Happened]
 
 
 class Journal:
-    """Records changes and problems; an observer.Audience, which passes its reports to `audience`, the open pages.
+    """Records changes and problems. An observer.Audience that passes its reports on to `audience`, the open pages.
 
-    `unreachable` returns the reason why the API server cannot be reached, '' if it can, and the seconds since its last
-    bytes. `engine` is set before the first report.
-    """
+    `unreachable` returns the reason why the API server cannot be reached ('' if it can), and the seconds since the last
+    bytes from it. `engine` is set before the first report."""
 
     engine: Engine
     audience: Audience | None = None
@@ -76,7 +75,7 @@ class Journal:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.changes = 0
-        self.number = int(wall_clock() * 1000)  # of the last entry; a restarted proxy continues above
+        self.number = int(wall_clock() * 1000)  # the number of the last entry, larger than before a restart
         self.seconds: deque[dict[str, float | None]] = deque(maxlen=SECONDS)  # see `tick`
         self._unreachable = unreachable
         self._clock = clock
@@ -84,10 +83,10 @@ class Journal:
         self._entries: deque[Happened] = deque()
         self._bytes = 0
         self._kept_since = wall_clock()
-        self.problems: dict[str, Happened] = {}  # the present ones, by subject: a family's label, or api
-        self.began: dict[str, float] = {}  # of the same: the time since the epoch, which may be before the entry's
+        self.problems: dict[str, Happened] = {}  # the present problems, by subject: a family's label, or api
+        self.began: dict[str, float] = {}  # the beginnings of these problems, which may be earlier than their entries
         self._arrivals: dict[ServiceName, float] = {}
-        self._listed: set[ServiceName] | None = None  # Services of the first lists that have not settled
+        self._listed: set[ServiceName] | None = None  # Services in the first lists that have not settled yet
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
         self._counted = 0  # changes until the last second
         self._unusable = 0  # problems of objects since the last second
@@ -104,10 +103,10 @@ class Journal:
             self.tick()
 
     def arrived(self, events: Sequence[Event]) -> None:
-        """See observer.Audience."""
+        """Record these reports, as in observer.Audience."""
         now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
-            # An earlier event of a Service that does not wait now has changed no plan.
+            # If a Service is not waiting now, its earlier event has changed no plan.
             waits = name in self._arrivals and (planner.is_dirty(name) or name in queued)
             if not waits and len(self._arrivals) < _ARRIVALS:
                 self._arrivals[name] = now
@@ -115,7 +114,7 @@ class Journal:
             self.audience.arrived(events)
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """See observer.Audience."""
+        """Record these reports, as in observer.Audience."""
         now = self._clock()
         self.changes += len(changes)
         arrivals = [self._arrivals.pop(change.name, None) for change in changes]
@@ -136,7 +135,7 @@ class Journal:
             self.audience.settled(changes)
 
     def _begin(self) -> set[ServiceName]:
-        """Record the first lists in one entry; return their Services, whose first changes get no entries."""
+        """Record the first lists in one entry; return their Services. The first changes of these get no entries."""
         planner = self.engine.planner
         services, slices = planner.objects.services, planner.objects.endpoints
         self._add("change", "", f"{counted(services, 'Service')} and {counted(slices, 'EndpointSlice')} listed")
@@ -144,13 +143,13 @@ class Journal:
         return self._listed
 
     def unusable(self, service: str, text: str) -> None:
-        """Record a field or an object that cannot be used."""
+        """Record that a field or an object cannot be used."""
         self._unusable += 1
         if self._unusable <= FEW:
             self._add("problem", service, redact(text))
 
     def look(self) -> None:
-        """Record the problems of the kernel and the API server that began or ended."""
+        """Record problems of the kernel and the API server that have begun or ended."""
         found = {one.family.label: one.problem for one in self.engine.standings if one.problem}
         trouble, silent = self._unreachable()
         if trouble:
@@ -165,9 +164,8 @@ class Journal:
             self.problems[subject] = self._add("problem", "", found[subject] + since)
 
     def tick(self) -> None:
-        """Record the figures of the second that has passed: its beginning `t` since the epoch, the number of changes,
-        their delays, the entries of conntrack. Then record the problems that began or ended.
-        """
+        """Record the figures of the last second: its beginning `t` (seconds since the epoch), the number of changes,
+        their delays, the entries of connection tracking. Then record problems that have begun or ended."""
         delays = spread(self._delays) or dict.fromkeys(("p50", "p99", "max"))
         changes, self._counted = self.changes - self._counted, self.changes
         used = (fullness() or {}).get("count")
@@ -175,11 +173,11 @@ class Journal:
         self._delays.clear()
         self._unusable = 0
         if not self.engine.queued and not self.engine.planner.dirty:
-            self._arrivals.clear()  # arrivals that changed no plan
+            self._arrivals.clear()  # these events have changed no plan
         self.look()
 
     def _add(self, kind: str, service: str, text: str, ms: float | None = None) -> Happened:
-        """Return a new entry; the oldest ones above the limits are removed."""
+        """Add an entry and return it; remove the oldest entries above the limits."""
         self.number += 1
         entry = Happened(self.number, self._wall_clock(), kind, service, text[:_LONGEST], ms)
         self._entries.append(entry)
@@ -196,7 +194,7 @@ def _size(entry: Happened) -> int:
 
 
 def services_of(events: Iterable[Event], planner: Planner) -> Iterator[ServiceName]:
-    """Yield the Service that each event concerns, if any; lists concern none."""
+    """Yield the Service of each event about one Service or its slice."""
     for event in events:
         if isinstance(event, Upserted | ZonedSlice):
             about, namespace = event.object, event.object.metadata.namespace or ""
@@ -213,7 +211,7 @@ def services_of(events: Iterable[Event], planner: Planner) -> Iterator[ServiceNa
 
 
 def what(change: Change) -> str:
-    """Return a short text about a change."""
+    """Return a short description of a change."""
     before, after = change.before.plans, change.after.plans
     if not before or not after:
         return "added" if after else "removed" if before else "changed"
@@ -235,13 +233,13 @@ def _difference(before: Iterable[Pool], after: Iterable[Pool]) -> str:
 
 
 def spread(delays: Iterable[float]) -> dict[str, float] | None:
-    """Return the median, the 99th percentile and the maximum, None without a value."""
+    """Return the median, the 99th percentile and the maximum; None if there are no values."""
     ordered = sorted(delays)
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {name: ordered[ceil(len(ordered) * share) - 1] for name, share in shares.items()} if ordered else None
 
 
 def fullness() -> dict[str, int] | None:
-    """Return the number of connection tracking's entries and its limit, None if the kernel does not tell them."""
+    """Return the number of entries of connection tracking and its limit; None if the kernel does not report them."""
     values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
     return {"count": values[0], "max": values[1]} if len(values) == 2 else None

@@ -1,7 +1,6 @@
-"""Log output like the Go kube-proxy's: klog's text or component-base's JSON, on standard error, without secrets. A
-message has the form "Message key=%s key=%r". A record is one line for any text (server/text.py). A slow reader never
-stops the proxy: lines are dropped and counted.
-"""
+"""Log output in the formats of the Go kube-proxy (klog's text or component-base's JSON), on standard error, without
+secrets. A message has the form "Message key=%s key=%r". Each record is one line, whatever it contains (server/text.py).
+A slow reader never stops the proxy: lines are dropped and counted."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from kubeproxy.server.text import clean, json_bytes, printable
 
 _LETTERS: Final = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
 
-# POSIX: bytes that a pipe accepts at once without blocking if it is writable.
+# The number of bytes that a writable pipe accepts without blocking (POSIX).
 _PIPE_BUF: Final = 4096
 _WAIT_MS: Final = 50
 _TRACE_LINES: Final = 200
@@ -37,14 +36,15 @@ def level(verbosity: int) -> int:
 
 
 def verbosity_of(number: int) -> int:
-    """Return klog's V of a logging level, 0 for INFO and above."""
+    """Return klog's V for a logging level; 0 for INFO and above."""
     if number > logging.DEBUG:
         return min(max(logging.INFO - number, 0), 3)
     return 4 + logging.DEBUG - number
 
 
 class TextFormatter(logging.Formatter):
-    """klog's format: Lmmdd hh:mm:ss.uuuuuu pid file:line] message, in local time; a traceback follows, indented."""
+    """klog's format: `Lmmdd hh:mm:ss.uuuuuu pid file:line] message` in local time, then an indented traceback, if
+    any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
 
 @lru_cache(maxsize=512)
 def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
-    """Return a template's message, and the keys of its key=%s pairs at the end; none if it has other fields."""
+    """Split a template into its message and the keys of the key=%s pairs at its end; no keys if it has other fields."""
     end = len(template)
     keys: list[str] = []
     for match in reversed(list(_PAIR.finditer(template))):
@@ -92,14 +92,13 @@ def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _value(key: str, value: object) -> object:
-    # The text contains the key, because `clean` may recognise a secret by its key.
+    # The text includes the key, because `clean` may recognise a secret by its key.
     return value if isinstance(value, int | float) else clean(f"{key}={value}")[len(key) + 1 :]
 
 
 class JsonFormatter(logging.Formatter):
-    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v (not for errors), then key and value.
-    The keys are those of the key=%s pairs at the message's end; error becomes err, and stacktrace has a traceback.
-    """
+    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v (not for errors), and the key=%s pairs
+    at the message's end. The key `error` becomes `err`; `stacktrace` contains a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
@@ -120,29 +119,28 @@ class JsonFormatter(logging.Formatter):
         return json_bytes(line).decode()
 
 
-Patterns = Sequence[tuple[str, int]]  # --vmodule: patterns of file names without .py, and their verbosity
+Patterns = Sequence[tuple[str, int]]  # --vmodule: patterns of file names (without .py), each with a verbosity
 
 
 class Verbosity(logging.Filter):
-    """The filter of -v and --vmodule: as in klog, a pattern increases the verbosity of its files. The files of a room
-    share a logger, so loggers pass on each record that one of their files may show.
-    """
+    """The filter for -v and --vmodule; as in klog, a pattern can only increase the verbosity of its files. All files of
+    a package share a logger, so a logger passes on each record that one of its files may show."""
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
         super().__init__()
-        # Go's [^a] is Python's [!a]; the first matching pattern is used.
+        # [^a] in Go is [!a] in Python. The first matching pattern applies.
         self._patterns = [(pattern.replace("[^", "[!"), level(number)) for pattern, number in patterns]
         self.set(verbosity)
 
     def set(self, verbosity: int) -> None:
-        """Set the verbosity of -v; the patterns are unchanged."""
+        """Set the verbosity of -v; the patterns do not change."""
         self._common = level(verbosity)
         self._by_file: dict[str, int] = {}
         lowest = min([self._common, *(number for _, number in self._patterns)])
         logging.getLogger("kubeproxy").setLevel(lowest)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is shown."""
+        """Return whether a record is logged."""
         if record.levelno >= self._common or not record.name.startswith("kubeproxy"):
             return True
         wanted = self._by_file.get(record.filename)
@@ -154,10 +152,9 @@ class Verbosity(logging.Filter):
 
 
 class StreamHandler(logging.Handler):
-    """Writes to file descriptors without waiting long for their readers. A line waits 50 ms at most. After a dropped
-    line, later lines do not wait; once the reader reads again, a line reports the number of dropped lines. With a
-    buffer (bytes), lines for `infos` are kept until it is full or flushed.
-    """
+    """Writes to file descriptors without waiting long for their readers. A line waits at most 50 ms. After a line is
+    dropped, later lines do not wait; when the reader reads again, a line reports the number of dropped lines. With a
+    buffer (size in bytes), lines for `infos` are stored until the buffer is full or flushed."""
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
         super().__init__()
@@ -171,7 +168,7 @@ class StreamHandler(logging.Handler):
 
     @property
     def buffered(self) -> bool:
-        """Whether the buffer may contain lines, so that `flush_every` is needed."""
+        """Whether there is a buffer, so that `flush_every` is needed."""
         return self._room > 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -179,7 +176,7 @@ class StreamHandler(logging.Handler):
         try:
             data = (self.format(record) + "\n").encode(errors="backslashreplace")
         except Exception as error:
-            # A wrong log call must not fail its caller.
+            # A mistake in a log call must not raise an error in the caller.
             data = f"cannot format a log line of {record.filename}:{record.lineno}: {error!r}\n".encode()
         if record.levelno >= logging.ERROR:
             self._put(self._errors, data)
@@ -200,7 +197,7 @@ class StreamHandler(logging.Handler):
             self.release()
 
     async def flush_every(self, seconds: float) -> None:
-        """Flush at this interval until cancelled."""
+        """Flush the buffer every `seconds` until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             self.flush()
@@ -243,9 +240,8 @@ class Output(NamedTuple):
 
 
 def setup(config: Logging) -> Output:
-    """Send all logging to standard error, at klog's verbosity. With splitStream only errors go there, and all other
-    lines to standard output, through the buffer. Other libraries log warnings and errors only.
-    """
+    """Send all logging to standard error, with klog's verbosity. With splitStream only errors go to standard error;
+    other lines go to standard output through the buffer. Other libraries log only warnings and errors."""
     routing = config.options.json if config.format == "json" else config.options.text
     patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
     handler = StreamHandler(errors=2, infos=1 if routing.split_stream else 2, buffer=routing.info_buffer_size)
@@ -258,7 +254,7 @@ def setup(config: Logging) -> Output:
     shown = Verbosity(config.verbosity, patterns)
     if patterns:
         handler.addFilter(shown)
-    # No format uses these fields, and they would be computed for each record.
+    # Computing these fields for each record would take time, and no format uses them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
     return Output(handler, shown)

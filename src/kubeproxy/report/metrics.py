@@ -1,8 +1,7 @@
-"""The metrics that every mode has; a mode registers its other metrics. Names, help, labels and buckets as in
-pkg/proxy/metrics and component-base of Kubernetes 1.36. OwnMetrics has the metrics that the Go kube-proxy lacks.
-kubeproxy.registry has the counters and their rendering. The pages of the metrics port (10249) have paths and content
-types as in cmd/kube-proxy's metrics server of v1.36.
-"""
+"""The metrics of all modes (a mode registers further metrics), and the pages of the metrics port (10249). Names, help
+texts, labels and buckets are as in pkg/proxy/metrics and component-base of Kubernetes 1.36; OwnMetrics contains the
+metrics that the Go kube-proxy lacks. Paths and content types of the pages are as in the metrics server of
+cmd/kube-proxy v1.36. kubeproxy.registry implements and renders metrics."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from kubeproxy.server.text import clean, printable
 
 KUBERNETES: Final = ("1", "36")
 
-# The buckets of component-base's ExponentialBuckets(0.001, 2, 15), with its floating-point rounding.
+# The buckets are those of component-base's ExponentialBuckets(0.001, 2, 15), with the same rounding.
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
-# LinearBuckets of 0.25-0.5, 1-59, 60-115 by 5, 120-300 by 30; MergeBuckets adds a zero at the start.
+# As LinearBuckets for 0.25-0.5, 1-59, 60-115 in steps of 5, 120-300 in steps of 30; MergeBuckets adds a zero first.
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
-# Buckets from ten minutes to four years.
+# These buckets range from ten minutes to four years.
 ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
 
 FAMILY: Final = "ip_family"  # IPv4 or IPv6
@@ -41,7 +40,7 @@ NETFILTER: Final = Path("/proc/sys/net/netfilter")
 
 
 class ProxyMetrics:
-    """All metrics of one proxy. Metrics with labels are families: `.labels(...)`."""
+    """All metrics of one proxy. A metric with labels is a family; its method `labels` returns one series."""
 
     def __init__(self) -> None:
         registry = self.registry = MetricRegistry()
@@ -65,7 +64,7 @@ class ProxyMetrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
-        # component-base's metrics about metrics; no metric here is hidden or can be disabled.
+        # These are component-base's metrics about metrics; no metric here is hidden or can be disabled.
         for state in ("disabled", "hidden"):
             registry.counter(f"{state}_metrics_total", f"[BETA] The count of {state} metrics.").labels()
         self._registered = registry.counter(
@@ -87,16 +86,17 @@ class ProxyMetrics:
         return self.registry.render()
 
     def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
-        """Set the feature gates: name, stage, and whether it is on."""
+        """Set the metrics about feature gates: name, stage, and whether the gate is on."""
         for name, stage, enabled in states:
             self._features.labels(name, stage).set(enabled)
 
     def count_refusals(self, name: str, text: str) -> None:
-        """Count the syncs that the kernel refused, by family, also in a metric with this name."""
+        """Also count refused syncs, by family, in a metric with this name."""
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
-        """Create the counters of these families with 0: an alert on a rate misses a counter that starts with 1."""
+        """Create the counters of these families with the value 0, because an alert on a rate misses a counter that
+        starts with 1."""
         for family in families:
             self.last_queued.labels(family)
             self.last_sync.labels(family)
@@ -167,7 +167,7 @@ class ProxyMetrics:
 
 
 _STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
-"""The stability level at the beginning of a help text, such as [ALPHA]; our own metrics have none."""
+"""Matches the stability level at the beginning of a help text, such as [ALPHA]; metrics of this program have none."""
 
 
 class OwnMetrics:
@@ -205,14 +205,14 @@ class OwnMetrics:
         registry.collect(lambda: conntrack(NETFILTER))
 
     def show_certificates(self, expiries: Mapping[str, float]) -> None:
-        """Set the expiry of the certificates in use, in seconds since the epoch, by their name."""
+        """Set the expiry times of the used certificates, in seconds since the epoch, by name."""
         self._certificates.clear()
         for name, expiry in expiries.items():
             self._certificates.labels(name).set(expiry)
 
 
 def conntrack(folder: Path) -> Iterable[Single]:
-    """Yield the number of tracked connections and the limit of this number; nothing if the kernel lacks these files."""
+    """Yield the number of tracked connections and its limit; nothing if the kernel does not have these files."""
     for name, file, text in (
         ("kubeproxy_conntrack_entries", "nf_conntrack_count", "Tracked connections of this network namespace"),
         ("kubeproxy_conntrack_entries_limit", "nf_conntrack_max", "Maximum number of tracked connections"),
@@ -289,7 +289,8 @@ class RestClientMetrics:
 
 
 def build_info() -> Mapping[str, str]:
-    """Return kubernetes_build_info's labels: the Kubernetes version that this proxy implements, and its platform."""
+    """Return the labels of kubernetes_build_info: the Kubernetes version that this proxy implements, and the
+    platform."""
     built = build()
     major, minor = KUBERNETES
     return {
@@ -306,7 +307,7 @@ def build_info() -> Mapping[str, str]:
 
 
 def _stat() -> list[str]:
-    """Return the fields of /proc/self/stat after the command (proc(5)): 11 is utime, 19 starttime, 21 rss."""
+    """Return the fields of /proc/self/stat after the command (proc(5)): index 11 is utime, 19 starttime, 21 rss."""
     return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
@@ -317,7 +318,7 @@ def _start_time() -> float:
 
 
 def _process(started: float) -> Iterable[Single]:
-    """Yield the process_ metrics of the Go client."""
+    """Yield the process_ metrics, as the Go client does."""
     stat = _stat()
     cpu = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
     descriptors = sum(1 for _ in os.scandir("/proc/self/fd")) - 1
@@ -345,7 +346,7 @@ def _process(started: float) -> Iterable[Single]:
 
 
 def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
-    """Return the IP layer's counters (proc(5)) of the network namespace, which the Go client reports."""
+    """Return the counters of the IP layer in this network namespace (proc(5)), which the Go client also reports."""
     try:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.startswith("IpExt:")]
     except OSError:
@@ -358,10 +359,10 @@ def _traffic(path: Path = Path("/proc/self/net/netstat")) -> Mapping[str, int]:
 
 
 def _concurrency() -> Iterable[Single]:
-    """Yield the Go client's numbers of goroutines and threads, which dashboards of all components show."""
+    """Yield the Go client's metrics for goroutines and threads, because dashboards for all components show them."""
     try:
         tasks = len(asyncio.all_tasks())
-    except RuntimeError:  # not on an event loop
+    except RuntimeError:  # no event loop is running
         tasks = 0
     threads = threading.active_count()
     text = "Number of asyncio tasks and threads, which correspond to goroutines."
@@ -385,7 +386,7 @@ _WARNING: Final = (
 def metrics_pages(
     metrics: ProxyMetrics, mode: str, asked_by: Callable[[str], None] = lambda _: None
 ) -> dict[str, Handler]:
-    """Return the pages by path; `asked_by` gets the User-Agent of each local request of /proxyMode."""
+    """Return the pages by path. `asked_by` is called with the User-Agent of each local request for /proxyMode."""
 
     def all_metrics(request: Request) -> Response:
         text = metrics.render()
@@ -401,10 +402,9 @@ def metrics_pages(
 
 
 def health_pages() -> Mapping[str, Handler]:
-    """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with the metrics of its checks, which
-    DELETE resets. Paths, texts and metrics as in k8s.io/apiserver's healthz and component-base's slis packages: the
-    only check, "ping", always succeeds. The state of the proxy is on the health port (health.py).
-    """
+    """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with metrics of its checks, which DELETE
+    resets. Paths, texts and metrics are as in k8s.io/apiserver's healthz and component-base's slis packages. The only
+    check, "ping", always succeeds; the health port (health.py) shows the proxy's state."""
     registry = MetricRegistry()
     text = "[STABLE] This metric records the result of a single healthcheck."
     result = registry.gauge("kubernetes_healthcheck", text, "name", "type")

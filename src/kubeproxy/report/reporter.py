@@ -1,4 +1,5 @@
-"""The engine's observer: metrics, health, events, health check ports, stale UDP flows. It has no effect on rules."""
+"""The engine's observer: updates metrics, health, Events and health check ports, and removes stale UDP flows. It never
+changes rules."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ EACH_SERVICE = level(4)
 
 
 class Reporter(Struct):
-    """Implements observer.Observer; passes changes and problems to `journal`."""
+    """Implements observer.Observer; passes changes and problems on to `journal`."""
 
     # ruff: noqa: D102 - Observer documents its methods
 
@@ -61,13 +62,13 @@ class Reporter(Struct):
         metrics.endpoint_changes_pending.set(pending.endpoints)
 
     async def count_resyncs(self, period: float, objects: Callable[[], Counts]) -> None:
-        """Count all objects as changed every configSyncPeriod, as the Go kube-proxy, whose informers do so."""
+        """Count all objects as changed every configSyncPeriod, like the informers of the Go kube-proxy."""
         while True:
             await asyncio.sleep(period)
             self._count(objects())
 
     def _count(self, changed: Counts) -> None:
-        """As in the Go kube-proxy, a Service counts in each family, a slice in its own family."""
+        """Count changes. As in the Go kube-proxy, a Service counts in every family, a slice only in its own."""
         self.metrics.service_changes.inc(changed.services * self._families)
         self.metrics.endpoint_changes.inc(changed.endpoints)
 
@@ -95,7 +96,7 @@ class Reporter(Struct):
         for counter in self.metrics.refusals:
             counter.labels(family.label).inc()
         self.flows.hold(family)
-        # A failed repair counts as a waiting change, so that it makes the node unhealthy and fires the alert.
+        # A failed repair counts as a queued change, so that the node becomes unhealthy and the alert fires.
         self.health.queued(family.label)
         queued, synced = self.metrics.last_queued.labels(family.label), self.metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
@@ -189,7 +190,7 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
 
 
 def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
-    """Return the content of each health check port; if two Services have the same port, the first by name gets it."""
+    """Return the content of each health check port. If two Services have the same port, the first by name gets it."""
     ports: dict[HealthCheckAddress, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
         for family, count in check.counts:

@@ -68,7 +68,7 @@ def test_a_node_of_a_refusing_kernel_is_reported_and_served(steps, monkeypatch, 
     monkeypatch.setattr(lifetime, "keep_only", refuses)
     lifetime.give_up([], "")
     assert [record.getMessage() for record in caplog.records] == [
-        "Running with more rights than are needed: cannot set capabilities: Operation not permitted"
+        "Running with more rights than needed: cannot set capabilities: Operation not permitted"
     ]
 
 
