@@ -17,6 +17,7 @@ from kubeproxy.config.flags import BY_NAME
 from kubeproxy.config.load import read_text
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.kernel.proc import namespaces
 from kubeproxy.release import NUMBER
 from support import helm, kustomize, schema
 from support.documents import document
@@ -233,6 +234,7 @@ BAD_VALUES: dict[str, tuple[Json, str]] = {
     "the kubeconfig": ({"config": {"clientConnection": {}}}, "clientConnection: set the value apiServer instead"),
     "what the chart writes": ({"config": {"kind": "X"}}, "config.kind: the chart writes it"),
     "a user of its own in iptables mode": ({"mode": "iptables", "nonRoot": True}, "'/mode': value must be 'nftables'"),
+    "a user of its own that traces": ({"nonRoot": True, "podTrace": True}, "'/podTrace': value must be false"),
     "wrong type": ({"extraArgs": "-v=4"}, "'/extraArgs': got string, want array"),
     "the label that finds its pods": ({"podLabels": {"k8s-app": "mine"}}, "podLabels.k8s-app: the chart writes it"),
     "a number, where labels are text": ({"podLabels": {"rank": 1}}, "'/podLabels/rank': got number, want string"),
@@ -423,6 +425,22 @@ def test_the_right_to_patch_nodes_is_granted_only_on_request(tmp_path: Path) -> 
             assert schema.errors(obj, {"$ref": f"#/definitions/{SCHEMA['kinds'][obj['kind']]}"}, SCHEMA) == []
     for name in NAMES:
         assert not added(built(name))
+
+
+def test_traces_from_pods_get_their_rights_only_on_request(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    base, component = (f"../deploy/kustomize/{name}" for name in ("nftables", "pod-trace"))
+    (folder / "kustomization.yaml").write_text(f"resources: [{base}]\ncomponents: [{component}]\n")
+    for made in map(pod, (kustomize.build(folder), from_chart(VALUES["nftables"] | {"podTrace": True}))):
+        container, where = made["containers"][0], str(namespaces.FOLDERS[0])
+        assert container["securityContext"]["capabilities"]["add"] == ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]
+        mount = {"name": "netns", "mountPath": where, "mountPropagation": "HostToContainer", "readOnly": True}
+        assert container["volumeMounts"][-1] == mount
+        assert made["volumes"][-1] == {"name": "netns", "hostPath": {"path": where, "type": "DirectoryOrCreate"}}
+    for name in NAMES:
+        assert "SYS_ADMIN" not in str(pod(built(name)))
 
 
 def test_versions() -> None:

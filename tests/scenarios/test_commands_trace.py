@@ -36,7 +36,8 @@ async def firewall(live: Live, chain: str, hook: str, rule: str) -> AsyncIterato
 
 async def tracing(live: Live, place: str, front: Front, *more: str, proto: str = "tcp") -> tuple[int, str]:
     """Trace what a place sends, and have it send meanwhile."""
-    words = ("trace", live.ips[place]["IPv4"], f"{front.address}:{front.port}/{proto}", "--seconds", "6", *more)
+    target = f"{front.address}:{front.port}/{proto}"
+    words = ("trace", live.ips[place]["IPv4"], target, "--no-send", "--seconds", "6", *more)
     asked = asyncio.ensure_future(live.ask(*words))
     while not asked.done():
         await live.cluster.probe(place, proto, *front, 0.3, None)
@@ -72,6 +73,55 @@ async def test_the_node_sends_a_packet_of_its_own(live: Live) -> None:
     assert (status, valid("trace", text)["departed"]) == (0, False), text
     begun = {one["source"] for one in json.loads(text)["journeys"] if one["direction"] == "request"}
     assert len(begun) > 1, "one a second"
+
+
+async def test_packets_are_sent_from_the_network_namespace_of_a_pod(live: Live) -> None:
+    live.service("from-a-pod", "b1")
+    front, client = live.front("from-a-pod"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    words = ("trace", client, "default/from-a-pod:80")
+    status, text = await live.ask(*words)
+    assert (status, f"-> {front.address}:80/tcp, sent from its network namespace\n" in text) == (0, True), text
+    assert f"request {client}:" in text
+    for family, protocol in (("IPv4", "udp"), ("IPv6", "tcp")):
+        if family not in live.cluster.get("services", "from-a-pod")["spec"]["ipFamilies"]:
+            continue
+        target = f"{live.front('from-a-pod', family=family).address}:80/{protocol}"
+        status, text = await live.ask("trace", live.ips["pod"][family], target, "--packets", "2", "-o", "json")
+        found = valid("trace", text)
+        assert (found["sent"], {one["direction"] for one in found["journeys"]} >= {"request"}) == (True, True), text
+    hook = "input" if live.mode.name == "userspace" else "forward"
+    async with firewall(live, "guard", hook, f"ct original ip daddr {front.address} counter drop"):
+        status, text = await live.ask(*words)
+    assert (status, "Verdict: the request was dropped by rule" in text) == (1, True), text
+    # The pod's own rules see the packet before those of the node.
+    await live.run("iptables", "-A", "OUTPUT", "-d", front.address, "-j", "DROP", place="pod")
+    try:
+        status, text = await live.ask(*words, "--seconds", "1")
+    finally:
+        await live.run("iptables", "-D", "OUTPUT", "-d", front.address, "-j", "DROP", place="pod")
+    assert (status, "a packet was sent, but none of this flow arrived on this node" in text) == (2, True), text
+
+
+async def test_without_the_right_to_enter_a_namespace_the_pods_own_packets_are_awaited(live: Live) -> None:
+    live.service("unentered", "a1")
+    front, client = live.front("unentered"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "a1"})
+    denied = ["setpriv", "--bounding-set", "-sys_admin", "--", proxy_command(), "trace", client]
+    command = [*denied, f"{front.address}:{front.port}", "--control-socket", str(live.proxy.control)]
+    asked = asyncio.ensure_future(live.cluster.exec("node", [*command, "--packets", "1"]))
+    while not asked.done():
+        await live.cluster.probe("pod", "tcp", *front, 0.3, None)
+    status, out, err = await asked
+    assert (status, "nothing here dropped it" in out) == (0, True), out + err
+    reason = (
+        f"cannot send from the network namespace of {client}: it needs CAP_SYS_ADMIN and the node's folder /run/netns"
+    )
+    assert reason in err
+    assert "Fix: with the chart set podTrace, " in err
+    assert f"Tracing for 10 s: let {client} connect now\n" in err
+    status, out, err = await live.cluster.exec("node", [*command, "--send"])
+    assert (status, out, reason in err) == (2, "", True), err
 
 
 async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None:
@@ -279,7 +329,8 @@ async def test_why_goes_on_with_a_trace(live: Live) -> None:
 
 async def trace_of_datagrams(live: Live, sock: socket.socket, front: Front) -> tuple[int, str]:
     """Trace a UDP client of the place `pod` that sends from one port."""
-    words = ("trace", live.ips["pod"]["IPv4"], f"{front.address}:{front.port}/udp", "--seconds", "6", "--packets", "3")
+    target = f"{front.address}:{front.port}/udp"
+    words = ("trace", live.ips["pod"]["IPv4"], target, "--no-send", "--seconds", "6", "--packets", "3")
     asked = asyncio.ensure_future(live.ask(*words))
     while not asked.done():
         with suppress(OSError):  # an ICMP error
@@ -327,7 +378,9 @@ async def test_an_open_connection_whose_endpoint_is_silent_now_is_not_answered(l
         await live.run("nft", table + "add rule inet deaf in tcp dport 3000 drop", place="a2")
         try:
             asked = asyncio.ensure_future(
-                live.ask("trace", live.ips["pod"]["IPv4"], f"{front.address}:{front.port}", "--seconds", "6")
+                live.ask(
+                    "trace", live.ips["pod"]["IPv4"], f"{front.address}:{front.port}", "--no-send", "--seconds", "6"
+                )
             )
             while not asked.done():
                 sock.send(b"G")
@@ -393,7 +446,8 @@ async def test_an_established_connection_to_a_removed_endpoint_is_not_to_be_remo
         note = f"  -  connection tracking keeps the client's port {port} at {end} (read now), which is no endpoint of "
         assert (status, note in text, "conntrack -D" in text) == (0, True, False), text
         assert (f"100.0% to {end}" in text, text.count("% to ")) == (True, 1), text
-        asked = asyncio.ensure_future(live.ask("trace", client, f"{front.address}:{front.port}", "--seconds", "4"))
+        words = ("trace", client, f"{front.address}:{front.port}", "--no-send", "--seconds", "4")
+        asked = asyncio.ensure_future(live.ask(*words))
         while not asked.done():
             sock.send(b"G")
             await asyncio.sleep(0.3)

@@ -163,7 +163,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
     _, text = await live.ask("why", *where)
     assert f"not to {live.ips[pod]['IPv4']}:3000: it is deleted" in text, text
     assert "(--reset-gone-endpoints)" in text, text
-    traced = asyncio.ensure_future(live.ask("trace", *where, "--seconds", "8", "--packets", "1"))
+    traced = asyncio.ensure_future(live.ask("trace", *where, "--no-send", "--seconds", "8", "--packets", "1"))
 
     async def listening() -> str:
         return "" if "kube-proxy-trace" in await live.nft("list", "tables") else "the trace has not begun"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -11,20 +10,12 @@ from support.answers import valid
 from support.three_nodes import ThreeNodes, ip
 
 
-async def sending(nodes: ThreeNodes, service: str, *words: str) -> tuple[int, str]:
-    """Run the plugin while the pod of the lab connects to a Service again and again."""
-    front, asked = nodes.live.front(service), asyncio.ensure_future(nodes.ask(*words))
-    while not asked.done():
-        await nodes.cluster.probe("pod", "tcp", *front, 0.3, None)
-    return await asked
-
-
 async def test_a_trace_of_a_delivered_packet(nodes: ThreeNodes) -> None:
     nodes.live.service("followed", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/followed:tcp")
     said = f": on node-a, nothing here dropped it, and {ip(nodes, 'b1')}:3000 answered\n"
     await nodes.until(0, said, "trace", "node/node-a", "svc/followed:tcp")
-    status, text = await sending(nodes, "followed", "trace", ip(nodes, "pod"), "svc/followed:tcp")
+    status, text = await nodes.ask("trace", ip(nodes, "pod"), "svc/followed:tcp")
     assert (status, said in text) == (0, True), text
 
 
@@ -33,7 +24,7 @@ async def test_a_trace_to_a_firewall_of_the_clients_node(nodes: ThreeNodes) -> N
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/near-traced:tcp")
     await nodes.drop("node-a", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
     try:
-        status, text = await sending(nodes, "near-traced", "trace", ip(nodes, "pod"), "svc/near-traced:tcp")
+        status, text = await nodes.ask("trace", ip(nodes, "pod"), "svc/near-traced:tcp")
     finally:
         await nodes.admit("node-a")
     rule = f'the request was dropped by rule "ip daddr {ip(nodes, "b1")} tcp dport 3000 drop" of table inet firewall'
@@ -54,12 +45,15 @@ async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, cl
     await nodes.drop("node-b", hook, rule)
     words = ("trace", ip(nodes, "pod") if client == "pod" else "node/node-a", f"svc/{name}:tcp", "--seconds", "4")
     try:
-        status, text = await (nodes.ask(*words) if client == "node" else sending(nodes, name, *words))
+        status, text = await nodes.ask(*words)
     finally:
         await nodes.admit("node-b")
     which = "request" if hook == "forward" else "answer"
     assert status == 1, text
     assert f': node-b drops it: the {which} was dropped by rule "{rule} drop" of table inet firewall, chain' in text
+    if client == "pod":
+        assert "tcp, sent from its network namespace:\n" in text
+        assert "connect now" not in text
 
 
 @pytest.mark.slow("another protocol")
@@ -89,10 +83,7 @@ async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes
             front = nodes.live.front("masked", family=family)
             where = f"[{front.address}]" if family == "IPv6" else front.address
             words = ("trace", nodes.live.ips["pod"][family], f"{where}:{front.port}", "--seconds", "4", "-o", "json")
-            asked = asyncio.ensure_future(nodes.ask(*words))
-            while not asked.done():
-                await nodes.cluster.probe("pod", "tcp", *front, 0.3, None)
-            status, text = await asked
+            status, text = await nodes.ask(*words)
             whole = valid("cluster", text[text.index("{") : text.rindex("}") + 1])  # hints to standard error may follow
             assert (status, "node-b drops it: the request was dropped" in whole["heading"]) == (1, True), text
             near, far = (valid("trace", json.dumps(one["answer"])) for one in whole["nodes"])

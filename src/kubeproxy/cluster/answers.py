@@ -262,6 +262,7 @@ class TraceAnswer(_Answer):
     lost: int
     legacy: int
     departed: bool | msgspec.UnsetType = msgspec.UNSET
+    sent: bool = False  # older releases do not have it
 
     @property
     def drops(self) -> bool:

@@ -55,14 +55,21 @@ class Shared(Struct):
 class Fleet:
     """The replies to one question, and the facts in their answers. `whole`: store the answers as JSON values, too.
 
-    `each` contains, by node, arguments that differ from `arguments`."""
+    `each` contains, by node, arguments that differ from `arguments`, and `options` further options of the command."""
 
     def __init__(
-        self, command: str, arguments: Sequence[str], *, whole: bool, each: Mapping[str, Sequence[str]] | None = None
+        self,
+        command: str,
+        arguments: Sequence[str],
+        *,
+        whole: bool,
+        each: Mapping[str, Sequence[str]] | None = None,
+        options: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.command = command
         self.arguments = arguments
         self._each = each or {}
+        self._options = options or {}
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.whole = whole
@@ -84,10 +91,10 @@ class Fleet:
             self.answers[reply.node] = answer
 
     def words(self, node: str) -> list[str]:
-        """Return the arguments of a node's command, after `--` so that none is read as an option. (argparse refuses a
-        `--` without arguments.)"""
+        """Return the further options of a node's command, and its arguments after `--`, so that no argument is read as
+        an option. (argparse refuses a `--` without arguments.)"""
         arguments = self._each.get(node, self.arguments)
-        return ["--", *arguments] if arguments else []
+        return [*self._options.get(node, ()), *(["--", *arguments] if arguments else [])]
 
     def common(self) -> list[Fact]:
         """Return the facts that all nodes state; the worst fact is first."""

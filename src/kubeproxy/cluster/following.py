@@ -49,7 +49,9 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
     kept = first.served[-1]
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
     flows[where] = kept.client, end
-    again = ask({where: flows[where], node: (client, end if client == NODE else why.destination)}, _AGAIN)
+    # Packets to the endpoint itself keep the client's address: they are sent only if the endpoint sees this address.
+    direct = client == NODE or (first.sent and kept.client == client)
+    again = ask({where: flows[where], node: (client, end if direct else why.destination)}, _AGAIN)
     (reply,) = (reply for reply in again.replies if reply.node == where)
     fleet.replies.append(reply)
     far, second = _answer(again, where), _answer(again, node)
@@ -65,6 +67,18 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
         return Followed(fleet, flows, text, NO)
     text = f"{here}; {where} received no further packet of it: let the client connect again during the trace"
     return Followed(fleet, flows, text, first.status)
+
+
+_CANNOT: Final = "cannot send from "
+_OLDER: Final = "unrecognized arguments: --send"
+
+
+def unsent(fleet: Fleet, node: str) -> str:
+    """Return why a node cannot send packets from the client's network namespace, '' if it can."""
+    problem = next(reply.problem for reply in fleet.replies if reply.node == node)
+    if _OLDER in problem:
+        return f"{_CANNOT}the network namespace of a pod: its kube-proxy is of an older release"
+    return problem if problem.startswith(_CANNOT) else ""
 
 
 def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, ask
-from kubeproxy.cluster.following import Flow, follow
+from kubeproxy.cluster.following import Flow, follow, unsent
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
@@ -157,13 +157,20 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     if not isinstance(answer, WhyAnswer):
         return _answer(given, near, names.known)
     client = near.arguments[0]
+    sending = [] if client == NODE else ["--send"]
 
     def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
-        if client != NODE:
+        nonlocal sending
+        if sending == ["--no-send"]:
             nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
             _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
-        fleet = Fleet("trace", near.arguments, whole=near.whole, each=flows)
+        options = {one: ["--no-send"] for one in flows} | {node: sending}
+        fleet = Fleet("trace", near.arguments, whole=near.whole, each=flows, options=options)
         ask(kubectl, found.any_of(flows), fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(flows))
+        if sending == ["--send"] and (reason := unsent(fleet, node)):
+            _warn(f"{node} {reason}")
+            sending = ["--no-send"]
+            return traced(flows, packets)
         return fleet
 
     followed = follow(traced, node, client, answer.why)

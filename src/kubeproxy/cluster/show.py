@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.flows.users import EndpointUse, PortUse, numbers
+from kubeproxy.ask.question import NODE
 from kubeproxy.cluster import ends
 from kubeproxy.cluster.answers import FlowsAnswer, TraceAnswer, WhyAnswer
 from kubeproxy.cluster.ends import Delivery
@@ -58,7 +59,8 @@ def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
     for node, (client, destination) in followed.flows.items():
         answer = followed.fleet.answers.get(node)
         if isinstance(answer, TraceAnswer):
-            output.say(f"{node}, {named(f'{client} -> {destination}', known)}:")
+            sent = ", sent from its network namespace" * (answer.sent and client != NODE)
+            output.say(f"{node}, {named(f'{client} -> {destination}', known)}{sent}:")
             show_packets(answer.journeys, answer.verdict, answer.lost, answer.legacy)
 
 

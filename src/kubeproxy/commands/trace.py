@@ -1,13 +1,15 @@
 """kube-proxy trace: follows packets of one flow through all hooks of this node, with the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. If SOURCE is node, the
-command sends a packet (a TCP SYN or an empty UDP datagram), with --packets one per second, with --no-send none; for
-other clients it follows their packets for --seconds. At most 22 packets per second are traced in each direction. Exit
-code 0: no rule on this node drops the packets and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome
-is unknown. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
+with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. If SOURCE is node or a
+pod of this node, the command sends a packet from the client's network namespace (a TCP SYN or an empty UDP datagram),
+with --packets one per second, with --no-send none; for other clients, and if it may not enter the namespace, it follows
+the client's own packets for --seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule
+on this node drops the packets and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome is unknown.
+`kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
+  kube-proxy trace 10.244.1.7 default/web:80
   kube-proxy trace 10.244.1.7 10.96.0.10:53/udp --seconds 30
 """
 
@@ -15,11 +17,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from enum import Enum
 from functools import partial
 
 from kubeproxy.ask.connection import unrouted
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow, Serving
-from kubeproxy.ask.kernel.tracing import Limits, Traced, look
+from kubeproxy.ask.kernel.tracing import Limits, Opening, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
@@ -27,30 +33,83 @@ from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.paths import show_packets
-from kubeproxy.errors import KubeProxyError, NoAnswerError, QuestionError
-from kubeproxy.model.addresses import destination_text, front_text, unpack
+from kubeproxy.errors import KubeProxyError, NoAnswerError, QuestionError, Unsupported
+from kubeproxy.kernel.proc.namespaces import SocketsElsewhere
+from kubeproxy.model.addresses import destination_text, family_of, front_text, unpack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.setup import modes
+
+
+class Sending(Enum):
+    """Whether the command sends packets from the client's network namespace."""
+
+    IF_POSSIBLE = "if possible"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
-    parser.add_argument(
-        "--packets", type=int, metavar="N", default=0, help="packets to follow (4), or to send from the node (1)"
-    )
-    parser.add_argument("--no-send", action="store_true", help="from the node: wait for packets without sending one")
+    parser.add_argument("--packets", type=int, metavar="N", default=0, help="packets to follow (4), or to send (1)")
+    group = parser.add_mutually_exclusive_group()
+    for flag, sending, text in (
+        ("--send", Sending.ALWAYS, "end with an error if the command cannot send"),
+        ("--no-send", Sending.NEVER, "wait for the client's own packets"),
+    ):
+        default = Sending.IF_POSSIBLE
+        group.add_argument(flag, dest="sending", action="store_const", const=sending, default=default, help=text)
 
 
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
     packet, explained = _question(given, asked)
     serving = serving_of(explained) if explained is not None else None
-    limits = Limits(given.seconds, given.packets, not given.no_send)
-    traced = look(packet, limits, mode_of(asked), serving, decided_of(asked, explained))
+    limits = Limits(given.seconds, given.packets)
+    with opening_of(packet, given.sending, limits.seconds) as opening:
+        traced = look(packet, limits, mode_of(asked), serving, decided_of(asked, explained), opening)
     output.answer(given.output, traced, lambda: show(packet, traced))
     return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
+
+
+@contextlib.contextmanager
+def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Opening | None]:
+    """Yield a function that opens sockets of the client; None to wait for the client's own packets for `seconds`. A
+    line on standard error has the reason why the command cannot send. Raises KubeProxyError.
+    """
+    if sending is Sending.NEVER:
+        yield None
+        return
+    if packet.source is None:
+        yield partial(socket.socket, family_of(packet.destination))
+        return
+    with contextlib.ExitStack() as stack:
+        client = unpack(packet.source)
+        try:
+            opening: Opening | None = _elsewhere(packet, stack)
+        except (Unsupported, NoAnswerError) as error:
+            text = f"cannot send from the network namespace of {client}: {error}"
+            if sending is Sending.ALWAYS:
+                raise NoAnswerError(text) from error
+            print(output.shown(f"{text}. Tracing for {seconds:g} s: let {client} connect now"), file=sys.stderr)
+            opening = None
+        yield opening
+
+
+def _elsewhere(packet: Packet, stack: contextlib.ExitStack) -> Opening:
+    """Return a function that opens sockets in the network namespace of a client with an address. Raises Unsupported,
+    NoAnswerError.
+    """
+    if packet.source_port:
+        raise NoAnswerError(f"its port {packet.source_port} is that of a connection of its own")
+    try:
+        return stack.enter_context(SocketsElsewhere.enter(packet.source or b"")).open
+    except Unsupported as error:
+        raise Unsupported(f"{error}. Fix: {_FIX}") from error
+
+
+_FIX = "with the chart set podTrace, with kustomize add the component pod-trace; without a container run it as root"
 
 
 def mode_of(asked: Source) -> Mode | None:
@@ -94,5 +153,6 @@ def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explain
 def show(packet: Packet, traced: Traced) -> None:
     """Print the outcome of a flow as text."""
     source_ = unpack(packet.source) if packet.source is not None else "this node"
-    output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}")
+    sent = ", sent from its network namespace" * (traced.sent and packet.source is not None)
+    output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}{sent}")
     show_packets(traced.journeys, traced.verdict, traced.lost, traced.legacy)

@@ -56,7 +56,9 @@ def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, pe
 
     packet = addressed(given.source, explained.why.destination)
     serving, decided = trace.serving_of(explained), trace.decided_of(asked, explained)
-    traced = tracing.look(packet, tracing.Limits(), trace.mode_of(asked), serving, decided)
+    limits = tracing.Limits()
+    with trace.opening_of(packet, trace.Sending.IF_POSSIBLE, limits.seconds) as opening:
+        traced = tracing.look(packet, limits, trace.mode_of(asked), serving, decided, opening)
     if people:
         trace.show(packet, traced)
     return traced

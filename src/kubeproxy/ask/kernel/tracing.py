@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -35,20 +35,23 @@ _LOOK = 0.1
 _PACKETS = 4  # default number of a client's packets to trace
 
 
+Opening: TypeAlias = Callable[[socket.SocketKind], socket.socket]
+"""Opens a socket of a type in the client's network namespace."""
+
+
 class Limits(NamedTuple):
-    """Limits: seconds to wait, and number of packets (0 means one packet from this node, or four packets from a
-    client). `sends`: this node sends the packets, one a second.
+    """Limits: seconds to wait, and number of packets (0 means one packet that the command sends, or four packets of the
+    client).
     """
 
     seconds: float = 10.0
     packets: int = 0
-    sends: bool = True
 
 
 class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost`: number of overruns of the kernel's messages. `legacy`: number of iptables-legacy
     rules, which are not traced. `departed`: a request left this node for the endpoint of the last entry, and no answer
-    arrived.
+    arrived. `sent`: the command sent packets from the client's network namespace.
     """
 
     journeys: tuple[paths.Journey, ...]
@@ -57,6 +60,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     lost: int
     legacy: int
     departed: bool
+    sent: bool
 
 
 def look(
@@ -65,10 +69,13 @@ def look(
     mode: Mode | None,
     serving: paths.Serving | None = None,
     decided: paths.DecidedFlow = paths.UNDECIDED,
+    opening: Opening | None = None,
 ) -> Traced:
-    """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. Raises KubeProxyError."""
+    """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. With `opening` the
+    command sends packets, one a second; without it, it waits for those of the client. Raises KubeProxyError.
+    """
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
-    captured = _listen(packet, limits)
+    captured = _listen(packet, limits, opening)
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
     ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy, decided)
@@ -85,8 +92,16 @@ def look(
     made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
+    if not found and opening is not None:
+        made = paths.Verdict(_NOT_ARRIVED, None)
     left = not proxied and paths.departed(found, served, made, silent=silent)
-    return Traced(found, served, made, captured.lost, legacy, left)
+    return Traced(found, served, made, captured.lost, legacy, left, opening is not None)
+
+
+_NOT_ARRIVED = (
+    "a packet was sent, but none of this flow arrived on this node: see the rules and routes in the client's network "
+    "namespace (the proxy of a service mesh takes the connections of its pod there)"
+)
 
 
 class _Heard(NamedTuple):
@@ -99,11 +114,10 @@ class _Heard(NamedTuple):
     base_chains: dict[tuple[int, str, str], Hook]
 
 
-def _listen(packet: Packet, limits: Limits) -> _Heard:
+def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
     """Receive trace steps until enough packets have passed, or until the time limit. Raises KubeProxyError."""
     hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
     flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
-    sends = packet.source is None and limits.sends
     steps: list[trace.Step] = []
     requests: set[int] = set()
     with contextlib.ExitStack() as stack:
@@ -112,12 +126,12 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
         with Netlink.open() as link:
             chains = trace.base_chains(link)
         end = time.monotonic() + limits.seconds
-        next_at = time.monotonic() if sends else float("inf")
-        enough = limits.packets or (1 if sends else _PACKETS)
+        next_at = time.monotonic() if opening is not None else float("inf")
+        enough = limits.packets or (1 if opening is not None else _PACKETS)
         enough_at = float("inf")
         while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
-            if now >= next_at and len(requests) < enough:
-                stack.callback(_send(packet).close)
+            if opening is not None and now >= next_at and len(requests) < enough:
+                stack.callback(_send(packet, opening).close)
                 next_at = now + 1.0 if enough > 1 else float("inf")
             for step in traces.steps(min(now + _LOOK, end)):
                 steps.append(step)
@@ -130,13 +144,13 @@ def _listen(packet: Packet, limits: Limits) -> _Heard:
         return _Heard(steps, traces.lost, mark.table, chains)
 
 
-def _send(packet: Packet) -> socket.socket:
-    """Send the first packet of a connection from this node; return its socket. Raises KubeProxyError."""
+def _send(packet: Packet, opening: Opening) -> socket.socket:
+    """Send the first packet of a connection; return its socket. Raises KubeProxyError."""
     kinds = {PROTOCOLS["TCP"]: socket.SOCK_STREAM, PROTOCOLS["UDP"]: socket.SOCK_DGRAM}
     if packet.protocol not in kinds:
         raise Unsupported("only TCP and UDP are sent from here: give --no-send, and have a client send")
-    family = socket.AF_INET if len(packet.destination) == 4 else socket.AF_INET6
-    sock = socket.socket(family, kinds[packet.protocol] | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock = opening(kinds[packet.protocol])
+    sock.setblocking(False)
     try:
         sock.connect((unpack(packet.destination), packet.port))
         sock.send(b"")
@@ -146,7 +160,8 @@ def _send(packet: Packet) -> socket.socket:
         # EPERM: a rule dropped the outgoing packet. After any other error, such as a missing route, no packet was sent.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
-            raise NoAnswerError(f"nothing can be sent from this node: {error.strerror}") from error
+            where = "this node" if packet.source is None else f"the network namespace of {unpack(packet.source)}"
+            raise NoAnswerError(f"nothing can be sent from {where}: {error.strerror}") from error
     return sock
 
 
